@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from lbopt.config import (
     config_to_json,
     json_differences,
     json_without,
+    naming,
     resolve_clip,
 )
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
@@ -66,7 +68,7 @@ def run(argv: Sequence[str], job: Job) -> None:
     with PreemptionWatch(job) as watch:
         job.same("config", {"config": config_to_json(config), "versions": package_versions()}, "")
         connect_processes(job)
-        with local_workdir(given["workdir"], job) as folder:
+        with _naming_fields(), local_workdir(given["workdir"], job) as folder:
             lines = _train(config, folder, watch, _arguments.command_line("train", argv))
             where = shown_path(absolute_workdir(folder) / "metrics.jsonl")
     if job.index:
@@ -84,6 +86,18 @@ def run(argv: Sequence[str], job: Job) -> None:
     show(where)
 
 
+def _naming_fields() -> contextlib.AbstractContextManager[None]:
+    """Let errors of the training loop name the fields of the config."""
+    return naming(
+        "config",
+        TrainConfig,
+        learning_rate="config.schedule.base_learning_rate",
+        max_grad_norm="config.optimizer.max_grad_norm",
+        skip_limit="config.optimizer.skip_limit",
+        shard_update="config.parallel.shard_update",
+    )
+
+
 def _train(
     config: TrainConfig, folder: str, watch: PreemptionWatch, command: str
 ) -> list[dict[str, Any]]:
@@ -94,7 +108,7 @@ def _train(
     job.doing("making the data and the model ready", patience=STARTING_PATIENCE)
     plan = build_run(with_vocabulary(config, folder))
     if not is_begun(absolute_workdir(folder)):
-        plan.check_start()
+        plan.check_initial()
     job.doing("tracing the step", patience=STARTING_PATIENCE)
     for phase in plan.phases():
         phase.check_memory()

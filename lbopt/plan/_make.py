@@ -229,7 +229,9 @@ def _plan_evaluation(
     times = math.ceil(run.num_steps / run.cadence.eval_every_steps)
     num_batches = None
     if has_known_length(config.data):
-        num_batches = _num_batches(run.validation, config.eval_global_batch_size, run.mesh.size)
+        num_batches = _num_batches(
+            run.splits.validation, config.eval_global_batch_size, run.mesh.size
+        )
     return EvaluationPlan(cost_of(run.lower_evaluation, topology, devices), num_batches, times)
 
 

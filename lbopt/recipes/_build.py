@@ -6,36 +6,30 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 
 from lbopt import errors, types
 from lbopt.config import ParallelConfig, TrainConfig, naming, naming_phase2, scaled_modules
-from lbopt.data import Dataset, TrainBatches
+from lbopt.data import TrainBatches
 from lbopt.data.from_config import load_source
-from lbopt.data.text import Vocabulary
 from lbopt.errors import require, require_choice
 from lbopt.parallel import (
-    Step,
     TrainState,
     available_devices,
     check_divisible,
     local_parts,
     make_mesh,
-    put_replicated,
     split_seed,
     torus_grid,
-    with_shardings,
 )
 from lbopt.recipes import _initial, _optimizers, _problem, _replicas, _schedule, _step
 from lbopt.replicas import Replicas
 from lbopt.train import Cadence, Run, Target
-from lbopt.transforms import LearningRateState, ema_params
+from lbopt.transforms import ema_params
 
 
 def build_run(
@@ -72,8 +66,8 @@ def build_run(
         assert config.phase2 is not None
         kept = config.phase2.optimizer_state == "keep"
         with naming_phase2():
-            then = _build_phase(second[0], mesh, load, run, kept, trains)
-    return dataclasses.replace(run, then=then)
+            second_phase = _build_phase(second[0], mesh, load, run, kept, trains)
+    return dataclasses.replace(run, next_phase=second_phase)
 
 
 def _naming() -> contextlib.AbstractContextManager[None]:
@@ -115,7 +109,7 @@ def _build_phase(
     problem = _problem.make_problem(
         config.data, config.model, config.loss, size, config.init_from, load
     )
-    train, validation, test = problem.splits
+    train, validation, _ = problem.splits
     if trains:
         check_batch_fits(config, problem, mesh)
     resolved = _schedule.resolve_schedule(
@@ -126,22 +120,11 @@ def _build_phase(
     _replicas.check_modules(labels, problem.init)
     tx = _optimizers.make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
     train_step = _step.make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
-    shapes, init = _laid_out(
-        functools.partial(build_state, problem, tx, config.seed), train_step, config
-    )
-    evaluate_on = problem.evaluator(mesh, config.parallel.backend)
-    averaged = _averaging(config, mesh)
-    first_step, first_example = (
-        (before.last_step, before.examples_seen(before.last_step)) if before else (0, 0)
-    )
-
-    def evaluation(dataset: Dataset) -> Callable[[TrainState], dict[str, float]]:
-        return lambda state: evaluate_on(averaged(state), dataset, config.eval_global_batch_size)
-
+    position = (before.last_step, before.examples_seen(before.last_step)) if before else (0, 0)
+    first_step, first_example = position
     return Run(
-        mesh=mesh,
-        shapes=shapes,
-        init=init,
+        make_state=functools.partial(build_state, problem, tx, config.seed),
+        tx=tx,
         train_step=train_step,
         batches=TrainBatches(
             train,
@@ -151,27 +134,21 @@ def _build_phase(
             *_spread(mesh, trains),
             first_example=first_example,
         ),
-        evaluate=evaluation(validation),
-        evaluate_test=evaluation(test),
-        lower_evaluation=lambda: evaluate_on.lower(
-            shapes(), validation, config.eval_global_batch_size
-        ),
-        validation=validation,
-        global_batch_size=size,
-        num_steps=resolved.num_steps,
+        splits=problem.splits,
+        evaluation=problem.evaluator(mesh, config.parallel.backend),
+        eval_global_batch_size=config.eval_global_batch_size,
         cadence=_cadence(config, resolved),
+        steps_per_epoch=resolved.steps_per_epoch,
         keep_checkpoints=config.checkpoint.keep,
         best_metric=config.checkpoint.best_metric,
-        first_step=first_step,
-        first_example=first_example,
+        evaluates_average=config.optimizer.ema_decay is not None,
+        initial=_initial.of_config(config),
         vocabulary=problem.vocabulary,
-        check_start=lambda: _check_start(config, shapes(), problem.vocabulary),
-        enter=_entering(tx, train_step, keep_optimizer) if before else None,
-        damaged=lambda: _damaged(train, validation),
         target=_target(config),
         mllog=_mllog(config, resolved, len(train), len(validation)) if config.mllog else None,
         stop_at_nan=config.stop_at_nan,
-        steps_per_epoch=resolved.steps_per_epoch,
+        first_step=first_step,
+        resets_optimizer=before is not None and not keep_optimizer,
     )
 
 
@@ -233,99 +210,6 @@ def _mllog(
         "opt_learning_rate_decay_poly_power": config.schedule.power,
         "opt_end_learning_rate": config.schedule.end_learning_rate or 0.0,
         "opt_weight_decay": optimizer.weight_decay,
-    }
-
-
-def _laid_out(
-    first: Callable[..., TrainState], train_step: Step, config: TrainConfig
-) -> tuple[Callable[[], TrainState], Callable[[], TrainState]]:
-    """Return () -> shapes of the first state with the shardings that the step asks for, and () -> the state itself, laid out so.
-
-    What the run starts from is read when the state is made.
-    """
-
-    def begun(*learned: Any) -> TrainState:
-        return train_step.with_aggregator_state(first(*learned))
-
-    @functools.cache
-    def shapes() -> TrainState:
-        bare = jax.eval_shape(begun)
-        return with_shardings(bare, train_step.state_sharding(bare))
-
-    def init() -> TrainState:
-        shardings = jax.tree.map(lambda x: x.sharding, shapes())
-        if config.init_from is None:
-            return jax.jit(begun, out_shardings=shardings)()
-        return jax.jit(begun, out_shardings=shardings)(_read_initial(config, shapes()))
-
-    return shapes, init
-
-
-def _read_initial(config: TrainConfig, shapes: TrainState) -> tuple[types.Params, types.ModelState]:
-    place = config.init_from
-    assert place is not None
-    with _naming():
-        read = _initial.read(place, config.model)
-        params, _ = _initial.merged(shapes.params, read["params"], config.model, place)
-        stats = {
-            name: value
-            for name, value in read.items()
-            if name != "params" and name in shapes.model_state
-        }
-        known = {name: shapes.model_state[name] for name in stats}
-        return params, _initial.merged(known, stats, config.model, place)[0]
-
-
-def _check_start(config: TrainConfig, shapes: TrainState, vocabulary: Vocabulary) -> None:
-    """Look at what the run starts from before anything is compiled."""
-    if config.init_from is not None:
-        with _naming():
-            _initial.check_text(config.init_from, vocabulary)
-        _read_initial(config, shapes)
-
-
-def _averaging(config: TrainConfig, mesh: Mesh) -> Callable[[TrainState], TrainState]:
-    """Return what a state is evaluated as: with averaged parameters, if the optimizer keeps them."""
-
-    def averaged(state: TrainState) -> TrainState:
-        state = with_averaged_params(state)
-        return state.replace(params=put_replicated(mesh, state.params))
-
-    return (lambda state: state) if config.optimizer.ema_decay is None else averaged
-
-
-def _entering(
-    tx: optax.GradientTransformation, train_step: Step, keep_optimizer: bool
-) -> Callable[[TrainState], TrainState]:
-    """Return the last state of a phase -> the first state of the next."""
-
-    def again(part: Any) -> Any:
-        if not isinstance(part, LearningRateState):
-            return part
-        return part._replace(schedule_count=jnp.zeros_like(part.schedule_count))
-
-    def entered(state: TrainState) -> TrainState:
-        if not keep_optimizer:
-            return train_step.with_aggregator_state(state.replace(opt_state=tx.init(state.params)))
-        is_leaf = lambda part: isinstance(part, LearningRateState)  # noqa: E731
-        return state.replace(opt_state=jax.tree.map(again, state.opt_state, is_leaf=is_leaf))
-
-    def enter(state: TrainState) -> TrainState:
-        return jax.jit(entered, out_shardings=train_step.state_sharding(state))(state)
-
-    return enter
-
-
-def _damaged(train: Dataset, validation: Dataset) -> dict[str, float]:
-    """Return how many records were left out so far, for the log, where that can happen."""
-    counts = {
-        "train": getattr(train, "damaged", None),
-        "validation": getattr(validation, "damaged", None),
-    }
-    return {
-        f"data/damaged_{name}_records": float(len(count))
-        for name, count in counts.items()
-        if count is not None
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import re
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 
 from lbopt import _typed_json, tree, types
-from lbopt.config import ModelConfig
+from lbopt.config import ModelConfig, TrainConfig, naming
 from lbopt.data.text import (
     VOCABULARY_FILE,
     Normalization,
@@ -31,6 +32,7 @@ from lbopt.interchange import (
     read_safetensors_metadata,
 )
 from lbopt.models import BERT_SIZES, bert_layer_names, stack_layers, unstack_layers
+from lbopt.parallel import TrainState
 from lbopt.train import read_variables
 from lbopt.workdir import absolute_workdir, checkpoint_root, local_workdir, read_config
 
@@ -42,6 +44,39 @@ _HEADS = {
     "resnet": r"^head/",
 }
 """Parameters that belong to a task and not to the network: they may be missing, or of another shape."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InitialValues:
+    """Parameters and model state from `config.init_from`, read when they are needed.
+
+    Attributes:
+      place: A workdir, a file or a folder, see `read`.
+      model: The model of the run that starts from them.
+    """
+
+    place: str
+    model: ModelConfig
+
+    def check(self, shapes: TrainState, vocabulary: Vocabulary) -> None:
+        """Raise `UserError` unless the values fit a state of these shapes, and the text."""
+        with naming("config", TrainConfig):
+            check_text(self.place, vocabulary)
+        self.read(shapes)
+
+    def read(self, shapes: TrainState) -> tuple[types.Params, types.ModelState]:
+        """Return parameters and model state, with None for leaves that start fresh."""
+        with naming("config", TrainConfig):
+            found = read(self.place, self.model)
+            params, _ = merged(shapes.params, found["params"], self.model, self.place)
+            stats = {name: found[name] for name in shapes.model_state if name in found}
+            known = {name: shapes.model_state[name] for name in stats}
+            return params, merged(known, stats, self.model, self.place)[0]
+
+
+def of_config(config: TrainConfig) -> InitialValues | None:
+    """Return the values that a run starts from; None for fresh ones."""
+    return None if config.init_from is None else InitialValues(config.init_from, config.model)
 
 
 def read(place: str, model: ModelConfig) -> dict[str, Any]:

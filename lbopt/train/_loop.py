@@ -32,7 +32,7 @@ from lbopt.workdir import (
     write_text,
 )
 
-_STEER = "lower config.schedule.base_learning_rate, or clip by config.optimizer.max_grad_norm"
+_STEER = "lower the learning rate, or clip the gradients"
 _STALLED = 0.5
 """Of the weights of a layer: where more of them do not move, that is said."""
 _SHOWN = (
@@ -207,7 +207,7 @@ class _Session:
     def go_on(self, state: TrainState) -> TrainState:
         """Train to the end of the phase, or to the target."""
         run, start = self.run, int(state.step)
-        if start == run.first_step and run.enter is not None:
+        if start == run.first_step and not run.is_first:
             self.progress.say(f"phase from step {start} on: global batch {run.global_batch_size}")
             state = run.enter(state)
         self.checkpoints.prepare(state)
@@ -250,7 +250,7 @@ class _Session:
         if broken and self.history.broken_step is None:
             self.history.broken_step = step
             self.progress.say(
-                f"{broken[0]} is {scalars[broken[0]]} at step {step}, and the run goes on (config.stop_at_nan = False): {_STEER}"
+                f"{broken[0]} is {scalars[broken[0]]} at step {step}, and the run goes on: {_STEER}"
             )
 
     def _stop_at_nan(self, what: str) -> None:
@@ -259,15 +259,18 @@ class _Session:
         state = (
             "nothing was saved before" if kept is None else f"the last checkpoint is of step {kept}"
         )
-        raise UserError(
-            f"config.stop_at_nan = True: {what}, and {state}; {_STEER}, in another --workdir"
+        fix = (
+            f"{what}, and {state}; lower {{learning_rate}}, or clip by {{max_grad_norm}}, in "
+            "another --workdir"
         )
+        also = ["learning_rate", "max_grad_norm"]
+        raise UserError("stop_at_nan", True, fix, code="value", also=also)
 
     def _save(
         self, step: int, state: TrainState, scalars: Mapping[str, float], stopping: bool
     ) -> None:
         evaluated = {name: value for name, value in scalars.items() if name.startswith("eval/")}
-        if evaluated and self.run.enter is not None:
+        if evaluated and not self.run.is_first:
             evaluated[PHASE] = 1.0
         due = self._due(step, self.run.cadence.checkpoint_every_steps) or self.history.stopped(
             self.run.target
@@ -328,7 +331,7 @@ class _Session:
 
     def _damaged(self) -> dict[str, float]:
         """Return how many records all processes have left out."""
-        ours = self.run.damaged()
+        ours = self.run.damaged_counts()
         counts = self.watch.job.together("damaged", ours) if ours else []
         return {name: sum(count[name] for count in counts) for name in ours}
 
@@ -352,10 +355,13 @@ class _Session:
 def _check_skipped(step: int, applied: Mapping[str, Any]) -> None:
     """Stop where nothing but broken gradients comes."""
     if applied.get("skipped/limit_reached", False):
-        raise UserError(
-            f"config.optimizer.skip_limit: more gradients in a row than that were not finite by step {step} "
-            f"({int(applied['skipped/nonfinite'])} were skipped in all); lower config.schedule.base_learning_rate, clip, or raise skip_limit"
+        skipped = int(applied["skipped/nonfinite"])
+        fix = (
+            f"more gradients in a row than that were not finite by step {step} ({skipped} were "
+            "skipped in all); lower {learning_rate}, clip by {max_grad_norm}, or raise {skip_limit}"
         )
+        also = ["learning_rate", "max_grad_norm", "skip_limit"]
+        raise UserError("skip_limit", reason=fix, also=also)
 
 
 class _Clock:

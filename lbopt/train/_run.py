@@ -1,27 +1,34 @@
-"""Everything the training loop needs, as objects: the loop knows no config and no names."""
+"""A training run as objects: what the training loop needs, without a config."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 
-from lbopt.data import DAMAGED, Dataset, TrainBatches
+from lbopt import types
+from lbopt.data import DAMAGED, Dataset, Splits, TrainBatches
 from lbopt.data.text import NO_VOCABULARY, Vocabulary
 from lbopt.errors import UserError, require_choice
-from lbopt.parallel import Step, TrainState
+from lbopt.evaluation import Evaluation
+from lbopt.parallel import Step, TrainState, put_replicated, with_shardings
+from lbopt.transforms import LearningRateState, ema_params
 
 
 @dataclasses.dataclass(frozen=True)
 class Cadence:
-    """How often things happen, in optimizer steps, counted from the start of a phase. Each also happens at its end.
+    """How often things happen, in optimizer steps from the start of a phase.
 
-    A number need not be whole: so often on average, at the first step behind each multiple.
+    Each of them also happens at the end of the phase. A number may be a fraction: with 2.5, the
+    steps are 3, 5, 8, 10 and so on, the first ones at or after each multiple.
     """
 
     log_every_steps: float
@@ -31,12 +38,13 @@ class Cadence:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a run is to reach.
+    """The value of a metric that a run is to reach.
 
     Attributes:
-      metric: of the evaluation, "eval/accuracy" for instance.
-      value: at least so much, or at most if the metric's name ends in "loss" or "perplexity".
-      stop: end the run there.
+      metric: Name of a metric of the evaluation, for instance "eval/accuracy".
+      value: Smallest value that reaches the target; the largest one if the metric's name ends in
+        "loss" or "perplexity".
+      stop: Whether the run ends when it reaches the target.
     """
 
     metric: str
@@ -44,124 +52,244 @@ class Target:
     stop: bool = False
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether an evaluation reaches it.
+        """Return whether the metrics of an evaluation reach the target.
 
         Raises:
-          UserError: if the evaluation has no such metric.
+          UserError: If the evaluation has no such metric.
         """
-        require_choice("config.target_metric", self.metric, metrics)
+        require_choice("target_metric", self.metric, metrics)
         lower = self.metric.endswith(("loss", "perplexity"))
         return metrics[self.metric] <= self.value if lower else metrics[self.metric] >= self.value
 
 
+class InitialValues(Protocol):
+    """Parameters and model state of an earlier run, or of another program, to start from."""
+
+    def check(self, shapes: TrainState, vocabulary: Vocabulary) -> None:
+        """Raise `UserError` unless the values fit a state of these shapes, and the text."""
+
+    def read(self, shapes: TrainState) -> tuple[types.Params, types.ModelState]:
+        """Return parameters and model state, with None for leaves that start fresh."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A training run before it starts, or a phase of one.
+    """A training run, or one phase of it; `recipes.build_run` makes it from a config.
+
+    A run of two phases is the first one, which knows the second. "Step" means a step of the whole
+    run: those of a phase begin at `first_step`.
 
     Attributes:
-      mesh: the devices.
-      shapes: () -> shapes, dtypes and shardings of the state.
-      init: () -> the state before the first update, laid out so.
-      train_step: from `make_train_step`.
-      batches: this process's part of every step's global batch.
-      evaluate: state -> metrics on the validation split.
-      evaluate_test: state -> metrics on the test split.
-      lower_evaluation: () -> the lowered step of the evaluation on the validation split.
-      validation: that split.
-      global_batch_size: examples per step.
-      num_steps: length of the run or phase.
-      cadence: how often to log, evaluate and save.
-      keep_checkpoints: how many of the latest to keep.
-      best_metric: which evaluation metric says which checkpoint is best.
-      first_step: how many steps the phases before it have.
-      first_example: how many examples they see.
-      check_start: raises `UserError` if what the run is to start from does not fit.
-      vocabulary: of text, kept in the workdir.
-      enter: the last state of the phase before -> this one's first state.
-      damaged: () -> what is to be logged of records that were left out.
-      target: what is to be reached; None for nothing.
-      mllog: what MLPerf's log says at the beginning; None for no such log.
-      stop_at_nan: end the run where a logged loss, or a network that is to be saved, is not finite.
-      steps_per_epoch: optimizer steps of an epoch, not rounded.
-      then: the next phase; None if this is the last.
+      make_state: Function that returns the state before the first update, not laid out over the
+        devices. It takes the result of `InitialValues.read`, or nothing.
+      tx: The optimizer.
+      train_step: The compiled training step, from `make_train_step`.
+      batches: This process's share of the global batch of every step.
+      splits: The training, validation and test sets.
+      evaluation: The compiled evaluation.
+      eval_global_batch_size: Number of examples in a step of the evaluation.
+      cadence: How often to log, evaluate and save.
+      steps_per_epoch: Optimizer steps in an epoch, not rounded.
+      keep_checkpoints: Number of the latest checkpoints to keep.
+      best_metric: Name of the evaluation metric that says which checkpoint is best.
+      evaluates_average: Whether the evaluation takes the moving average of the parameters, which
+        the optimizer then keeps.
+      initial: The values to start from; None for fresh ones.
+      vocabulary: The vocabulary of text, which the workdir keeps.
+      target: The target of the run; None for none.
+      mllog: Keys and values at the beginning of MLPerf's log; None for no such log.
+      stop_at_nan: Whether the run ends if a logged loss, or a network to be saved, is not finite.
+      first_step: Number of steps in earlier phases.
+      resets_optimizer: Whether the phase begins with a fresh state of the optimizer.
+      next_phase: The next phase; None if this is the last one.
     """
 
-    mesh: Mesh
-    shapes: Callable[[], TrainState]
-    init: Callable[[], TrainState]
+    make_state: Callable[..., TrainState]
+    tx: optax.GradientTransformation
     train_step: Step
     batches: TrainBatches
-    evaluate: Callable[[TrainState], dict[str, float]]
-    evaluate_test: Callable[[TrainState], dict[str, float]]
-    lower_evaluation: Callable[[], Any]
-    validation: Dataset
-    global_batch_size: int
-    num_steps: int
+    splits: Splits
+    evaluation: Evaluation
+    eval_global_batch_size: int
     cadence: Cadence
+    steps_per_epoch: float
     keep_checkpoints: int
     best_metric: str
-    first_step: int = 0
-    first_example: int = 0
-    check_start: Callable[[], None] = lambda: None
+    evaluates_average: bool = False
+    initial: InitialValues | None = None
     vocabulary: Vocabulary = NO_VOCABULARY
-    enter: Callable[[TrainState], TrainState] | None = None
-    damaged: Callable[[], dict[str, float]] = dict
     target: Target | None = None
     mllog: Mapping[str, Any] | None = None
     stop_at_nan: bool = False
-    steps_per_epoch: float = 1.0
-    then: Run | None = None
+    first_step: int = 0
+    resets_optimizer: bool = False
+    next_phase: Run | None = None
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices."""
+        return self.train_step.mesh
+
+    @property
+    def global_batch_size(self) -> int:
+        """Number of examples in a step of this phase."""
+        return self.batches.global_batch_size
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps in this phase."""
+        return len(self.batches)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no phase comes before this one."""
+        return self.first_step == 0
 
     @property
     def last_step(self) -> int:
-        """The step of the whole run at which this phase ends."""
+        """The step at which this phase ends."""
         return self.first_step + self.num_steps
 
     def examples_seen(self, step: int) -> int:
-        """Return how many examples have been seen after a step of the whole run that is one of this phase."""
-        return self.first_example + (step - self.first_step) * self.global_batch_size
+        """Return the number of examples in the run up to a step of this phase."""
+        return self.batches.first_example + (step - self.first_step) * self.global_batch_size
 
     def epoch_at(self, step: int) -> float:
-        """Return the epochs that have passed, in this phase and those after it, at a step of the whole run."""
+        """Return the epochs of this phase, and of those after it, up to a step."""
         here = max(0, min(step, self.last_step) - self.first_step) / self.steps_per_epoch
-        return here + (self.then.epoch_at(step) if self.then else 0.0)
+        return here + (self.next_phase.epoch_at(step) if self.next_phase else 0.0)
 
     def phases(self) -> list[Run]:
         """Return this phase and those after it."""
-        return [self, *(self.then.phases() if self.then else [])]
+        return [self, *(self.next_phase.phases() if self.next_phase else [])]
 
     def phase_at(self, step: int) -> Run:
-        """Return the phase whose state a checkpoint of this step of the whole run holds."""
-        return next(
-            (phase for phase in self.phases() if step <= phase.last_step), self.phases()[-1]
-        )
+        """Return the phase whose state the checkpoint of a step holds."""
+        phases = self.phases()
+        return next((phase for phase in phases if step <= phase.last_step), phases[-1])
+
+    def shapes(self) -> TrainState:
+        """Return the shapes, dtypes and shardings of the state."""
+        return self._shapes
+
+    @functools.cached_property
+    def _shapes(self) -> TrainState:
+        bare = jax.eval_shape(self._make_complete_state)
+        return with_shardings(bare, self.train_step.state_sharding(bare))
+
+    def _make_complete_state(self, *initial: Any) -> TrainState:
+        """Return the state before the first update, with the state of an aggregator."""
+        return self.train_step.with_aggregator_state(self.make_state(*initial))
+
+    def init(self) -> TrainState:
+        """Return the state before the first update, laid out over the devices."""
+        shardings = jax.tree.map(lambda x: x.sharding, self.shapes())
+        make = jax.jit(self._make_complete_state, out_shardings=shardings)
+        return make() if self.initial is None else make(self.initial.read(self.shapes()))
+
+    def enter(self, state: TrainState) -> TrainState:
+        """Return the first state of this phase from the last one of the phase before it.
+
+        The learning rate's schedule starts again. The rest of the optimizer's state is kept, or is
+        fresh if `resets_optimizer`.
+        """
+
+        def entered(state: TrainState) -> TrainState:
+            if self.resets_optimizer:
+                state = state.replace(opt_state=self.tx.init(state.params))
+                return self.train_step.with_aggregator_state(state)
+            return state.replace(opt_state=_with_schedules_restarted(state.opt_state))
+
+        return jax.jit(entered, out_shardings=self.train_step.state_sharding(state))(state)
+
+    def evaluate(self, state: TrainState) -> dict[str, float]:
+        """Return the metrics of a state on the validation set."""
+        return self._evaluate_on(self.splits.validation, state)
+
+    def evaluate_test(self, state: TrainState) -> dict[str, float]:
+        """Return the metrics of a state on the test set."""
+        return self._evaluate_on(self.splits.test, state)
+
+    def _evaluate_on(self, dataset: Dataset, state: TrainState) -> dict[str, float]:
+        if self.evaluates_average:
+            average = ema_params(state.opt_state, like=state.params)
+            state = state.replace(params=put_replicated(self.mesh, average))
+        return self.evaluation(state, dataset, self.eval_global_batch_size)
 
     def lower(self) -> Any:
         """Trace and lower the training step for this run's shapes; nothing is compiled or run.
 
         Raises:
-          UserError: if the model, for instance its batch-norm groups, does not fit the batch or the devices.
+          UserError: If the model, for instance its groups of batch norm, does not fit the batch or
+            the devices.
         """
-        one = self.batches.piece(0, 0, 1)
-        one.pop(DAMAGED, None)
-        shape = lambda x: jax.ShapeDtypeStruct((self.global_batch_size, *x.shape[1:]), x.dtype)  # noqa: E731
-        return self.train_step.lower(self.shapes(), jax.tree.map(shape, one))
+        example = self.batches.piece(0, 0, 1)
+        example.pop(DAMAGED, None)
+
+        def of_batch(x: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((self.global_batch_size, *x.shape[1:]), x.dtype)
+
+        return self.train_step.lower(self.shapes(), jax.tree.map(of_batch, example))
+
+    def lower_evaluation(self) -> Any:
+        """Trace and lower the step of the evaluation on the validation set; nothing is compiled."""
+        validation = self.splits.validation
+        return self.evaluation.lower(self.shapes(), validation, self.eval_global_batch_size)
+
+    def check_initial(self) -> None:
+        """Raise `UserError` if the values to start from do not fit the model or the text."""
+        if self.initial is not None:
+            self.initial.check(self.shapes(), self.vocabulary)
 
     def check_memory(self) -> None:
-        """Raise `UserError` if the state of training is larger than the memory here: on a CPU, XLA would wait without end.
+        """Raise `UserError` if the state is larger than the memory of the devices.
 
-        What a step needs beside it is not counted.
+        On a CPU, XLA would wait without end. Memory that a step needs beside the state is not
+        counted.
         """
-        shapes, devices = jax.tree.leaves(self.shapes()), self.mesh.local_devices
-        each = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in shapes)
-        needed, there = each, (devices[0].memory_stats() or {}).get("bytes_limit")
-        if devices[0].platform == "cpu":  # all of them share the host's
-            needed, there = (
-                each * len(devices),
-                os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            )
-        if there is not None and needed > there:
+        devices = self.mesh.local_devices
+        leaves = jax.tree.leaves(self.shapes())
+        sizes = [math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves]
+        needed = sum(sizes)
+        limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+
+        # CPU devices share the host's memory.
+        if devices[0].platform == "cpu":
+            needed = needed * len(devices)
+            limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+        if limit is not None and needed > limit:
             raise UserError(
-                f"config.model: parameters and optimizer state take {needed / 1e9:,.0f} GB, the memory has {there / 1e9:,.0f} GB; "
-                "use a smaller model, or more devices with config.parallel.shard_update"
+                "model",
+                reason=f"parameters and optimizer state take {needed / 1e9:,.0f} GB, the memory "
+                f"has {limit / 1e9:,.0f} GB; use a smaller model, or more devices with "
+                "{shard_update}",
+                code="resource",
+                also=["shard_update"],
             )
+
+    def damaged_counts(self) -> dict[str, float]:
+        """Return for the log how many damaged records were skipped, where that can happen."""
+        counts = {
+            "train": getattr(self.splits.train, "damaged", None),
+            "validation": getattr(self.splits.validation, "damaged", None),
+        }
+        return {
+            f"data/damaged_{name}_records": float(len(count))
+            for name, count in counts.items()
+            if count is not None
+        }
+
+
+def _with_schedules_restarted(opt_state: Any) -> Any:
+    """Return an optimizer's state whose learning-rate schedules are at their first step."""
+
+    def is_rate(node: Any) -> bool:
+        return isinstance(node, LearningRateState)
+
+    def restarted(node: Any) -> Any:
+        if not is_rate(node):
+            return node
+        return node._replace(schedule_count=jnp.zeros_like(node.schedule_count))
+
+    return jax.tree.map(restarted, opt_state, is_leaf=is_rate)

@@ -6,6 +6,7 @@ import math
 import re
 
 import pytest
+from watched_step import WatchedStep
 
 from lbopt.cli import _train, load_config, main
 from lbopt.config import TrainConfig
@@ -71,13 +72,13 @@ def data_dir(tmp_path_factory):
 def stopping(run, step):
     """Return the run (and its later phases) that is killed before a step."""
 
-    def killed(state, batch):
+    def before(state, batch):
         if int(state.step) + 1 == step:
             raise Killed
-        return run.train_step(state, batch)
 
-    killed.lower = run.train_step.lower
-    return dataclasses.replace(run, train_step=killed, then=run.then and stopping(run.then, step))
+    later = run.next_phase and stopping(run.next_phase, step)
+    watched = WatchedStep(run.train_step, before)
+    return dataclasses.replace(run, train_step=watched, next_phase=later)
 
 
 def test_every_family_is_here(configs):

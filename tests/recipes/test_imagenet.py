@@ -13,6 +13,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 from refusal import troubled
 from tfds_sets import write, write_images
+from watched_step import WatchedStep
 
 from lbopt import losses
 from lbopt.cli import _train, load_config, main
@@ -106,12 +107,11 @@ def trained(run, flags, tmp_path_factory):
     """Return two workdirs: one of a run that was killed at step 4 and resumed, one of a run that was not."""
     folder = tmp_path_factory.mktemp("runs")
 
-    def killed(state, batch):
+    def before(state, batch):
         if int(state.step) == 3:
             raise Killed
-        return run.train_step(state, batch)
 
-    killed.lower = run.train_step.lower
+    killed = WatchedStep(run.train_step, before)
     patch = pytest.MonkeyPatch()
     for name, steps in (("resumed", [killed, run.train_step]), ("straight", [run.train_step])):
         for step in steps:

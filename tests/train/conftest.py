@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from jobs import BRIEF, FILE, start  # noqa: F401  a fixture
+from watched_step import WatchedStep
 
 from lbopt import tree
 from lbopt.cli import _train, load_config, main
@@ -74,12 +75,7 @@ def train(command, plan_of, monkeypatch):
 
 
 def _watched(train_step, before):
-    def step(state, batch):
-        before(int(state.step) + 1, state, batch)
-        return train_step(state, batch)
-
-    step.lower = train_step.lower
-    return step
+    return WatchedStep(train_step, lambda state, batch: before(int(state.step) + 1, state, batch))
 
 
 @pytest.fixture(scope="session")

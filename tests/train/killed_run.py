@@ -10,6 +10,8 @@ import pathlib
 import signal
 import sys
 
+from watched_step import WatchedStep
+
 from lbopt.cli import main
 from lbopt.train import _loop
 
@@ -20,12 +22,11 @@ def die():
 
 def die_before_the_step_after(last, train=_loop.train):
     def train_until(run, *rest):
-        def step(state, batch):
+        def before(state, batch):
             if int(state.step) == last:
                 die()
-            return run.train_step(state, batch)
 
-        step.lower = run.train_step.lower
+        step = WatchedStep(run.train_step, before)
         return train(dataclasses.replace(run, train_step=step), *rest)
 
     _loop.train = train_until

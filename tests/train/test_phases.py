@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from watched_step import WatchedStep
 
 from lbopt.cli import _train, call_get_config, main
 from lbopt.data import example_indices
@@ -62,7 +63,7 @@ def train(file, runs, monkeypatch):
     def go(workdir, row="keep", kill_at=None):
         run = runs(row)
         phases = [watched(phase, kill_at) for phase in run.phases()]
-        whole = dataclasses.replace(phases[0], then=phases[1])
+        whole = dataclasses.replace(phases[0], next_phase=phases[1])
         with monkeypatch.context() as patch:
             patch.setattr(_train, "build_run", lambda config, **_: whole)
             return main(["train", f"--config={file}:{row}", f"--workdir={workdir}"])
@@ -71,13 +72,11 @@ def train(file, runs, monkeypatch):
 
 
 def watched(phase, kill_at):
-    def step(state, batch):
+    def before(state, batch):
         if kill_at is not None and int(state.step) + 1 == kill_at:
             raise Killed
-        return phase.train_step(state, batch)
 
-    step.lower = phase.train_step.lower
-    return dataclasses.replace(phase, train_step=step)
+    return dataclasses.replace(phase, train_step=WatchedStep(phase.train_step, before))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +137,7 @@ def test_the_second_phase_goes_on_with_its_own_batch_and_warms_up_from_zero(stra
 def test_moments_are_kept_or_reset(row, straight, runs):
     workdir = straight(row)
     before = saved(runs, workdir, row, FIRST)
-    after = runs(row).then.enter(before)
+    after = runs(row).next_phase.enter(before)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(after.params), before.params)
     count = [part for part in jax.tree.leaves(after.opt_state, is_leaf=is_rate) if is_rate(part)]
     assert [int(part.schedule_count) for part in count] == [0]
@@ -204,7 +203,7 @@ def test_room_for_a_copy_is_looked_for_once_a_phase_after_steps_have_run(
 def test_the_second_phase_sees_the_examples_that_come_next(runs):
     first, second = runs("keep").phases()
     size = len(first.batches.dataset)
-    assert second.first_example == FIRST * 64
+    assert second.batches.first_example == FIRST * 64
     wanted = first.batches.dataset.take(example_indices(size, 0, FIRST * 64, 128))
     np.testing.assert_array_equal(second.batches[0]["image"], wanted["image"])
 
