@@ -54,7 +54,7 @@ STRANGERS = [
 
 # Only these rooms may import the library.
 CONFINED = {
-    "orbax": {"train/_checkpoint.py", "train/_variables.py"},
+    "orbax": {"train/_orbax.py"},
     "tensorboardX": {"workdir/_tensorboard.py"},
     "tqdm": {"train/_progress.py"},
     "grain": {"data/_batches.py"},

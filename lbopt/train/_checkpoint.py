@@ -1,86 +1,81 @@
-"""Checkpoints of the whole training state, by Orbax: asynchronous, atomic, the latest few and the best."""
+"""Checkpoints of the whole training state: saved in the background, atomic, the latest and best."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
-import errno
 import functools
-import math
 import os
 import pathlib
-import re
 import shutil
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax
-import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers
 
-from lbopt import _typed_json, tree
-from lbopt._regular import check_regular
-from lbopt.errors import EnvironmentProblem, UserError
+from lbopt import tree
+from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.job import Job, SoloJob
 from lbopt.parallel import TrainState
-from lbopt.train import _earlier, _replica_rows, _seal
-from lbopt.train._checksums import checksums, copies_of, differing, named, sums_of
-from lbopt.train._seal import Seal
-from lbopt.workdir import checkpoint_root, is_whole_checkpoint, move_checkpoint
+from lbopt.train import _earlier, _orbax, _replica_rows
+from lbopt.train._checksums import checksums, differing, named, sums_of
+from lbopt.train._device_copies import DeviceCopies
+from lbopt.train._faults import Damaged, Fault, is_damage, reason_of, unreadable
+from lbopt.train._on_disk import ARRAYS, check_files, check_name, steps_on_disk
+from lbopt.train._ranking import Ranking
+from lbopt.train._seal import Seal, read_seal
+from lbopt.workdir import checkpoint_root, move_checkpoint
 
 Say = Callable[[str], None]
-"""Gets a line for the user."""
-PHASE = "phase"
-"""Among the metrics of a checkpoint: the number of its phase, if it is not the first."""
-BROKEN = "broken"
-"""Among the metrics of a checkpoint: 1 if its network has numbers that are not finite; left out otherwise."""
-_PHASE_COUNTS = 1e9
-"""A later phase, with its other examples, is better than an earlier one whatever its metrics."""
-_LOOKS, _PAUSE_S = 120, 0.5
-"""How long a folder of the network may take to show all hosts the same."""
+"""Function that gets a line for the user."""
+_LOOKS = 120
+_PAUSE_S = 0.5
+"""How often, and how long apart, processes look until a network folder shows all the same."""
 _MARGIN_BYTES = 1 << 17
-"""For what is saved beside the arrays."""
-ARRAYS, _SEAL = "default", "seal"
-_NOT_DAMAGE = (
-    *(
-        "PERMISSION_DENIED",
-        "UNAUTHENTICATED",
-        "UNAVAILABLE",
-        "DEADLINE_EXCEEDED",
-        "RESOURCE_EXHAUSTED",
-    ),
-    *("ABORTED", "CANCELLED"),
-)
-_WRONG_KIND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-_CLIENTS = ("gcsfs", "aiohttp", "google")
-"""Who raise when a bucket does not answer."""
+"""Bytes for the files beside the arrays."""
+_KEY_SIZES = {(2,): "threefry2x32", (4,): "rbg (or unsafe_rbg)"}
+"""Shapes of key data, and the generators of such keys."""
 
 
-class Damaged(EnvironmentProblem):
-    """A checkpoint is not what was saved."""
+def _silent(line: str) -> None:
+    """Say nothing."""
+
+
+class _Read(NamedTuple):
+    """A checkpoint as it was read, before its checksums are compared.
+
+    Attributes:
+      state: The state.
+      sums: Checksums that were saved, by the names that the leaves have today.
+      slices: Number of slices of each replica's memory that the seal states.
+    """
+
+    state: TrainState
+    sums: Mapping[str, str]
+    slices: int | None
 
 
 class Checkpoints:
     """The `checkpoints/` folder of a workdir.
 
-    A checkpoint is there under its step's number once it is whole. Its seal has the checksums of its arrays: what is read and is not
-    what was saved is never given out.
+    A checkpoint appears under the number of its step when it is complete. Its seal has the
+    checksums of its arrays, and a state that differs from what was saved is never returned.
 
     Args:
-      workdir: the run's folder.
-      keep: how many of the latest are kept. The best one is kept besides, and the latest whose network is finite.
-      best_metric: which metric says which is best; lower is better if its name ends in "loss".
-      read_only: leave the disk as it is.
-      always: steps that are kept whatever comes after: the ends of phases.
-      job: of which this process is one; None if it is alone. All of its processes call the same methods in the same order.
+      workdir: The run's folder.
+      keep: Number of the latest checkpoints to keep. The best one, and the latest with a finite
+        network, are kept besides.
+      best_metric: Name of the metric that says which is best; lower is better if it ends in "loss".
+      read_only: Whether the disk is left as it is.
+      always: Steps whose checkpoints are always kept: the ends of phases.
+      job: The job that this process belongs to; None for a process alone. All processes of a job
+        call the same methods in the same order.
 
     Raises:
-      UserError: if they are only read, and there are none.
-      EnvironmentProblem: if the folder cannot be read, or shows the processes different checkpoints.
+      UserError: If there is no checkpoint to read.
+      EnvironmentProblem: If the folder cannot be read, or shows the processes different
+        checkpoints.
     """
 
     def __init__(
@@ -96,109 +91,105 @@ class Checkpoints:
         check_name(str(root), read_only)
         self._folder = root / "checkpoints"
         self._aside = root / "damaged"
-        self._local = isinstance(root, pathlib.Path)
-        self._best_metric, self._keep, self._always = best_metric, keep, set(always)
-        self._read_only, self._job = read_only, SoloJob() if job is None else job
+        self._is_local = isinstance(root, pathlib.Path)
+        self._keep = keep
+        self._always = set(always)
+        self._read_only = read_only
+        self._job = SoloJob() if job is None else job
+
+        # What is there: all processes must see the same checkpoints.
         steps = self._steps_seen_by_all()
-        if not steps and read_only:
-            raise UserError(
-                f"--workdir = {str(workdir)!r}: no checkpoint is there yet; let lbopt train save one"
-            )
-        self._metrics = self._job.from_first(
-            "metrics of checkpoints", [[s, self._read_metrics(s)] for s in steps]
-        )
-        self._metrics = {step: metrics for step, metrics in self._metrics if metrics}
+        fix = "no checkpoint is there yet; let lbopt train save one"
+        require(steps or not read_only, "--workdir", str(workdir), fix, code="missing")
+        found = [[step, self._read_metrics(step)] for step in steps]
+        found = self._job.from_first("metrics of checkpoints", found)
+        self._ranking = Ranking(best_metric, dict(found))
+
+        # Orbax's manager makes a folder in a process alone only.
         if self._job.count > 1:
             if self._job.index == 0 and not read_only:
                 with self._writing():
                     self._folder.mkdir(parents=True, exist_ok=True)
             self._job.together("folder of checkpoints", True)
-        self._manager = self._opened()
+        self._manager = self._open_manager()
         self._no_folders = {
-            step for step in steps if self._local and not os.path.isdir(self._folder / str(step))
+            step for step in steps if self._is_local and not os.path.isdir(self._folder / str(step))
         }
-        self._best = max(map(self._goodness, self._metrics.values()), default=-math.inf)
+
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "lbopt checkpoints")
         self._saving: concurrent.futures.Future[None] | None = None
-        self._compiled: concurrent.futures.Future[Any] | None = None
-        self._shapes: list[jax.ShapeDtypeStruct] = []
-        self._copies: bool | None = None  # not known until a step has shown what it uses
+        self._copies = DeviceCopies(self._worker, self._job)
         self._saved_step = self.latest_step()
         self._was_read_back = False
         self._generator = _generator()
 
     def _steps_seen_by_all(self) -> list[int]:
+        """Return the steps on disk; wait until all processes see the same ones."""
         for _ in range(_LOOKS):
             seen = self._job.together("steps of checkpoints", steps_on_disk(self._folder))
             others = [index for index, steps in enumerate(seen) if steps != seen[0]]
             if not others:
                 return seen[0]
             time.sleep(_PAUSE_S)
-        raise EnvironmentProblem(
-            f"{self._folder}: process 0 sees checkpoints of the steps {seen[0]}, process {others[0]} of {seen[others[0]]}; "
+        other = others[0]
+        fix = (
+            f"process 0 sees checkpoints of the steps {seen[0]}, process {other} of {seen[other]}; "
             "mount it so that all hosts see the same, then run the same command again"
         )
+        raise EnvironmentProblem(str(self._folder), reason=fix, code="mismatch")
 
-    def _opened(self) -> ocp.CheckpointManager:
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=_Policy(self._kept),
-            enable_async_checkpointing=not self._read_only,
-            async_options=_in_background(),
-            read_only=self._read_only,
-            create=not self._read_only and self._job.count == 1,
-            multiprocessing_options=_by_messages(),
-            cleanup_tmp_directories=not self._read_only,
-            lightweight_initialize=True,  # or it reads a file of each checkpoint, and a FIFO in its place without end
-        )
+    def _open_manager(self) -> _orbax.CheckpointManager:
+        create = not self._read_only and self._job.count == 1
         try:
-            return ocp.CheckpointManager(self._folder, options=options)
-        except Exception as error:  # whatever the storage layers raise
-            raise EnvironmentProblem(
-                f"{self._folder} cannot be read ({reason_of(error)}); mend it"
-            ) from error
+            return _orbax.open_manager(
+                self._folder, self._keep, self._chosen, self._read_only, create
+            )
+        except Exception as error:  # any class, from the storage layers
+            fix = f"cannot be read ({reason_of(error)}); mend it"
+            raise EnvironmentProblem(str(self._folder), reason=fix, code="damaged") from error
+
+    def _chosen(self, steps: Sequence[int]) -> set[int]:
+        """Return the steps to keep besides the latest ones."""
+        others = {self.best_step(), self._ranking.latest_finite(steps)}
+        return self._always | {step for step in others if step is not None}
+
+    def _read_metrics(self, step: int) -> dict[str, float]:
+        """Return a checkpoint's metrics; none if its seal is damaged, which `restore` reports."""
+        try:
+            return read_seal(self._folder, step).metrics
+        except Exception:  # any class, from the storage layers
+            return {}
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, ascending: also of a file or a link to nothing in the place of one."""
+        """Return the steps of all checkpoints, ascending.
+
+        A file or a dangling link in the place of a checkpoint counts as one.
+        """
         return sorted(self._no_folders.union(self._manager.all_steps()))
 
     def latest_step(self) -> int | None:
-        """Return the step of the newest checkpoint, None if there is none."""
+        """Return the step of the newest checkpoint; None if there is none."""
         return max(self.steps(), default=None)
 
     def best_step(self) -> int | None:
-        """Return the step of the best checkpoint by the metric, None if none has one."""
-        scored = {
-            step: self._goodness(self._metrics[step])
-            for step in self.steps()
-            if step in self._metrics
-        }
-        scored = {step: goodness for step, goodness in scored.items() if goodness > -math.inf}
-        return max(scored, key=lambda step: (scored[step], step), default=None)
+        """Return the step of the best checkpoint by the metric; None if none has it."""
+        return self._ranking.best(self.steps())
 
     def latest_finite_step(self) -> int | None:
-        """Return the step of the newest checkpoint whose network is finite, None if there is none."""
-        return self._latest_finite(self.steps())
+        """Return the step of the newest checkpoint with a finite network; None if there is none."""
+        return self._ranking.latest_finite(self.steps())
 
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
         """Return whether an evaluation is better than that of every checkpoint so far."""
-        return bool(metrics) and self._goodness(metrics) > self._best
+        return self._ranking.would_be_best(metrics)
 
     def prepare(self, state: TrainState) -> None:
-        """Compile, beside whatever else goes on, what `save` will ask of the devices.
+        """Compile in the background what `save` runs on the devices.
 
-        Called where a phase begins: its first save looks anew whether there is room for a copy beside the most that was used so far,
-        copies of an earlier phase included.
+        Call at the start of a phase. The next save re-checks whether device memory can hold a copy
+        beside peak usage, which includes copies of an earlier phase.
         """
-        self._copies = None
-        shapes = [
-            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-            for x in jax.tree.leaves(state)
-        ]
-        if shapes != self._shapes:
-            self._shapes = shapes
-            self._compiled = self._worker.submit(
-                lambda: [program.lower(shapes).compile() for program in (copies_of, sums_of)]
-            )
+        self._copies.prepare(state)
 
     def save(
         self,
@@ -206,15 +197,15 @@ class Checkpoints:
         metrics: Mapping[str, float] | None,
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start saving; returns at once, and the state's buffers may be donated.
+        """Start to save; returns at once, and the state's buffers may be donated.
 
-        They are copied on the devices, and a thread does the rest. Where the devices have no room for a copy, this returns when the
-        state is copied to the host.
+        A thread writes a copy of the state that is made on the devices. If they have no room for
+        one, this returns when the state is copied to the host.
 
         Args:
-          state: after a step.
-          metrics: of the evaluation after that step.
-          before: is called, in the thread, before anything is written.
+          state: The state after a step.
+          metrics: The metrics of the evaluation after that step, if there was one.
+          before: Function that the thread calls before it writes.
         """
         step = int(state.step)
         if step == self._saved_step:
@@ -223,20 +214,13 @@ class Checkpoints:
         self._check_space(state)
         self._saved_step = step
         if metrics:
-            self._metrics[step] = dict(metrics)
-            self._best = max(self._best, self._goodness(metrics))
+            self._ranking.add(step, metrics)
+
         leaves, structure = jax.tree.flatten(state)
-        if self._copies is None:
-            self._copies = all(
-                self._job.together("room for a copy of the state", _has_room(leaves))
-            )
-        if self._copies:
-            copy, add_up = self._compiled.result() if self._compiled else (copies_of, sums_of)
-            copies = copy(leaves)
+        if self._copies.fit(leaves):
+            copies, sums = self._copies.copy(leaves)
             copied = jax.tree.unflatten(structure, copies)
-            self._saving = self._worker.submit(
-                self._write, step, copied, add_up(copies), metrics, before
-            )
+            self._saving = self._worker.submit(self._write, step, copied, sums, metrics, before)
         else:
             with self._writing():
                 self._write(step, state, sums_of(leaves), metrics, before)
@@ -250,127 +234,174 @@ class Checkpoints:
         before: Callable[[], None],
     ) -> None:
         before()
-        rows = _replica_rows.count(state), _replica_rows.parts_of(state)
         seal = Seal(
-            step,
-            named(tree.leaf_names(state), sums),
-            dict(metrics or {}),
-            *rows,
-            _earlier.NOW,
-            self._generator,
+            step=step,
+            sums=named(tree.leaf_names(state), sums),
+            metrics=dict(metrics or {}),
+            replicas=_replica_rows.count(state),
+            parts=_replica_rows.slices_of(state),
+            layout=_earlier.NOW,
+            generator=self._generator,
         )
-        items = {ARRAYS: ocp.args.StandardSave(state), _SEAL: ocp.args.JsonSave(seal.to_json())}
-        self._manager.save(step, args=ocp.args.Composite(**items))
+        _orbax.save(self._manager, step, state, seal)
         if not self._was_read_back:
             self._manager.wait_until_finished()
             self._read_back(step, state.step)
             self._was_read_back = True
 
     def _read_back(self, step: int, like: jax.Array) -> None:
-        """Read one number of the first checkpoint, so that a folder out of which nothing can be read is known before the run ends."""
+        """Read one number of the first checkpoint.
+
+        So a folder out of which nothing can be read is known before the run ends.
+        """
+        checkpoint = self._folder / str(step)
         try:
             read_seal(self._folder, step)
-            found = _read_one(self._folder / str(step) / ARRAYS, "step", like)
+            found = _orbax.read_array(checkpoint / ARRAYS, "step", like)
             if int(found) != step:
                 raise ValueError(f"it says step {int(found)}")
-        except Exception as error:  # whatever the storage layers raise
-            raise EnvironmentProblem(
-                f"checkpoint {self._folder / str(step)} was saved and cannot be read back ({reason_of(error)}); use another --workdir"
-            ) from error
+        except Exception as error:  # any class, from the storage layers
+            fix = (
+                f"this checkpoint was saved and cannot be read back ({reason_of(error)}); use "
+                "another --workdir"
+            )
+            raise EnvironmentProblem(str(checkpoint), reason=fix, code="damaged") from error
 
     def settle(self) -> None:
-        """Wait until the thread is idle, whatever it has met: `before` of the last save needs what comes after to be open."""
+        """Wait for the background save, ignoring its errors.
+
+        Call before closing what `before` of the last save still uses.
+        """
         if self._saving is not None:
             concurrent.futures.wait([self._saving])
 
     def _finish_saving(self) -> None:
-        """Wait for the thread, and raise what it met."""
-        saving, self._saving = self._saving, None
+        """Wait for the background save, and raise its error."""
+        saving = self._saving
+        self._saving = None
         if saving is not None:
             with self._writing():
                 saving.result()
 
     def _check_space(self, state: TrainState) -> None:
-        """Say that the disk is full before half of a checkpoint is on it; a bucket never is."""
-        if not self._local:
+        """Raise `EnvironmentProblem` if the disk has no space for a checkpoint."""
+        if not self._is_local:
             return
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + _MARGIN_BYTES
         free = shutil.disk_usage(self._folder).free
         if free < needed:
-            raise EnvironmentProblem(
-                f"{self._folder}: a checkpoint needs {needed / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are free; free space, then run the same command again"
+            fix = (
+                f"a checkpoint needs {needed / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are free; "
+                "free space, then run the same command again"
             )
+            raise EnvironmentProblem(str(self._folder), reason=fix, code="resource")
 
-    def restore(self, like: TrainState, step: int, say: Say = lambda line: None) -> TrainState:
+    def restore(self, like: TrainState, step: int, say: Say = _silent) -> TrainState:
         """Read a checkpoint.
 
-        What an aggregator remembers of each replica is rebuilt if there are more or fewer of them now, or devices with a part of it.
+        An aggregator's memory is rebuilt if the number of replicas, or of slices of one, has
+        changed.
 
         Args:
-          like: shapes, dtypes and shardings (`Run.shapes`); the run that saved it may have had other shardings and devices.
-          step: which one.
-          say: is given a line if something was rebuilt.
+          like: Shapes, dtypes and shardings (`Run.shapes`). The run that saved the state may have
+            had other shardings and devices.
+          step: The step of the checkpoint.
+          say: Function that gets a line if something was rebuilt.
 
         Raises:
-          Damaged: if it is not what was saved.
-          EnvironmentProblem: if it cannot be read now.
+          Damaged: If the state is not what was saved.
+          EnvironmentProblem: If it cannot be read now.
         """
-        problem: tuple[str, bool] | None = None
-        wanted: dict[str, str] = {}
-        state, parts, generator = like, None, None
+        found: _Read | None = None
+        fault: Fault | None = None
         try:
-            _check_files(self._folder / str(step))
-            seal = read_seal(self._folder, step)
-            generator = None if self._read_only else seal.generator
-            if generator not in (None, self._generator):
-                raise ValueError(f"its random keys are those of {generator}")
-            parts, place = seal.parts, self._folder / str(step) / ARRAYS
-            shapes = _replica_rows.shapes_for(like, seal.replicas, parts)
-            if seal.layout == _earlier.NESTED:
-                wanted = _earlier.renamed(seal.sums, shapes)
-                found = _earlier.read(
-                    described(place), shapes, functools.partial(_read_arrays, place)
-                )
-            else:
-                wanted, found = seal.sums, _read_arrays(place, shapes)
-            state = _replica_rows.as_now(found)
-        except Exception as error:  # whatever the storage layers raise
-            other = _of_another_generator(self._folder / str(step), like, generator)
-            problem = (
-                other or _unreadable(self._folder, step, reason_of(error)),
-                other is None and _is_damage(error),
+            found = self._read(like, step)
+        except Exception as error:  # any class, from the storage layers
+            fault = self._other_generator(like, step) or self._unreadable(
+                step, reason_of(error), is_damage(error)
             )
-        problems = [
-            each for each in self._job.together(f"restored {step}", problem) if each is not None
-        ]
-        if not problems:
-            names = differing(checksums(state), wanted)
-            differences = self._job.together(
-                f"compared {step}", names
-            )  # a process may have read another seal
-            problems = [
-                (_unreadable(self._folder, step, f"{tree.some(names)} is not what was saved"), True)
-                for names in differences
-                if names
-            ]
-        if problems:
-            kind = Damaged if all(damage for _, damage in problems) else EnvironmentProblem
-            raise kind(problems[0][0])
-        return _replica_rows.fitted(state, like, parts, say)
+        faults = self._faults_of_all(f"restored {step}", fault)
+
+        # Each process compares, because it may have read another seal than the others.
+        if not faults and found is not None:
+            wrong = differing(checksums(found.state), found.sums)
+            reason = f"{tree.some(wrong)} is not what was saved"
+            fault = self._unreadable(step, reason, True) if wrong else None
+            faults = self._faults_of_all(f"compared {step}", fault)
+
+        if faults or found is None:
+            # A checkpoint that some process cannot reach now may be intact.
+            damaged = all(each.is_damage for each in faults)
+            raise faults[0]._replace(is_damage=damaged).error()
+        return _replica_rows.fitted(found.state, like, found.slices, say)
+
+    def _read(self, like: TrainState, step: int) -> _Read:
+        """Read a checkpoint, in the layout of this process.
+
+        Raises:
+          Exception: If it cannot be read, of any class that the storage layers raise.
+        """
+        checkpoint = self._folder / str(step)
+        check_files(checkpoint)
+        seal = read_seal(self._folder, step)
+        if not self._read_only and seal.generator not in (None, self._generator):
+            raise ValueError(f"its random keys are those of {seal.generator}")
+
+        arrays = checkpoint / ARRAYS
+        shapes = _replica_rows.shapes_for(like, seal.replicas, seal.parts)
+        if seal.layout == _earlier.NESTED:
+            sums = _earlier.renamed(seal.sums, shapes)
+            read_arrays = functools.partial(_orbax.read_arrays, arrays)
+            state = _earlier.read(_orbax.described(arrays), shapes, read_arrays)
+        else:
+            sums = seal.sums
+            state = _orbax.read_arrays(arrays, shapes)
+        return _Read(_replica_rows.as_now(state), sums, seal.parts)
+
+    def _faults_of_all(self, key: str, ours: Fault | None) -> list[Fault]:
+        """Return the faults that the processes of the job have met."""
+        return [Fault(*each) for each in self._job.together(key, ours) if each is not None]
+
+    def _unreadable(self, step: int, reason: str, is_damage: bool) -> Fault:
+        earlier = [other for other in steps_on_disk(self._folder) if other < step]
+        return unreadable(self._folder / str(step), earlier, reason, is_damage)
+
+    def _other_generator(self, like: TrainState, step: int) -> Fault | None:
+        """Return the fault of a checkpoint with random keys of another generator; None otherwise.
+
+        A checkpoint of an earlier version does not name its generator, and a read-only one may be
+        used under another one of the same keys: then the size of the keys decides.
+        """
+        checkpoint = self._folder / str(step)
+        name: str | None = None
+        if not self._read_only:
+            with contextlib.suppress(Exception):
+                name = read_seal(self._folder, step).generator
+        try:
+            size = _orbax.described(checkpoint / ARRAYS)["rng"].shape
+        except Exception:  # any class, from the storage layers: something else is wrong
+            return None
+        if size == like.rng.shape and name in (None, _generator()):
+            return None
+
+        name = name or _KEY_SIZES.get(size, "what it was")
+        what = f"checkpoint {checkpoint} has the random keys of another generator"
+        fix = f"set JAX_DEFAULT_PRNG_IMPL to {name}"
+        return Fault("jax_default_prng_impl", _generator(), what, fix, is_damage=False)
 
     def restore_newest(
-        self, shapes: Callable[[int], TrainState], say: Say = lambda line: None
+        self, shapes: Callable[[int], TrainState], say: Say = _silent
     ) -> TrainState | None:
         """Read the newest checkpoint that is intact; None if there is none at all.
 
-        Newer ones that are damaged are moved to `damaged/` of the workdir, unless the disk is to be left as it is.
+        Newer ones that are damaged are moved to `damaged/` of the workdir, unless `read_only`.
 
         Args:
-          shapes: step -> shapes, dtypes and shardings of its state.
-          say: is given a line for each damaged one.
+          shapes: Function of the step that returns shapes, dtypes and shardings of its state.
+          say: Function that gets a line for each damaged checkpoint.
 
         Raises:
-          EnvironmentProblem: if none is intact, or if one cannot be read now.
+          EnvironmentProblem: If none is intact, or one cannot be read now.
         """
         damaged: list[tuple[int, Damaged]] = []
         for step in reversed(self.steps()):
@@ -379,13 +410,12 @@ class Checkpoints:
             except Damaged as error:
                 damaged.append((step, error))
                 continue
-            for other, problem in damaged:
+            for other, error in damaged:
                 where = "" if self._read_only else f"; moved to {self._set_aside(other)}"
-                reason = str(problem).partition("; remove that folder")[0]
-                say(f"{reason}{where}; going back to step {step}")
+                say(f"{error.field}: {error.what}{where}; going back to step {step}")
             if damaged and not self._read_only:
                 self._manager.close()
-                self._manager = self._opened()
+                self._manager = self._open_manager()
             self._saved_step = step
             return state
         if damaged:
@@ -393,36 +423,32 @@ class Checkpoints:
         return None
 
     def _restore_twice(self, like: TrainState, step: int, say: Say) -> TrainState:
-        """Read a checkpoint, and once more before it is taken for damaged: what read it may have been at fault."""
+        """Read a checkpoint, and once more if it seems damaged: the reading may be at fault."""
         with contextlib.suppress(Damaged):
             return self.restore(like, step, say)
         return self.restore(like, step, say)
 
     def _set_aside(self, step: int) -> pathlib.Path:
-        """Move a checkpoint out of the way, so that its step can be saved again."""
+        """Move a damaged checkpoint away, so that its step can be saved again."""
         taken = [entry.name for entry in self._aside.iterdir()] if self._aside.is_dir() else []
-        target = self._aside / next(
-            name
-            for name in (f"{step}", *(f"{step}-{n}" for n in range(2, 10**6)))
-            if name not in taken
-        )
+        names = (f"{step}", *(f"{step}-{number}" for number in range(2, 10**6)))
+        target = self._aside / next(name for name in names if name not in taken)
         if self._job.index == 0:
             with self._writing():
                 move_checkpoint(self._folder / str(step), target)
         self._no_folders.discard(step)
-        self._metrics.pop(step, None)
-        self._best = max(map(self._goodness, self._metrics.values()), default=-math.inf)
+        self._ranking.forget(step)
         self._job.together("damaged checkpoint set aside", step)
         return target
 
     def wait(self) -> None:
-        """Wait until what is being saved is whole on disk."""
+        """Wait until the last save is complete on disk."""
         self._finish_saving()
         with self._writing():
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait and close."""
+        """Wait for the last save, and close."""
         try:
             self._finish_saving()
         finally:
@@ -439,277 +465,41 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
+        """Turn what the storage layers raise into an `EnvironmentProblem` of one line."""
         try:
             yield
         except (UserError, EnvironmentProblem):
             raise
-        except Exception as error:  # whatever the storage layers raise
-            raise EnvironmentProblem(
-                f"checkpoints cannot be written to {self._folder} ({reason_of(error)}); free space or mend the folder, then run the same command again"
-            ) from error
-
-    def _read_metrics(self, step: int) -> dict[str, float]:
-        """Return a checkpoint's metrics; none if its seal is damaged, of which `restore` will speak."""
-        try:
-            return read_seal(self._folder, step).metrics
-        except Exception:  # whatever the storage layers raise
-            return {}
-
-    def _kept(self, steps: Sequence[int]) -> list[bool]:
-        latest, others = (
-            sorted(steps)[-self._keep :],
-            (self.best_step(), self._latest_finite(steps)),
-        )
-        return [step in latest or step in self._always or step in others for step in steps]
-
-    def _latest_finite(self, steps: Sequence[int]) -> int | None:
-        return max(
-            (step for step in steps if not _is_broken(self._metrics.get(step, {}))), default=None
-        )
-
-    def _goodness(self, metrics: Mapping[str, float]) -> float:
-        value = metrics.get(self._best_metric, math.nan)
-        if _is_broken(metrics) or math.isnan(value):
-            return -math.inf
-        goodness = -value if self._best_metric.endswith("loss") else value
-        return goodness + _PHASE_COUNTS * metrics.get(PHASE, 0)
-
-
-def _is_broken(metrics: Mapping[str, float]) -> bool:
-    """Return whether a checkpoint's network has numbers that are not finite; earlier versions said so by its metrics only."""
-    return bool(metrics.get(BROKEN)) or not all(map(math.isfinite, metrics.values()))
-
-
-def read_seal(folder: pathlib.Path, step: int) -> Seal:
-    """Return the seal of a checkpoint.
-
-    Raises:
-      OSError, ValueError: if it is missing or damaged.
-    """
-    seal = _seal.read(_typed_json.read_file(folder / str(step) / _SEAL / "metadata"))
-    if seal.step != step:
-        raise ValueError(f"it was saved at step {seal.step}")
-    return seal
-
-
-@dataclasses.dataclass
-class _Policy(checkpoint_managers.PreservationPolicy):
-    """Ask a function of the steps which to keep."""
-
-    kept: Callable[[Sequence[int]], list[bool]]
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-        del context
-        return self.kept([checkpoint.step for checkpoint in checkpoints])
-
-
-def _in_background() -> ocp.AsyncOptions:
-    """Let no thread wait for what has failed.
-
-    By default Orbax makes folders in a thread, and if that fails the threads that fill them wait for them for minutes. And a process
-    whose save has failed waits for the others before it says so, while they wait for it.
-    """
-
-    def wait(*, key: str, timeout_ms: int) -> None:
-        if (
-            error := sys.exc_info()[1]
-        ) is not None and threading.current_thread() is not threading.main_thread():
-            raise error
-        barrier(key=key, timeout_ms=timeout_ms)
-
-    count = jax.process_count()
-    if count == 1:
-        return ocp.AsyncOptions(create_directories_asynchronously=False)
-    barrier = ocp.multihost.get_barrier_sync_fn(processes=set(range(count)))
-    return ocp.AsyncOptions(create_directories_asynchronously=False, barrier_sync_fn=wait)
-
-
-def _by_messages() -> ocp.options.MultiprocessingOptions:
-    """Let Orbax's processes wait for each other by messages; by default they do by a program on all devices.
-
-    Saving goes on in a thread while steps do: two programs that every device has to take part in, in an order that differs from
-    process to process, would wait for each other for ever.
-    """
-    count = jax.process_count()
-    if count == 1:
-        return ocp.options.MultiprocessingOptions()
-    return ocp.options.MultiprocessingOptions(
-        primary_host=0, active_processes=set(range(count)), barrier_sync_key_prefix="lbopt"
-    )
-
-
-def _check_files(checkpoint: Any) -> None:
-    """Raise `ValueError` if a checkpoint in a folder is none, or holds what is neither a file nor a folder: a reader would wait for it."""
-    if isinstance(checkpoint, pathlib.Path):
-        if not os.path.isdir(checkpoint):
-            raise ValueError("it is no folder")
-        for file in checkpoint.rglob("*"):
-            try:
-                check_regular(file.stat().st_mode, str(file))
-            except FileNotFoundError:
-                continue  # what is read will be missed by name
-            except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.ELOOP):
-                    raise
-                raise ValueError(f"{file.relative_to(checkpoint)} is {error.strerror}") from error
-
-
-def described(folder: Any) -> Any:
-    """Return a leaf for each array of a saved state, in containers without types, as Orbax describes them."""
-    _check_files(folder)
-    with ocp.PyTreeCheckpointer() as reader:
-        found = reader.metadata(folder).item_metadata
-    if found is None:
-        raise ValueError("the description of its arrays is missing or damaged")
-    return found.tree
-
-
-def _read_arrays(folder: pathlib.Path, like: Any) -> Any:
-    """Read this process's part of a state, without waiting for other processes: one of them may fail to."""
-    me = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process_{me}"
-    )
-    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
-    with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
-        return reader.restore(folder, args=ocp.args.StandardRestore(like))
-
-
-def _read_one(folder: Any, name: str, like: jax.Array) -> jax.Array:
-    """Read one array of a state, as `_read_arrays` does."""
-    me = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process_{me}_one"
-    )
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-    shape, where = (
-        {name: jax.eval_shape(lambda: like)},
-        {name: ocp.ArrayRestoreArgs(sharding=like.sharding)},
-    )
-    with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
-        return reader.restore(
-            folder, args=ocp.args.PyTreeRestore(shape, where, partial_restore=True)
-        )[name]
-
-
-def check_name(workdir: str, read_only: bool = False) -> None:
-    """Raise UserError for a workdir in which Orbax would save what it cannot find again: it looks for patterns, not for names.
-
-    It would also put what a killed run has left in `runs/axb` into the checkpoints of `runs/a*b`. With a backslash nothing can be read.
-
-    >>> check_name("runs/batch=1024 (second)")
-    """
-    if re.search(r"\\" if read_only else r"\[.*\]|[*?\\]", workdir, re.DOTALL):
-        raise UserError(
-            f"--workdir = {workdir!r}: no checkpoint can be read in a path with * ? [...] or a backslash; use another name"
-        )
-
-
-def _has_room(leaves: Sequence[jax.Array]) -> bool:
-    """Return whether this process's devices have room for a second state beside the most they have used; on hosts there is."""
-    for device in jax.local_devices():
-        stats = device.memory_stats() or {}
-        if "bytes_limit" in stats:
-            used = max(stats.get("peak_bytes_in_use", 0), stats.get("bytes_in_use", 0))
-            needed = sum(
-                s.data.nbytes
-                for leaf in leaves
-                for s in leaf.addressable_shards
-                if s.device == device
+        except Exception as error:
+            fix = (
+                f"checkpoints cannot be written there ({reason_of(error)}); free space or mend the "
+                "folder, then run the same command again"
             )
-            if used + needed > stats["bytes_limit"]:
-                return False
-    return True
-
-
-def _is_damage(error: Exception) -> bool:
-    """Return whether what was read is wrong; else it could not be read."""
-    cannot = isinstance(error, OSError | MemoryError) and not isinstance(error, _WRONG_KIND)
-    cannot = cannot or type(error).__module__.partition(".")[0] in _CLIENTS
-    return not cannot and not any(word in str(error) for word in _NOT_DAMAGE)
-
-
-def _unreadable(folder: pathlib.Path, step: int, reason: str) -> str:
-    earlier = [other for other in steps_on_disk(folder) if other < step]
-    fix = (
-        f"to resume at step {max(earlier)}"
-        if earlier
-        else "to start again, or use another --workdir"
-    )
-    return f"checkpoint {folder / str(step)} cannot be read ({reason}); remove that folder {fix}"
+            raise EnvironmentProblem(str(self._folder), reason=fix, code="resource") from error
 
 
 def _generator() -> str:
+    """Return JAX's name of the generator of random keys."""
     return str(jax.config.jax_default_prng_impl)  # type: ignore[attr-defined]
-
-
-def _of_another_generator(
-    checkpoint: pathlib.Path, like: TrainState, generator: str | None
-) -> str | None:
-    """Return what to say where a checkpoint's random keys are not of the generator of this process; None where they are.
-
-    Args:
-      checkpoint: its folder.
-      like: shapes of this process.
-      generator: name of the checkpoint's generator; None if it does not say, and the size of the keys decides.
-    """
-    try:
-        saved = described(checkpoint / ARRAYS)["rng"].shape
-    except Exception:  # whatever the storage layers raise: something else is wrong
-        return None
-    if saved == like.rng.shape and generator in (None, _generator()):
-        return None
-    name = generator or {(2,): "threefry2x32", (4,): "rbg (or unsafe_rbg)"}.get(
-        saved, "what it was"
-    )
-    return (
-        f"jax_default_prng_impl = {_generator()!r}: "
-        f"checkpoint {checkpoint} has the random keys of another generator; set JAX_DEFAULT_PRNG_IMPL to {name}"
-    )
-
-
-def reason_of(error: Exception) -> str:
-    """Return the first line of what a storage layer has said."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:120]
-
-
-def is_begun(workdir: pathlib.Path) -> bool:
-    """Return whether a workdir has a checkpoint."""
-    folder = checkpoint_root(workdir) / "checkpoints"
-    return folder.is_dir() and bool(steps_on_disk(folder))
-
-
-def steps_on_disk(folder: pathlib.Path) -> list[int]:
-    """Return the steps that have a checkpoint, ascending."""
-    try:
-        entries = [entry for entry in folder.iterdir() if re.fullmatch("0|[1-9][0-9]*", entry.name)]
-        return sorted(int(entry.name) for entry in entries if is_whole_checkpoint(entry))
-    except FileNotFoundError:
-        return []
-    except Exception as error:  # whatever the storage layers raise
-        reason = getattr(error, "strerror", None) or reason_of(error)
-        raise EnvironmentProblem(
-            f"{folder} cannot be read ({reason}); mend it or use another --workdir"
-        ) from error
 
 
 def restore_chosen(
     checkpoints: Checkpoints,
     which: str,
     shapes: Callable[[int], TrainState],
-    say: Say = lambda line: None,
+    say: Say = _silent,
 ) -> TrainState:
-    """Read the "latest" checkpoint that is intact, the "best" one, or the one whose step is given.
+    """Read the latest intact checkpoint, the best one, or that of a step.
 
     Args:
-      checkpoints: of a workdir.
-      which: see above.
-      shapes: see `Checkpoints.restore_newest`, as `say`.
+      checkpoints: The checkpoints of a workdir.
+      which: "latest", "best" or a step.
+      shapes: Function of the step that returns shapes, dtypes and shardings of its state.
+      say: Function that gets a line for each damaged checkpoint.
 
     Raises:
-      UserError: if there is none.
-      EnvironmentProblem: if it cannot be read.
+      UserError: If there is no such checkpoint.
+      EnvironmentProblem: If it cannot be read.
     """
     step = choose_step(checkpoints, which)
     state = checkpoints.restore_newest(shapes, say) if which == "latest" else None
@@ -717,14 +507,17 @@ def restore_chosen(
 
 
 def choose_step(checkpoints: Checkpoints, which: str) -> int:
-    named = {"latest": checkpoints.latest_step, "best": checkpoints.best_step}
-    step = (
-        named[which]()
-        if which in named
-        else next((step for step in checkpoints.steps() if str(step) == which), None)
-    )
+    """Return the step of a checkpoint; see `restore_chosen`."""
+    known = {str(step): step for step in checkpoints.steps()}
+    step = known.get(which)
+    if which == "latest":
+        step = checkpoints.latest_step()
+    if which == "best":
+        step = checkpoints.best_step()
     if step is None:
-        raise UserError(
-            f"--checkpoint = {which!r}: there is no such checkpoint; use latest, best or a step, after lbopt train has saved one"
+        fix = (
+            "there is no such checkpoint; use latest, best or a step, after lbopt train has saved "
+            "one"
         )
+        raise UserError("--checkpoint", which, fix, code="missing")
     return step

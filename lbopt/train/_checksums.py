@@ -1,4 +1,4 @@
-"""Checksums of arrays, the same however the arrays are spread out: a damaged checkpoint is known by them."""
+"""Checksums of arrays, the same in every layout over devices; they tell a damaged checkpoint."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from jax import lax
 from lbopt import tree, types
 
 _UINTS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
-# Any odd numbers would do (Knuth's multiplicative hash; the finaliser of MurmurHash3).
+# Any odd numbers do. These are from Knuth's multiplicative hash and MurmurHash3's finaliser.
 _MULTIPLIERS = (0x9E3779B1, 0x85EBCA6B)
 _MIXER = 0xC2B2AE35
 
 
 def checksums(state: types.PyTree) -> dict[str, str]:
-    """Return leaf name -> 64 bits in hexadecimal.
+    """Return the checksum of each leaf by its name: 64 bits in hexadecimal.
 
-    The words of an array, as unsigned integers, are added up modulo 2^32 with weights that depend on where they stand; twice,
-    with other weights. Weights are odd, so no single flipped bit goes unseen, and anything else does with probability 2^-64 or
-    so. A sum needs no order: the state may be spread over any number of devices and processes, each of which adds up its part.
+    The words of an array, as unsigned integers, are summed modulo 2^32 with weights that depend on
+    their position; twice, with different weights. Weights are odd, so a single flipped bit always
+    changes the checksum, and any other damage does except with a probability of about 2^-64. A sum
+    needs no order: each device and process adds up its own shards.
 
     Args:
-      state: arrays of 1, 2 or 4 bytes an element.
+      state: Arrays of 1, 2 or 4 bytes per element.
 
     >>> checksums({"a": np.zeros(3, np.float32), "b": np.ones(1, np.int32)})
     {'a': '0000000000000000', 'b': '9e3779b175ffe3ed'}
@@ -35,7 +36,7 @@ def checksums(state: types.PyTree) -> dict[str, str]:
 
 
 def named(names: Sequence[str], sums: jax.Array) -> dict[str, str]:
-    """Return leaf name -> checksum, from what `sums_of` adds up; waits until it has."""
+    """Return the checksums of leaves by name from the result of `sums_of`, when it is ready."""
     return {
         name: f"{first:08x}{second:08x}"
         for name, (first, second) in zip(names, np.asarray(sums).tolist(), strict=True)
@@ -55,7 +56,7 @@ def sums_of(leaves: Sequence[jax.Array]) -> jax.Array:
 
 
 def all_finite(leaves: Sequence[jax.Array]) -> bool:
-    """Return whether no floating-point array has NaN or infinity in it; waits for them."""
+    """Return whether all floating-point arrays are finite; waits for them."""
     return bool(_all_finite([leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]))
 
 
@@ -66,6 +67,7 @@ def _all_finite(leaves: Sequence[jax.Array]) -> jax.Array:
 
 @jax.jit  # traced once for all leaves of a shape
 def _both(leaf: jax.Array) -> jax.Array:
+    """Return the two sums of an array, [2] uint32."""
     return jnp.stack([_sum(leaf, salt) for salt in range(2)])
 
 
@@ -76,7 +78,7 @@ def _sum(leaf: jax.Array, salt: int) -> jax.Array:
 
 
 def _weights(shape: Sequence[int], salt: int) -> jax.Array:
-    """Return an odd number for each place of an array."""
+    """Return an odd number for each position in an array, uint32."""
     place = jnp.zeros(shape, jnp.uint32)
     for axis, stride in enumerate(_strides(shape)):
         place += lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride % 2**32)
@@ -91,5 +93,5 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 
 def differing(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Return the names of leaves whose checksums are not the wanted ones, those that only one side has included."""
+    """Return the names of leaves whose checksums differ, and of those that only one side has."""
     return sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))

@@ -1,4 +1,4 @@
-"""States as an earlier version saved them: read by the names of their leaves, whatever containers these lay in."""
+"""States that an earlier version saved: read by the names of their leaves, in any containers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ import jax
 from lbopt import tree
 
 NESTED = 1
-"""The layout in which trust ratios and norms lay in the parameters' containers, and every learning rate beside a `count`."""
+"""The earlier layout: trust ratios and norms nested like the parameters, each rate with a count."""
 NOW = 2
-
+"""The layout of this version."""
 
 _RENAMED = {"learning_rate": "applied_rate", "count": "schedule_count"}
 _FLAX_LARS = re.compile(r"(.*)/([12])/inner_state/[01]/(.*)")
-"""Where LARS of the variant "flax" kept adapted leaves and the others apart: two links, each with a velocity and a rate."""
+"""Leaves of LARS, variant "flax", in the earlier layout.
+
+It kept adapted leaves and the others in two links of a chain, each with a velocity and a rate.
+"""
 
 
 def renamed(saved: Mapping[str, Any], like: Any) -> dict[str, Any]:
-    """Return what was saved under each leaf's name under the name that the leaf has in the state `like` today."""
+    """Return saved values by the names that their leaves have in the state `like` today."""
     names = set(tree.leaf_names(like))
     return {_name_now(name, names): value for name, value in saved.items()}
 
 
 def _name_now(name: str, names: Container[str]) -> str:
+    """Return today's name of a leaf; `names` are those that there are."""
     apart = _FLAX_LARS.fullmatch(name)
     if apart and name not in names:
         chain, link, rest = apart.groups()
@@ -41,15 +45,15 @@ def read(described: Any, like: Any, read_arrays: Callable[[Any], Any]) -> Any:
     """Read a state of the layout `NESTED`.
 
     Args:
-      described: a leaf for each array that was saved, in the containers in which it was.
-      like: the state of today: shapes, dtypes and shardings.
-      read_arrays: shapes -> arrays, in the same containers.
+      described: A leaf for each saved array, in the containers of then.
+      like: Shapes, dtypes and shardings of the state today.
+      read_arrays: Function of shapes, in the containers of then, that returns the arrays.
 
     Returns:
       A state like `like`.
 
     Raises:
-      ValueError: naming leaves, if others were saved.
+      ValueError: Naming leaves, if the saved ones are not those of `like`.
     """
     shapes = tree.by_name(like)
     names = [_name_now(name, shapes) for name in tree.leaf_names(described)]

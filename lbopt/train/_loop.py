@@ -1,4 +1,4 @@
-"""The training loop: restore, step, log, evaluate, save, until done or asked to stop."""
+"""The training loop: restore, step, log, evaluate and save, until done or asked to stop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,9 +17,10 @@ from lbopt.data import train_iterator
 from lbopt.errors import EnvironmentProblem, Preempted, UserError, require
 from lbopt.job import STARTING_PATIENCE, Job, PreemptionWatch, SoloJob
 from lbopt.parallel import TrainState, put_batch
-from lbopt.train._checkpoint import BROKEN, PHASE, Checkpoints
+from lbopt.train._checkpoint import Checkpoints
 from lbopt.train._checksums import all_finite
 from lbopt.train._progress import Progress, said_by_first
+from lbopt.train._ranking import BROKEN, PHASE
 from lbopt.train._run import Run, Target
 from lbopt.transforms import optimizer_metrics
 from lbopt.workdir import (
@@ -32,9 +33,9 @@ from lbopt.workdir import (
     write_text,
 )
 
-_STEER = "lower the learning rate, or clip the gradients"
-_STALLED = 0.5
-"""Of the weights of a layer: where more of them do not move, that is said."""
+_ADVICE = "lower the learning rate, or clip the gradients"
+_STALLED_SHARE = 0.5
+"""Share of a layer's weights: if an update leaves more of them unchanged, the user is warned."""
 _SHOWN = (
     "train/loss",
     "train/learning_rate",
@@ -43,77 +44,86 @@ _SHOWN = (
     "eval/f1",
     "perf/examples_per_s",
 )
+"""Scalars that the progress bar shows."""
 
 
 def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None) -> TrainState:
     """Train to the end of the last phase, from the newest checkpoint if there is one.
 
     Args:
-      run: from `recipes.build`.
-      workdir: an opened workdir (see `open_workdir`).
-      watch: who watches for SIGTERM already, and knows the job; None to watch from here on, alone.
+      run: The run, from `recipes.build_run`.
+      workdir: The workdir, opened by `open_workdir`.
+      watch: The watch for SIGTERM, which knows the job; None for a new one, of this process alone.
 
     Returns:
       The final state.
 
     Raises:
-      Preempted: on SIGTERM, once the state is saved.
-      EnvironmentProblem: if a checkpoint cannot be read or written.
+      Preempted: On SIGTERM, when the state is saved.
+      EnvironmentProblem: If a checkpoint cannot be read or written.
     """
     job = SoloJob() if watch is None else watch.job
-    first = job.index == 0  # the only one that writes, but for its part of the checkpoints
-    if first:
+    is_first = job.index == 0  # others write only their shards of the checkpoints
+    total = run.phases()[-1].last_step
+    if is_first:
         make_writable_folder(workdir / "checkpoints")
         _keep_vocabulary(run, workdir)
-    total = run.phases()[-1].last_step
+
     with contextlib.ExitStack() as stack:
-        ends = [phase.last_step for phase in run.phases()]
         job.doing("restoring", patience=STARTING_PATIENCE)
+        ends = [phase.last_step for phase in run.phases()]
         checkpoints = stack.enter_context(
             Checkpoints(workdir, run.keep_checkpoints, run.best_metric, False, ends, job)
         )
-        state = restore_or_init(run, checkpoints, job)
+        state = _restore_or_init(run, checkpoints, job)
         start = int(state.step)
-        lines = (
-            read_json_lines(workdir / "metrics.jsonl") if first else []
-        )  # say now if it is damaged
-        history = History.of([line for line in lines if line["step"] <= start])
-        history = History(*job.from_first("history", dataclasses.astuple(history)))
-        mllog = run.mllog if first else None
-        if start >= total or history.stopped(run.target):
-            MlperfLog(workdir, mllog, run.epoch_at, start).run_ends(start, history.reached)
+        status = _shared_status(workdir, start, job)
+        mllog = run.mllog if is_first else None
+
+        if start >= total or status.is_stopped(run.target):
+            MlperfLog(workdir, mllog, run.epoch_at, start).run_ends(start, status.reached)
             said_by_first(job)(f"complete at step {start} of {total}: nothing to do")
-            _say_if_broken(history, checkpoints, said_by_first(job))
+            _say_if_broken(status, checkpoints, said_by_first(job))
             return state
+
         watch = watch or stack.enter_context(PreemptionWatch(job))
         writer: MetricsWriter | NoMetricsWriter = (
-            MetricsWriter(workdir, start) if first else NoMetricsWriter()
+            MetricsWriter(workdir, start) if is_first else NoMetricsWriter()
         )
         stack.enter_context(writer)
-        stack.callback(checkpoints.settle)
-        progress = stack.enter_context(Progress(total, start, silent=not first))
+        stack.callback(checkpoints.settle)  # a save still uses the writer
+        progress = stack.enter_context(Progress(total, start, silent=not is_first))
         if watch.requested and job.count == 1:
             raise Preempted(
                 f"stopped before step {start + 1} of {total}; run the same command again to go on"
             )
-        progress.say(
-            f"{'resuming at' if start else 'starting at'} step {start} of {total}, global batch "
-            f"{run.phase_at(start + 1).global_batch_size}, {run.mesh.size} devices{f' of {job.count} processes' * (job.count > 1)}"
-        )
+        progress.say(_first_line(run, start, total, job))
+
         log = MlperfLog(workdir, mllog, run.epoch_at, start)
         for phase in run.phases():
-            if int(state.step) < phase.last_step and not history.stopped(phase.target):
-                session = _Session(phase, total, history, checkpoints, writer, watch, progress, log)
-                state = session.go_on(state)
-        log.run_ends(int(state.step), history.reached)
+            if int(state.step) < phase.last_step and not status.is_stopped(phase.target):
+                loop = _PhaseLoop(phase, total, status, checkpoints, writer, watch, progress, log)
+                state = loop.train(state)
+
+        log.run_ends(int(state.step), status.reached)
         job.doing("waiting for the last checkpoint", total)
         checkpoints.wait()
-        _say_if_broken(history, checkpoints, progress.say)
+        _say_if_broken(status, checkpoints, progress.say)
         return state
 
 
+def _first_line(run: Run, start: int, total: int, job: Job) -> str:
+    """Return the line that says where a run starts, and on what."""
+    size = run.phase_at(start + 1).global_batch_size
+    processes = f" of {job.count} processes" if job.count > 1 else ""
+    return (
+        f"{'resuming at' if start else 'starting at'} step {start} of {total}, global batch "
+        f"{size}, {run.mesh.size} devices{processes}"
+    )
+
+
 def _keep_vocabulary(run: Run, workdir: pathlib.Path) -> None:
-    """Write the vocabulary into a workdir; refuse to go on with another one."""
+    """Write the vocabulary into a workdir, unless it is there."""
     check_vocabulary(run, workdir)
     for name, content in run.vocabulary.files().items():
         if not (workdir / name).exists():
@@ -121,121 +131,218 @@ def _keep_vocabulary(run: Run, workdir: pathlib.Path) -> None:
 
 
 def check_vocabulary(run: Run, workdir: pathlib.Path) -> None:
-    """Raise `UserError` if the data of a run have another vocabulary than the one that its workdir keeps."""
+    """Check that a run's data have the vocabulary that its workdir keeps.
+
+    Raises:
+      UserError: If they have another one.
+      EnvironmentProblem: If the workdir's cannot be read.
+    """
     for name, content in run.vocabulary.files().items():
         file = workdir / name
-        if file.exists():
-            try:
-                kept = read_regular(file)
-            except OSError as error:
-                raise EnvironmentProblem(
-                    f"{file} cannot be read ({error.strerror}); mend it, or use another --workdir"
-                ) from error
-            fix = f"the run there began with another {name} than its data have now; use the data of then, or another --workdir"
-            require(
-                kept == content.encode("utf-8", "backslashreplace"), "--workdir", str(workdir), fix
-            )
+        if not file.exists():
+            continue
+        try:
+            kept = read_regular(file)
+        except OSError as error:
+            fix = f"it cannot be read ({error.strerror}); mend it, or use another --workdir"
+            raise EnvironmentProblem(str(file), reason=fix, code="damaged") from error
+        fix = (
+            f"the run there began with another {name} than its data have now; use the data of "
+            "then, or another --workdir"
+        )
+        same = kept == content.encode("utf-8", "backslashreplace")
+        require(same, "--workdir", str(workdir), fix, code="mismatch")
 
 
-def _say_if_broken(history: History, checkpoints: Checkpoints, say: Callable[[str], None]) -> None:
-    """Say at the end of a run that its loss was not finite, and which checkpoint is from before."""
-    if history.broken_step is None:
-        return
-    kept = checkpoints.latest_finite_step()
-    fix = (
-        "no checkpoint has a finite network"
-        if kept is None
-        else f"the last finite network is --checkpoint={kept}"
-    )
-    say(f"the loss was not finite, first at step {history.broken_step}: {fix}; {_STEER}")
-
-
-def restore_or_init(run: Run, checkpoints: Checkpoints, job: Job) -> TrainState:
-    """Return the newest saved state that is intact, or the first one."""
+def _restore_or_init(run: Run, checkpoints: Checkpoints, job: Job) -> TrainState:
+    """Return the newest saved state that is intact, or a fresh one."""
     state = checkpoints.restore_newest(lambda step: run.phase_at(step).shapes(), said_by_first(job))
     return run.init() if state is None else state
 
 
 @dataclasses.dataclass
-class History:
-    """What the metrics of earlier steps say.
+class Status:
+    """What happened in a run up to a step, from the lines of metrics.jsonl.
 
     Attributes:
-      seconds: of training, evaluation included, over all starts; what a kill took back, up to the last line that was kept,
-        does not count.
-      reached: whether the target has been reached.
-      broken_step: the first step whose logged loss is not finite; None if there is none.
-      stalled: whether it was said that updates are too small for the dtype of the parameters.
+      seconds: Seconds of training and evaluation, summed over restarts; work after the last logged
+        line before a kill is excluded.
+      reached: Whether the target was reached.
+      broken_step: The first step whose logged loss is not finite; None if there is none.
+      warned_of_stalled: Whether the user was warned that updates are too small for the dtype of
+        the parameters.
     """
 
     seconds: float = 0.0
     reached: bool = False
     broken_step: int | None = None
-    stalled: bool = False
+    warned_of_stalled: bool = False
 
     @classmethod
-    def of(cls, lines: Sequence[Mapping[str, Any]]) -> History:
-        """Read it from the lines of metrics.jsonl."""
+    def of(cls, lines: Sequence[Mapping[str, Any]]) -> Status:
+        """Return the status after these lines of metrics.jsonl."""
         seconds = [
             line["perf/elapsed_s"] for line in lines if line.get("perf/elapsed_s") is not None
         ]
-        reached = any("target/steps" in line for line in lines)
         return cls(
-            max(seconds, default=0.0),
-            reached,
-            next((line["step"] for line in lines if broken_losses(line)), None),
+            seconds=max(seconds, default=0.0),
+            reached=any("target/steps" in line for line in lines),
+            broken_step=next((line["step"] for line in lines if broken_losses(line)), None),
         )
 
-    def stopped(self, target: Target | None) -> bool:
+    def is_stopped(self, target: Target | None) -> bool:
         """Return whether the run has ended at its target."""
         return self.reached and target is not None and target.stop
 
 
+def _shared_status(workdir: pathlib.Path, start: int, job: Job) -> Status:
+    """Return the status of a run at the step where it starts, as the first process reads it."""
+    lines = read_json_lines(workdir / "metrics.jsonl") if job.index == 0 else []
+    ours = Status.of([line for line in lines if line["step"] <= start])
+    return Status(*job.from_first("history", dataclasses.astuple(ours)))
+
+
+def _say_if_broken(status: Status, checkpoints: Checkpoints, say: Callable[[str], None]) -> None:
+    """Say at the end of a run that its loss was not finite, and which checkpoint is from before."""
+    if status.broken_step is None:
+        return
+    kept = checkpoints.latest_finite_step()
+    which = (
+        "no checkpoint has a finite network"
+        if kept is None
+        else f"the last finite network is --checkpoint={kept}"
+    )
+    say(f"the loss was not finite, first at step {status.broken_step}: {which}; {_ADVICE}")
+
+
 @dataclasses.dataclass
-class _Session:
-    """The work of one process on one phase."""
+class _PhaseLoop:
+    """The loop over the steps of one phase, in one process of the job."""
 
     run: Run
     total: int
-    history: History
+    status: Status
     checkpoints: Checkpoints
     writer: MetricsWriter | NoMetricsWriter
     watch: PreemptionWatch
     progress: Progress
     log: MlperfLog
 
-    def go_on(self, state: TrainState) -> TrainState:
+    def train(self, state: TrainState) -> TrainState:
         """Train to the end of the phase, or to the target."""
-        run, start = self.run, int(state.step)
+        run = self.run
+        job = self.watch.job
+        start = int(state.step)
         if start == run.first_step and not run.is_first:
             self.progress.say(f"phase from step {start} on: global batch {run.global_batch_size}")
             state = run.enter(state)
         self.checkpoints.prepare(state)
         self.log.training_begins(start)
-        clock = _Clock(start, run.global_batch_size, self.history.seconds)
-        job = self.watch.job
+        clock = _Clock(start, run.global_batch_size, self.status.seconds)
+
         job.doing("reading the first batch", start, STARTING_PATIENCE)
-        for step, batch in enumerate(
-            train_iterator(run.batches, start - run.first_step), start + 1
-        ):
+        batches = train_iterator(run.batches, start - run.first_step)
+        for step, batch in enumerate(batches, start + 1):
+            # The first step is compiled, which takes longer.
             job.doing("in step", step, STARTING_PATIENCE if step == start + 1 else 1)
-            state, metrics = run.train_step(state, put_batch(run.mesh, batch))
+            state, step_metrics = run.train_step(state, put_batch(run.mesh, batch))
             if run.mesh.devices.flat[0].platform == "cpu":
-                jax.block_until_ready(
-                    metrics
-                )  # queued collectives of many steps deadlock on a few CPU cores
+                # Queued collectives of many steps deadlock on a few CPU cores.
+                jax.block_until_ready(step_metrics)
+
             stopping = job.stops_after(step) and step < self.total
-            scalars = self._scalars(step, state, metrics, clock, stopping)
-            self._tell(step, scalars)
+            scalars = self._scalars(step, state, step_metrics, clock, stopping)
+            self._report(step, scalars)
             self._check_finite(step, scalars)
             self._save(step, state, scalars, stopping)
-            if self.history.stopped(run.target):
+            if self.status.is_stopped(run.target):
                 break
             job.doing("reading the batch of the next step", step)
-        self.history.seconds = clock.elapsed_s()
+
+        self.status.seconds = clock.elapsed_s()
         return state
 
-    def _tell(self, step: int, scalars: dict[str, float]) -> None:
+    def _scalars(
+        self,
+        step: int,
+        state: TrainState,
+        step_metrics: types.Metrics,
+        clock: _Clock,
+        stopping: bool,
+    ) -> dict[str, float]:
+        """Return the scalars to log after a step: of training, of evaluation, both or none."""
+        scalars: dict[str, float] = {}
+        if self._is_due(step, self.run.cadence.log_every_steps):
+            scalars |= self._training_scalars(step, state, step_metrics)
+            scalars["perf/examples_per_s"] = clock.examples_per_s(step)
+        if self._is_due(step, self.run.cadence.eval_every_steps):
+            scalars |= self._evaluate(step, state, clock)
+        if scalars or stopping:  # the time until a preemption counts as well
+            scalars |= {**self._damaged_counts(), "perf/elapsed_s": clock.elapsed_s()}
+        return scalars
+
+    def _training_scalars(
+        self, step: int, state: TrainState, step_metrics: types.Metrics
+    ) -> dict[str, float]:
+        """Return the metrics of a step and of its optimizer; end the run if all is skipped."""
+        pairs, applied = jax.device_get((step_metrics, optimizer_metrics(state.opt_state)))
+        _check_skipped(step, applied)
+        self._warn_of_stalled(step, applied)
+        found = {**metrics.means([pairs]), **applied}
+        return {f"train/{name}": float(value) for name, value in found.items()}
+
+    def _evaluate(self, step: int, state: TrainState, clock: _Clock) -> dict[str, float]:
+        """Return the metrics of the evaluation after a step, and what it took to the target."""
+        run = self.run
+        self.log.evaluation_begins(step)
+        self.watch.job.doing("evaluating after step", step)
+        with clock.paused():
+            found = {f"eval/{name}": value for name, value in run.evaluate(state).items()}
+        self.log.evaluated(step, found)
+
+        scalars = found | self._target_scalars(step, found, clock)
+        if step < run.last_step and not self.status.is_stopped(run.target):
+            self.log.training_begins(step)
+        return scalars
+
+    def _target_scalars(
+        self, step: int, found: Mapping[str, float], clock: _Clock
+    ) -> dict[str, float]:
+        """Return the work up to the target, at the first evaluation that reaches it."""
+        target = self.run.target
+        if target is None or self.status.reached or not target.reached(found):
+            return {}
+        self.status.reached = True
+        return {
+            "target/steps": step,
+            "target/examples": self.run.examples_seen(step),
+            "target/seconds": clock.elapsed_s(),
+        }
+
+    def _damaged_counts(self) -> dict[str, float]:
+        """Return the numbers of damaged records that all processes have skipped."""
+        ours = self.run.damaged_counts()
+        counts = self.watch.job.together("damaged", ours) if ours else []
+        return {name: sum(count[name] for count in counts) for name in ours}
+
+    def _warn_of_stalled(self, step: int, applied: Mapping[str, Any]) -> None:
+        """Warn once that updates are too small for the dtype of the parameters."""
+        shares = {
+            name: float(share) for name, share in applied.items() if name.startswith("stalled")
+        }
+        worst = max(shares, key=shares.__getitem__, default=None)
+        if worst is None or shares[worst] <= _STALLED_SHARE or self.status.warned_of_stalled:
+            return
+        self.status.warned_of_stalled = True
+        layer = worst.partition("/")[2]
+        self.progress.say(
+            f"warning: at step {step} the update left {shares[worst]:.0%} of the weights of "
+            f"{layer} as they were: it is less than half of their last bit; keep the parameters "
+            "in fp32"
+        )
+
+    def _report(self, step: int, scalars: dict[str, float]) -> None:
+        """Write the scalars of a step, and show some of them."""
         if scalars:
             self.writer.write(step, self.run.examples_seen(step), scalars)
         self.progress.advance()
@@ -243,146 +350,105 @@ class _Session:
             self.progress.report({name: scalars[name] for name in _SHOWN if name in scalars})
 
     def _check_finite(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Say once that a loss is not finite, or end the run there if that was asked for."""
+        """Say once that a loss is not finite, or end the run if that was asked for."""
         broken = broken_losses(scalars)
-        if broken and self.run.stop_at_nan:
-            self._stop_at_nan(f"{broken[0]} is {scalars[broken[0]]} at step {step}")
-        if broken and self.history.broken_step is None:
-            self.history.broken_step = step
-            self.progress.say(
-                f"{broken[0]} is {scalars[broken[0]]} at step {step}, and the run goes on: {_STEER}"
-            )
+        if not broken:
+            return
+        what = f"{broken[0]} is {scalars[broken[0]]} at step {step}"
+        if self.run.stop_at_nan:
+            self._stop_at_nan(what)
+        if self.status.broken_step is None:
+            self.status.broken_step = step
+            self.progress.say(f"{what}, and the run goes on: {_ADVICE}")
 
     def _stop_at_nan(self, what: str) -> None:
+        """End the run because a loss or the network is not finite."""
         self.checkpoints.wait()
         kept = self.checkpoints.latest_step()
-        state = (
+        saved = (
             "nothing was saved before" if kept is None else f"the last checkpoint is of step {kept}"
         )
         fix = (
-            f"{what}, and {state}; lower {{learning_rate}}, or clip by {{max_grad_norm}}, in "
+            f"{what}, and {saved}; lower {{learning_rate}}, or clip by {{max_grad_norm}}, in "
             "another --workdir"
         )
-        also = ["learning_rate", "max_grad_norm"]
-        raise UserError("stop_at_nan", True, fix, code="value", also=also)
+        raise UserError("stop_at_nan", True, fix, also=["learning_rate", "max_grad_norm"])
 
     def _save(
         self, step: int, state: TrainState, scalars: Mapping[str, float], stopping: bool
     ) -> None:
+        """Save the state if that is due, if it is the best so far, or if the run is to stop."""
         evaluated = {name: value for name, value in scalars.items() if name.startswith("eval/")}
         if evaluated and not self.run.is_first:
             evaluated[PHASE] = 1.0
-        due = self._due(step, self.run.cadence.checkpoint_every_steps) or self.history.stopped(
-            self.run.target
-        )
-        if stopping or due or self.checkpoints.would_be_best(evaluated):
+
+        due = self._is_due(step, self.run.cadence.checkpoint_every_steps)
+        due = due or stopping or self.status.is_stopped(self.run.target)
+        if due or self.checkpoints.would_be_best(evaluated):
             self.watch.job.doing("saving after step", step)
             if not all_finite(jax.tree.leaves((state.params, state.model_state))):
                 if self.run.stop_at_nan:
                     self._stop_at_nan(f"the network is not finite after step {step}")
                 evaluated[BROKEN] = 1.0
             self.checkpoints.save(state, evaluated, before=self.writer.sync)
+
         if stopping:
             self.checkpoints.wait()
-            _say_if_broken(self.history, self.checkpoints, self.progress.say)
+            _say_if_broken(self.status, self.checkpoints, self.progress.say)
             raise Preempted(
-                f"stopped at step {step} of {self.total} with the state saved; run the same command again to go on"
+                f"stopped at step {step} of {self.total} with the state saved; run the same "
+                "command again to go on"
             )
 
-    def _scalars(
-        self, step: int, state: TrainState, pairs: types.Metrics, clock: _Clock, stopping: bool
-    ) -> dict[str, float]:
-        """Return what this step has to log: nothing, training scalars, evaluation, or both."""
-        run = self.run
-        scalars: dict[str, float] = {}
-        if self._due(step, run.cadence.log_every_steps):
-            pairs, applied = jax.device_get((pairs, optimizer_metrics(state.opt_state)))
-            scalars |= {f"train/{name}": value for name, value in metrics.means([pairs]).items()}
-            scalars |= {f"train/{name}": float(value) for name, value in applied.items()}
-            _check_skipped(step, applied)
-            self._check_stalled(step, applied)
-            scalars["perf/examples_per_s"] = clock.examples_per_s(step)
-        if self._due(step, run.cadence.eval_every_steps):
-            self.log.evaluation_begins(step)
-            self.watch.job.doing("evaluating after step", step)
-            with clock.paused():
-                found = {f"eval/{name}": value for name, value in run.evaluate(state).items()}
-            self.log.evaluated(step, found)
-            scalars |= found | self._target(step, found, clock)
-            if step < run.last_step and not self.history.stopped(run.target):
-                self.log.training_begins(step)
-        if scalars or stopping:  # the time until a preemption is not lost
-            scalars |= {**self._damaged(), "perf/elapsed_s": clock.elapsed_s()}
-        return scalars
-
-    def _check_stalled(self, step: int, applied: Mapping[str, Any]) -> None:
-        """Say once that updates are too small for the dtype of the parameters."""
-        shares = {
-            name: float(share) for name, share in applied.items() if name.startswith("stalled")
-        }
-        worst = max(shares, key=shares.__getitem__, default=None)
-        if worst is None or shares[worst] <= _STALLED or self.history.stalled:
-            return
-        self.history.stalled = True
-        self.progress.say(
-            f"warning: at step {step} the update left {shares[worst]:.0%} of the weights of {worst.partition('/')[2]} as they were: "
-            "it is less than half of their last bit; keep the parameters in fp32"
-        )
-
-    def _damaged(self) -> dict[str, float]:
-        """Return how many records all processes have left out."""
-        ours = self.run.damaged_counts()
-        counts = self.watch.job.together("damaged", ours) if ours else []
-        return {name: sum(count[name] for count in counts) for name in ours}
-
-    def _target(self, step: int, found: Mapping[str, float], clock: _Clock) -> dict[str, float]:
-        """Return, at the first evaluation that reaches the target, after how much work that was."""
-        target = self.run.target
-        if target is None or self.history.reached or not target.reached(found):
-            return {}
-        self.history.reached = True
-        return {
-            "target/steps": step,
-            "target/examples": self.run.examples_seen(step),
-            "target/seconds": clock.elapsed_s(),
-        }
-
-    def _due(self, step: int, every_steps: float) -> bool:
+    def _is_due(self, step: int, every_steps: float) -> bool:
+        """Return whether a step is the last one, or the first at or after a multiple."""
         here = step - self.run.first_step
         return step == self.run.last_step or here // every_steps > (here - 1) // every_steps
 
 
 def _check_skipped(step: int, applied: Mapping[str, Any]) -> None:
-    """Stop where nothing but broken gradients comes."""
-    if applied.get("skipped/limit_reached", False):
-        skipped = int(applied["skipped/nonfinite"])
-        fix = (
-            f"more gradients in a row than that were not finite by step {step} ({skipped} were "
-            "skipped in all); lower {learning_rate}, clip by {max_grad_norm}, or raise {skip_limit}"
-        )
-        also = ["learning_rate", "max_grad_norm", "skip_limit"]
-        raise UserError("skip_limit", reason=fix, also=also)
+    """Raise `UserError` if the optimizer has skipped too many gradients in a row."""
+    if not applied.get("skipped/limit_reached", False):
+        return
+    skipped = int(applied["skipped/nonfinite"])
+    fix = (
+        f"more gradients in a row than that were not finite by step {step} ({skipped} were "
+        "skipped in all); lower {learning_rate}, clip by {max_grad_norm}, or raise {skip_limit}"
+    )
+    also = ["learning_rate", "max_grad_norm", "skip_limit"]
+    raise UserError("skip_limit", reason=fix, also=also)
 
 
 class _Clock:
-    """Measure training speed between log lines, evaluation left out, and the time of it all."""
+    """Training speed between log lines, evaluation excluded; and the time of it all.
+
+    Args:
+      step: The step at which the clock starts.
+      global_batch_size: Number of examples in a step.
+      seconds_before: Seconds of earlier starts and phases.
+    """
 
     def __init__(self, step: int, global_batch_size: int, seconds_before: float = 0.0):
-        self._step, self._global_batch_size = step, global_batch_size
+        self._step = step
+        self._global_batch_size = global_batch_size
         self._since = time.perf_counter()
         self._origin = self._since - seconds_before
 
     def examples_per_s(self, step: int) -> float:
+        """Return the speed since the last call."""
         now = time.perf_counter()
         speed = (step - self._step) * self._global_batch_size / max(now - self._since, 1e-9)
-        self._step, self._since = step, now
+        self._step = step
+        self._since = now
         return speed
 
     def elapsed_s(self) -> float:
+        """Return the seconds of training and evaluation, earlier starts included."""
         return time.perf_counter() - self._origin
 
     @contextlib.contextmanager
-    def paused(self):
+    def paused(self) -> Iterator[None]:
+        """Exclude the time in the context from the speed."""
         begin = time.perf_counter()
         yield
         self._since += time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""A bar on a terminal, plain lines in a log."""
+"""Progress of long work: a bar on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -11,70 +11,72 @@ import tqdm
 from lbopt._shown import printable
 from lbopt.job import Job
 
-_READER_OR_NOT = contextlib.suppress(OSError, ValueError)
-"""Lets nothing be raised by a pipe or terminal that nobody reads any more, or by a closed stream."""
+_IGNORING_CLOSED_STREAMS = contextlib.suppress(OSError, ValueError)
+"""Ignores the errors of a pipe or terminal that nobody reads any more, and of a closed stream."""
 
 
 def said_by_first(job: Job) -> Callable[[str], None]:
-    """Return what prints a line to standard error in the first process of a job, and nothing in the others."""
+    """Return a function that prints a line in the first process of a job, and nothing in others."""
     return (lambda line: None) if job.index else say
 
 
 def say(line: str) -> None:
-    """Print a line to standard error, if that is there and somebody reads it: no run ends for want of a reader."""
-    with _READER_OR_NOT:
+    """Print a line to standard error, if that is open; no run ends because nobody reads it."""
+    with _IGNORING_CLOSED_STREAMS:
         if sys.stderr is not None:
-            print(
-                f"{printable(line)}\n", end="", file=sys.stderr, flush=True
-            )  # in one piece: threads of a study speak at once
+            # One write for line and newline, because threads of a study print at once.
+            print(f"{printable(line)}\n", end="", file=sys.stderr, flush=True)
 
 
 class Progress:
-    """Say how far a run is.
+    """Shows how much of some work is done.
 
     Args:
-      total: how many units make the whole; None if that is not known.
-      done: how many were done before.
-      unit: what one is called.
-      silent: say nothing: another process of the job does.
+      total: Number of units in all; None if that is not known.
+      done: Number of units that were done before.
+      unit: Name of a unit.
+      silent: Whether nothing is printed, because another process of the job prints.
     """
 
     def __init__(self, total: int | None, done: int = 0, unit: str = "step", silent: bool = False):
-        self._total, self._done, self._unit, self._silent = total, done, unit, silent
+        self._total = total
+        self._done = done
+        self._unit = unit
+        self._silent = silent
         self._bar: tqdm.tqdm | None = None
-        with _READER_OR_NOT:
+        with _IGNORING_CLOSED_STREAMS:
             if not silent and sys.stderr is not None and sys.stderr.isatty():
                 self._bar = tqdm.tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True)
 
     def advance(self, count: int = 1) -> None:
-        """Count units done."""
+        """Count units as done."""
         self._done += count
         if self._bar is not None:
-            with _READER_OR_NOT:
+            with _IGNORING_CLOSED_STREAMS:
                 self._bar.update(count)
 
     def say(self, text: str) -> None:
         """Print a line of its own."""
         if self._bar is not None:
-            with _READER_OR_NOT:
+            with _IGNORING_CLOSED_STREAMS:
                 self._bar.write(printable(text), file=sys.stderr)
         elif not self._silent:
             say(text)
 
     def report(self, values: Mapping[str, float]) -> None:
-        """Show a few numbers beside the count."""
+        """Show some numbers beside the count."""
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._bar is not None:
-            with _READER_OR_NOT:
+            with _IGNORING_CLOSED_STREAMS:
                 self._bar.set_postfix_str(printable(text))
         else:
-            of = "" if self._total is None else f"/{self._total}"
-            self.say(f"{self._unit} {self._done}{of}  {text}")
+            of_total = "" if self._total is None else f"/{self._total}"
+            self.say(f"{self._unit} {self._done}{of_total}  {text}")
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Leave the bar as it is."""
         if self._bar is not None:
-            with _READER_OR_NOT:
+            with _IGNORING_CLOSED_STREAMS:
                 self._bar.close()
 
     def __enter__(self) -> Progress:

@@ -1,4 +1,4 @@
-"""What a state holds for each replica, where a checkpoint was saved with more or fewer of them, or cut into other parts."""
+"""Replicas' memory in a state whose checkpoint had other replicas, or other slices of each."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from lbopt.train._seal import BEFORE_AGGREGATORS
 
 
 def count(state: TrainState) -> int | None:
-    """Return of how many replicas a state (or its shapes) holds the memory; None if of none."""
+    """Return the number of replicas whose memory a state (or its shapes) holds; None for none."""
     leaves = jax.tree.leaves(_local(state))
     return leaves[0].shape[0] if leaves else None
 
 
-def parts_of(state: TrainState) -> int:
-    """Return into how many parts each replica's memory of a leaf is cut, by where it (or what is to be one) lies."""
+def slices_of(state: TrainState) -> int:
+    """Return the number of slices of each replica's memory of a leaf, by the leaf's sharding."""
     for leaf in jax.tree.leaves(_local(state)):
         sharding = leaf.sharding
         if isinstance(sharding, NamedSharding) and WITHIN_AXIS in sharding.spec:
@@ -39,8 +39,8 @@ def parts_of(state: TrainState) -> int:
     return 1
 
 
-class _Earlier(flax.struct.PyTreeNode):
-    """A state as it was before there were aggregators; see `TrainState`."""
+class _StateWithoutAggregator(flax.struct.PyTreeNode):
+    """A `TrainState` as an earlier version saved it."""
 
     step: jax.Array
     params: types.Params
@@ -49,110 +49,118 @@ class _Earlier(flax.struct.PyTreeNode):
     rng: jax.Array
 
 
-def shapes_for(like: TrainState, replicas: int | None, parts: int | None) -> Any:
-    """Return the shapes of a state that so many replicas have saved, split over the devices of the state that is wanted.
+def shapes_for(like: TrainState, replicas: int | None, slices: int | None) -> Any:
+    """Return the shapes of a saved state, laid out over the devices of the state that is wanted.
 
     Args:
-      like: shapes, dtypes and shardings.
-      replicas: what the checkpoint's seal says.
-      parts: likewise.
+      like: Shapes, dtypes and shardings of the wanted state.
+      replicas: Number of replicas in the checkpoint's seal.
+      slices: Number of slices in the checkpoint's seal.
     """
     if replicas == BEFORE_AGGREGATORS:
-        return _Earlier(like.step, like.params, like.model_state, like.opt_state, like.rng)
+        return _StateWithoutAggregator(
+            like.step, like.params, like.model_state, like.opt_state, like.rng
+        )
     now = count(like)
-    if replicas is None or now is None or (replicas == now and parts in (None, parts_of(like))):
+    same_slices = slices in (None, slices_of(like))
+    if replicas is None or now is None or (replicas == now and same_slices):
         return like
-    mesh = jax.sharding.Mesh(
-        jax.tree.leaves(_local(like))[0].sharding.mesh.devices.reshape(-1), (DATA_AXIS,)
-    )
 
-    def lying(shape: tuple[int, ...], x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    # Their numbers need not fit the mesh, so the arrays are split over all devices in a row.
+    devices = jax.tree.leaves(_local(like))[0].sharding.mesh.devices.reshape(-1)
+    mesh = jax.sharding.Mesh(devices, (DATA_AXIS,))
+
+    def split(shape: tuple[int, ...], x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=split_sharding(mesh, shape))
 
-    if parts in (None, parts_of(like)):
-        return _with_local(
-            like, jax.tree.map(lambda x: lying((replicas, *x.shape[1:]), x), _local(like))
-        )
+    if same_slices:
+        local = jax.tree.map(lambda x: split((replicas, *x.shape[1:]), x), _local(like))
+        return _with_memory(like, local=local)
 
-    def cut(shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape if parts == 1 else shape_of_rows(shape, parts)
+    def saved(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape if slices == 1 else shape_of_rows(shape, slices)
 
-    own = like.aggregator_state
-    return like.replace(
-        aggregator_state=own._replace(
-            local=_by_parameter(
-                lambda x, p: lying((replicas, *cut(p.shape)), x), own.local, like.params
-            ),
-            mirrored=_by_parameter(lambda x, p: lying(cut(p.shape), x), own.mirrored, like.params),
-        )
+    def saved_local(x: jax.ShapeDtypeStruct, param: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return split((replicas, *saved(param.shape)), x)
+
+    def saved_mirror(x: jax.ShapeDtypeStruct, param: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return split(saved(param.shape), x)
+
+    memory = like.aggregator_state
+    return _with_memory(
+        like,
+        local=_by_parameter(saved_local, memory.local, like.params),
+        mirrored=_by_parameter(saved_mirror, memory.mirrored, like.params),
     )
 
 
 def as_now(state: Any) -> TrainState:
-    """Return what was read for `shapes_for` as a state of today."""
-    if isinstance(state, _Earlier):
+    """Return a state that was read for `shapes_for` as one of this version."""
+    if isinstance(state, _StateWithoutAggregator):
         return TrainState(state.step, state.params, state.model_state, state.opt_state, state.rng)
     return state
 
 
 def fitted(
-    state: TrainState, like: TrainState, parts: int | None, say: Callable[[str], None]
+    state: TrainState, like: TrainState, slices: int | None, say: Callable[[str], None]
 ) -> TrainState:
-    """Return a state whose aggregator remembers something of as many replicas as `like` has, in as many parts.
+    """Return a state whose aggregator remembers as many replicas, in as many slices, as `like`.
 
     Args:
-      state: what was read for `shapes_for`.
-      like: shapes, dtypes and shardings.
-      parts: what the checkpoint's seal says.
-      say: is given a line if there are more or fewer replicas.
+      state: A state that was read for `shapes_for`.
+      like: Shapes, dtypes and shardings of the wanted state.
+      slices: Number of slices in the checkpoint's seal.
+      say: Function that gets a line if the number of replicas has changed.
     """
-    was, now = count(state), count(like)
-    if was is None or now is None:
+    before = count(state)
+    now = count(like)
+    if before is None or now is None:
         return state
-    here = parts_of(like)
-    if was != now:
+    slices_now = slices_of(like)
+    slices_before = slices_now if slices is None else slices
+    if before != now:
         say(
-            f"warning: {was} replicas saved this state and there are {now} now: what the aggregator remembers of each was rebuilt, "
-            "every replica has the mean"
+            f"warning: {before} replicas saved this state and there are {now} now: the "
+            "aggregator's memory of each was rebuilt, every replica has the mean"
         )
-    elif parts in (None, here):
+    elif slices_before == slices_now:
         return state
-    before = here if parts is None else parts
 
-    def cut_anew(x: jax.Array, like: jax.Array) -> jax.Array:
-        whole = x if before == 1 else leaf_from_rows(x, like.shape)
-        return whole if here == 1 else leaf_as_rows(whole, here)
+    def cut_again(x: jax.Array, param: jax.Array) -> jax.Array:
+        whole = x if slices_before == 1 else leaf_from_rows(x, param.shape)
+        return whole if slices_now == 1 else leaf_as_rows(whole, slices_now)
 
-    def rows_anew(x: jax.Array, like: jax.Array) -> jax.Array:
-        return jax.vmap(lambda row: cut_anew(row, like))(x)
+    def cut_each_again(x: jax.Array, param: jax.Array) -> jax.Array:
+        return jax.vmap(lambda of_replica: cut_again(of_replica, param))(x)
 
-    def rebuild(own: AggregatorState) -> AggregatorState:
-        if before != here:
-            local = _by_parameter(rows_anew, own.local, like.params)
-            own = own._replace(
-                local=local, mirrored=_by_parameter(cut_anew, own.mirrored, like.params)
+    def rebuild(memory: AggregatorState) -> AggregatorState:
+        if slices_before != slices_now:
+            memory = memory._replace(
+                local=_by_parameter(cut_each_again, memory.local, like.params),
+                mirrored=_by_parameter(cut_again, memory.mirrored, like.params),
             )
-        return own if was == now else rebuilt_state(own, now)
+        return memory if before == now else rebuilt_state(memory, now)
 
     shardings = jax.tree.map(lambda x: x.sharding, like.aggregator_state)
-    return state.replace(
-        aggregator_state=jax.jit(rebuild, out_shardings=shardings)(state.aggregator_state)
-    )
+    rebuilt = jax.jit(rebuild, out_shardings=shardings)(state.aggregator_state)
+    return state.replace(aggregator_state=rebuilt)
 
 
 def _by_parameter(change: Callable[[Any, Any], Any], memory: Any, params: types.Params) -> Any:
-    """Change what an aggregator that takes parts remembers: trees like the parameters, one after another."""
+    """Map a function of (leaf, parameter) over the memory of an aggregator that takes slices.
+
+    Such a memory is one or more trees like the parameters, one after another.
+    """
     leaves, structure = jax.tree.flatten(memory)
-    return jax.tree.unflatten(
-        structure, list(map(change, leaves, itertools.cycle(jax.tree.leaves(params))))
-    )
+    parameters = itertools.cycle(jax.tree.leaves(params))
+    return jax.tree.unflatten(structure, list(map(change, leaves, parameters)))
 
 
 def _local(state: TrainState) -> Any:
-    return (
-        state.aggregator_state.local if isinstance(state.aggregator_state, AggregatorState) else ()
-    )
+    """Return the memory that an aggregator keeps of each replica; () without any."""
+    memory = state.aggregator_state
+    return memory.local if isinstance(memory, AggregatorState) else ()
 
 
-def _with_local(state: TrainState, local: Any) -> TrainState:
-    return state.replace(aggregator_state=state.aggregator_state._replace(local=local))
+def _with_memory(state: TrainState, **changed: Any) -> TrainState:
+    return state.replace(aggregator_state=state.aggregator_state._replace(**changed))

@@ -1,4 +1,4 @@
-"""What is saved beside the arrays of a checkpoint: their checksums, the metrics, and a digest of these words themselves."""
+"""The seal of a checkpoint: checksums and metrics, protected by a digest."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from typing import Any
 
 from lbopt import _typed_json
 from lbopt.train import _earlier
+from lbopt.train._on_disk import SEAL
 
 BEFORE_AGGREGATORS = -1
+"""Number of replicas in the seal of an earlier version, whose states had no place for memory."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Seal:
-    """What a checkpoint says of itself.
+    """What is saved beside the arrays of a checkpoint. The names of the fields are its format.
 
     Attributes:
-      step: of the state.
-      sums: leaf name -> checksum, from `checksums`.
-      metrics: of the evaluation after that step; {} if there was none.
-      replicas: of whose memories the state holds a row each (see `lbopt.parallel._aggregation`); None if it holds none,
-        `BEFORE_AGGREGATORS` if it was saved when states had no place for any.
-      parts: into how many parts each replica's memory of a leaf was cut (see `lbopt.parallel._parts`); None if that was not said yet.
-      layout: how the optimizer's state is laid out, `earlier.NESTED` or `earlier.NOW`.
-      generator: JAX's name of the generator of its random keys; None if that was not said yet.
+      step: The step of the state.
+      sums: Checksums of the leaves by name, from `checksums`.
+      metrics: Metrics of the evaluation after that step; {} if there was none.
+      replicas: Number of replicas whose memory an aggregator keeps in the state; None for no such
+        memory, `BEFORE_AGGREGATORS` for a state of an earlier version.
+      parts: Number of slices that each replica's memory of a leaf is cut into; None if an earlier
+        version did not say.
+      layout: Layout of the optimizer's state: `_earlier.NESTED` or `_earlier.NOW`.
+      generator: JAX's name of the generator of the random keys; None if an earlier version did not
+        say.
     """
 
     step: int
@@ -39,14 +43,17 @@ class Seal:
     generator: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON data that knows whether it has been changed; a metric that is not finite is NaN or Infinity, as Python writes it."""
+        """Return JSON data with a digest of the seal.
+
+        A metric that is not finite is NaN or Infinity, as Python writes it.
+        """
         body = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return {"seal": body, "sha256": hashlib.sha256(body.encode()).hexdigest()}
 
 
 @dataclasses.dataclass
 class _Saved:
-    """A seal as it is written, by which its types are checked."""
+    """A seal as it is written; reading checks these types."""
 
     step: int
     sums: dict[str, str]
@@ -58,10 +65,10 @@ class _Saved:
 
 
 def read(data: Any) -> Seal:
-    """Return the seal that `to_json` was called on.
+    """Return the seal whose `to_json` made the data.
 
     Raises:
-      ValueError: if it is none, or has been changed.
+      ValueError: If it is no seal, or was changed.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("seal"), str):
         raise ValueError("its seal is missing or damaged")
@@ -71,3 +78,15 @@ def read(data: Any) -> Seal:
     found = _typed_json.convert(_typed_json.decode(body.encode()), _Saved)
     metrics = {name: math.nan if value is None else value for name, value in found.metrics.items()}
     return Seal(**{**vars(found), "metrics": metrics})
+
+
+def read_seal(folder: Any, step: int) -> Seal:
+    """Return the seal of a checkpoint in a folder of checkpoints.
+
+    Raises:
+      OSError, ValueError: If it is missing or damaged.
+    """
+    seal = read(_typed_json.read_file(folder / str(step) / SEAL / "metadata"))
+    if seal.step != step:
+        raise ValueError(f"it was saved at step {seal.step}")
+    return seal

@@ -59,7 +59,7 @@ def test_a_state_in_parts(start, tmp_path):
     aside = tmp_path / "two" / "damaged" / "20"
     assert again.said(1) == []
     assert any(
-        line.startswith(f"checkpoint {newest} cannot be read (")
+        line.startswith(f"{newest}: this checkpoint cannot be read (")
         and line.endswith(f"moved to {aside}; going back to step 18")
         for line in again.said(0)
     ), again.said(0)

@@ -77,7 +77,7 @@ def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference,
             remove(address, name)
     (out, err), code = lbopt(*arguments)
     assert code == 0, err
-    assert "checkpoint gs://bucket/runs/one/checkpoints/20 cannot be read (" in err
+    assert "gs://bucket/runs/one/checkpoints/20: this checkpoint cannot be read (" in err
     assert "; moved to gs://bucket/runs/one/damaged/20; going back to step 18\n" in err
     assert any(name.startswith("runs/one/damaged/20/default/") for name in objects(address))
     assert "runs/one/checkpoints/20/commit_success.txt" in objects(address), "saved anew"

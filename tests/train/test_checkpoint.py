@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from refusal import refused, troubled
 
 import lbopt
-from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.errors import NO_VALUE
 from lbopt.job import SoloJob
 from lbopt.parallel import make_mesh, put_replicated, replicated_sharding, with_shardings
-from lbopt.train import Checkpoints, _checkpoint, _replica_rows, _seal
+from lbopt.train import Checkpoints, _orbax, _replica_rows, _seal
 from lbopt.train._checkpoint import choose_step
 
 TX = optax.adam(0.1)
@@ -105,7 +106,7 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         assert (checkpoints.latest_step(), checkpoints.best_step()) == (None, None)
         for which in ("latest", "best", "newest", "-1", "1.5"):
-            with pytest.raises(UserError, match=f"--checkpoint = '{which}'"):
+            with refused("--checkpoint", which, "missing"):
                 choose_step(checkpoints, which)
 
 
@@ -215,10 +216,7 @@ def test_a_folder_that_shows_what_is_new_late_is_looked_at_again(tmp_path, monke
     with Checkpoints(tmp_path, job=job) as checkpoints:
         assert checkpoints.steps() == [1, 2]
         assert job.looks == -1
-    with pytest.raises(
-        EnvironmentProblem,
-        match=r"process 0 sees checkpoints of the steps \[1, 2\], process 1 of \[1\]",
-    ):
+    with troubled(str(tmp_path / "checkpoints"), NO_VALUE, "mismatch"):
         Checkpoints(tmp_path, job=SlowFolder(10**6))
 
 
@@ -287,8 +285,9 @@ def test_a_checkpoint_whose_ratios_lay_in_the_parameters_containers_is_read(name
             state,
         )
         wrong = shapes.replace(params={**shapes.params, "new": shapes.step})
-        with pytest.raises(EnvironmentProblem, match="its arrays differ at params/new"):
+        with troubled(str(tmp_path / name / "checkpoints" / "3")) as caught:
             checkpoints.restore(wrong, 3)
+        assert "params/new" in str(caught.value)
 
 
 def test_a_step_is_saved_once(tmp_path):
@@ -323,10 +322,7 @@ def test_a_folder_whose_name_is_a_pattern_is_refused_before_anything_is_saved(
     name, read_only, tmp_path
 ):
     """Where a path has a backslash, a good checkpoint would be taken for damaged."""
-    with pytest.raises(
-        UserError,
-        match=r"--workdir = .*: no checkpoint can be read in a path with \* \? \[...\] or a backslash",
-    ):
+    with refused("--workdir", str(tmp_path / name)):
         Checkpoints(tmp_path / name, read_only=read_only)
     assert not list(tmp_path.iterdir())
 
@@ -347,12 +343,10 @@ def test_the_first_checkpoint_is_read_back(tmp_path, monkeypatch):
     def missing(*_):
         raise FileNotFoundError("no such array")
 
-    monkeypatch.setattr(_checkpoint, "_read_one", missing)
+    monkeypatch.setattr(_orbax, "read_array", missing)
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(Checkpoints(tmp_path))
         checkpoints.save(make_state(1), None)
-        with pytest.raises(
-            EnvironmentProblem, match=r"/1 was saved and cannot be read back \(no such array\)"
-        ):
+        with troubled(str(tmp_path / "checkpoints" / "1"), NO_VALUE, "damaged"):
             checkpoints.save(make_state(2), None)
     assert [entry.name for entry in (tmp_path / "checkpoints").iterdir()] == ["1"]

@@ -11,7 +11,7 @@ from refusal import refused
 from lbopt.errors import NO_VALUE
 from lbopt.report import write_training_report
 from lbopt.train import Run
-from lbopt.train._loop import History, _Session
+from lbopt.train._loop import Status, _PhaseLoop
 from lbopt.workdir import read_config
 
 GUARDED = ("--config.optimizer.skip_limit=2",)
@@ -79,9 +79,9 @@ def test_what_is_watched_is_logged_and_drawn(train, tmp_path, logged):
 
 def test_stalled_weights_are_told_of_once():
     said = []
-    loop = types.SimpleNamespace(history=History(), progress=types.SimpleNamespace(say=said.append))
+    loop = types.SimpleNamespace(status=Status(), progress=types.SimpleNamespace(say=said.append))
     for step, share in ((1, 0.4), (2, 0.97), (3, 0.99)):
-        _Session._check_stalled(
+        _PhaseLoop._warn_of_stalled(
             loop, step, {"stalled/a/kernel": share, "stalled/b[2]": 0.1, "learning_rate": 1.0}
         )
     (line,) = said

@@ -11,7 +11,7 @@ from watched_step import WatchedStep
 from lbopt.cli import _train, call_get_config, main
 from lbopt.data import example_indices
 from lbopt.recipes import _build
-from lbopt.train import Checkpoints, _checkpoint
+from lbopt.train import Checkpoints, _device_copies
 from lbopt.transforms import LearningRateState
 from lbopt.transforms._moments import LambMomentsState
 
@@ -190,7 +190,7 @@ def test_room_for_a_copy_is_looked_for_once_a_phase_after_steps_have_run(
         asked.append({int(leaf) for leaf in leaves if leaf.ndim == 0 and leaf.dtype == np.int32})
         return False
 
-    monkeypatch.setattr(_checkpoint, "_has_room", has_room)
+    monkeypatch.setattr(_device_copies, "has_room", has_room)
     assert train(tmp_path) == 0
     assert [max(numbers) for numbers in asked] == [2, FIRST + 2]  # saved every two steps
     assert lines(tmp_path) == lines(straight("keep"))
