@@ -88,7 +88,7 @@ def run(argv: Sequence[str], job: Job) -> None:
         with open_workdir(
             folder, "sweep", ours, compare, num_devices, command, job, alone
         ) as workdir:
-            part = shard.part_of(deal_cells(cells, config)) if shard else cells
+            part = shard.items_of(deal_cells(cells, config)) if shard else cells
             rows = run_sweep(config, part, workdir, watch)
             if job.index == 0 and not rows:
                 show(

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: its folder or bucket, who may write there, and the files that are written."""
+"""The folder or bucket of a run: who may write there, and the files that are written."""
 
 import lazy_loader
 

@@ -1,7 +1,8 @@
-"""A workdir in a bucket: checkpoints go straight there, all else is written beside the process and copied.
+"""A workdir in a bucket: checkpoints are written there, other files to a local mirror and copied.
 
-An object of a bucket can be replaced, not appended to. So `metrics.jsonl` and the like are files of a local folder, the mirror, and are
-copied before every checkpoint, every half a minute, of a study's finished trials within seconds, and at the end.
+An object of a bucket can be replaced, not appended to. So `metrics.jsonl` and other small files are
+in a local folder, the mirror. It is copied before every checkpoint, twice a minute, a few seconds
+after a study's trial has finished, and at the end.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ _KEPT = (
     VOCABULARY_FILE,
     "mllog.txt",
 )
-"""What is read from an earlier start."""
+"""Files of an earlier start that a mirror begins with."""
 _LEASE = ".lease.json"
 _RENEW_S = 15.0
+"""Seconds between two renewals of a lease."""
 _SOON_S = 5.0
+"""Seconds until changes are copied "soon"."""
 _SETTLE_S = 1.0
-"""Of two who take a lease at once the later one has it: each looks again after so long."""
-_WHOLE = "commit_success.txt"
-"""What Orbax writes last into a checkpoint in a bucket; in a folder it gives it its name last."""
+"""Seconds until a process looks whether it has the lease: of two at once the later one has it."""
+_COMPLETE = "commit_success.txt"
+"""The file that Orbax writes last into a checkpoint in a bucket."""
 _MIRRORS: dict[pathlib.Path, _Mirror] = {}
 
 
@@ -49,20 +52,22 @@ _MIRRORS: dict[pathlib.Path, _Mirror] = {}
 def local_workdir(
     workdir: paths.GivenPath, job: Job | None = None, write: bool = True, hold: bool = True
 ) -> Iterator[str]:
-    """Give the folder to work in: the one that is named, or the mirror of a bucket's.
+    """Give the local folder of a workdir: the workdir itself, or the mirror of one in a bucket.
 
     Args:
-      workdir: as the user has given it.
-      job: of which this process is one; None if it is alone. Only the first one writes.
-      write: copy what has changed into the bucket.
-      hold: keep others from writing there meanwhile.
+      workdir: The workdir as the user gave it.
+      job: The job that this process belongs to; None for a process alone. Only the first process
+        writes to the bucket.
+      write: Whether changes are copied into the bucket.
+      hold: Whether other processes are kept from writing there meanwhile.
 
     Yields:
       A local path.
 
     Raises:
-      UserError: for another kind of address.
-      EnvironmentProblem: if the bucket cannot be read or written, or if another process is at work there.
+      UserError: For an address of another kind.
+      EnvironmentProblem: If the bucket cannot be read or written, or another process is at work
+        there.
     """
     workdir = paths.local_or_bucket(workdir, "--workdir")
     if not paths.is_address(workdir):
@@ -90,28 +95,31 @@ def local_workdir(
 
 
 def checkpoint_root(workdir: pathlib.Path) -> Any:
-    """Return where a workdir's checkpoints are: the workdir itself, or, of a mirror, the folder in the bucket."""
+    """Return the folder above `checkpoints/`: the workdir, or the folder in the bucket of a mirror.
+
+    The folder in the bucket is an `epath.Path`.
+    """
     return _MIRRORS[workdir].root if workdir in _MIRRORS else workdir
 
 
 def copy_changes(workdir: pathlib.Path) -> None:
-    """Copy what has changed in a mirror; nothing is to be done for a folder."""
+    """Copy changes of a mirror into the bucket; does nothing for a folder."""
     if workdir in _MIRRORS:
         _MIRRORS[workdir].upload()
 
 
 def copy_changes_soon(workdir: pathlib.Path) -> None:
-    """Let what has changed in a mirror be copied within seconds, whatever this process does meanwhile; see `copy_changes`.
+    """Copy changes of a mirror within seconds, in a thread; see `copy_changes`.
 
     Raises:
-      EnvironmentProblem: what kept the last such copy from being made.
+      EnvironmentProblem: The error of the last such copy.
     """
     if workdir in _MIRRORS:
         _MIRRORS[workdir].upload_soon()
 
 
 def shown_path(file: pathlib.Path) -> str:
-    """Return the name under which the user knows a file of a workdir.
+    """Return the path of a workdir's file as the user knows it: that in the bucket for a mirror.
 
     >>> shown_path(pathlib.Path("runs/a/metrics.jsonl"))
     'runs/a/metrics.jsonl'
@@ -121,28 +129,30 @@ def shown_path(file: pathlib.Path) -> str:
 
 
 def is_whole_checkpoint(folder: Any) -> bool:
-    """Return whether a folder with the number of a step is a checkpoint, and not the beginning of one."""
-    return isinstance(folder, pathlib.Path) or (folder / _WHOLE).exists()
+    """Return whether a folder with the number of a step is a complete checkpoint.
+
+    On disk Orbax gives a checkpoint its name last, so every one is.
+    """
+    return isinstance(folder, pathlib.Path) or (folder / _COMPLETE).exists()
 
 
 def move_checkpoint(folder: Any, target: Any) -> None:
-    """Move a checkpoint; from the first moment it is not there any more."""
+    """Move a checkpoint; from the start of the move it does not count as one."""
     if isinstance(folder, pathlib.Path):
         target.parent.mkdir(exist_ok=True)
         folder.rename(target)
         return
     import fsspec
 
-    (folder / _WHOLE).unlink(missing_ok=True)
-    files = fsspec.filesystem(
-        "gcs", finalize_on_close=True
-    )  # the one that epath has, and what it has listed
+    (folder / _COMPLETE).unlink(missing_ok=True)
+    # With the options of epath, so that both share one cache of listings.
+    files = fsspec.filesystem("gcs", finalize_on_close=True)
     files.copy(str(folder), str(target), recursive=True)
     files.rm(str(folder), recursive=True)
 
 
 def is_folder_held(root: Any) -> bool:
-    """Return whether a process is at work in a folder of a bucket, going by the clocks of both."""
+    """Return whether a process is at work in a folder of a bucket, if both clocks are right."""
     try:
         found = _typed_json.read_file(root / _LEASE, _LeaseFile)
         return time.time() < found["renewed"] + 3 * _RENEW_S and not _is_dead_here(found)
@@ -151,14 +161,14 @@ def is_folder_held(root: Any) -> bool:
 
 
 def bucket_path(workdir: str) -> Any:
-    """Return the folder of a bucket as a path.
+    """Return a folder in a bucket as an `epath.Path`.
 
     Args:
-      workdir: as the user has given it.
+      workdir: The workdir as the user gave it.
 
     Raises:
-      UserError: for another kind of address.
-      EnvironmentProblem: if the package for buckets is not installed.
+      UserError: For an address of another kind.
+      EnvironmentProblem: If the package for buckets is not installed.
     """
     workdir = paths.local_or_bucket(workdir, "--workdir")
     try:
@@ -190,17 +200,17 @@ def _import_gcsfs() -> None:
 
 @contextlib.contextmanager
 def bucket_errors(root: Any, doing: str) -> Iterator[None]:
-    """Turn what the bucket's client raises into an `EnvironmentProblem` of one line.
+    """Turn errors of the bucket's client into an `EnvironmentProblem` of one line.
 
     Args:
-      root: the folder, for the message.
-      doing: what cannot be done with it: "read" or "written".
+      root: The folder, for the message.
+      doing: "read" or "written", for the message.
     """
     try:
         yield
     except (UserError, EnvironmentProblem):
         raise
-    except Exception as error:  # of a dozen classes: HTTP, credentials, DNS
+    except Exception as error:  # of many classes: HTTP, credentials, DNS
         reason = " ".join((str(error) or type(error).__name__).split())[:200]
         fix = (
             f"cannot be {doing} ({reason}); give this machine's account the right to read and "
@@ -211,6 +221,15 @@ def bucket_errors(root: Any, doing: str) -> Iterator[None]:
 
 @dataclasses.dataclass(eq=False)
 class _Mirror:
+    """A local folder whose files are copied into a folder of a bucket.
+
+    Attributes:
+      folder: The local folder.
+      root: The folder in the bucket.
+      writes: Whether changes are copied.
+      holds: Whether other processes are kept from writing there.
+    """
+
     folder: pathlib.Path
     root: Any
     writes: bool
@@ -223,7 +242,7 @@ class _Mirror:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the bucket's folder while the context lasts, if this process writes there; copy all at the end."""
+        """Hold the folder in the bucket while the context lasts, and copy changes at the end."""
         if self.writes and self.holds:
             with bucket_errors(self.root, "written"):
                 self._lease = _Lease(self.root)
@@ -238,6 +257,7 @@ class _Mirror:
                     self._lease.release()
 
     def download(self) -> None:
+        """Copy the files of an earlier start from the bucket."""
         with bucket_errors(self.root, "read"):
             for name in _KEPT:
                 with contextlib.suppress(FileNotFoundError):
@@ -247,6 +267,7 @@ class _Mirror:
                     self._copied[file] = _state(file)
 
     def upload(self) -> None:
+        """Copy the files that have changed into the bucket."""
         if not self.writes:
             return
         with self._lock, bucket_errors(self.root, "written"):
@@ -262,7 +283,7 @@ class _Mirror:
                     self._copied[file] = state
 
     def upload_soon(self) -> None:
-        """Upload in `_SOON_S`, unless that is going to happen already."""
+        """Upload in `_SOON_S`, unless an upload is waiting already."""
         if self._failed is not None:
             raise self._failed
         if self._soon is None and self.writes:
@@ -271,7 +292,7 @@ class _Mirror:
             self._soon.start()
 
     def _upload_now(self) -> None:
-        self._soon = None  # first: what changes from here on wants another one
+        self._soon = None  # first, because later changes need another upload
         try:
             self.upload()
         except EnvironmentProblem as error:
@@ -285,6 +306,7 @@ class _Mirror:
 
 
 def _state(file: pathlib.Path) -> tuple[int, int]:
+    """Return the time of a file's last change and its size, which tell whether to copy it."""
     found = file.stat()
     return found.st_mtime_ns, found.st_size
 
@@ -294,9 +316,16 @@ class _LeaseFile(TypedDict):
 
 
 class _Lease:
-    """An object that says who is at work; it is written again and again, and whoever finds that it has stopped may take it.
+    """An object in a bucket that says which process is at work there.
 
-    Who has had it taken away, because this machine stood still for so long, is told so before the next checkpoint.
+    The process renews it; another one may take it when it is not renewed any more. A process that
+    has lost it, because its machine stood still, learns that before the next checkpoint.
+
+    Args:
+      root: The folder in the bucket.
+
+    Raises:
+      EnvironmentProblem: If another process holds it.
     """
 
     def __init__(self, root: Any):
@@ -304,11 +333,11 @@ class _Lease:
         self._ours = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "space": _space(),
+            "space": _pid_namespace(),
             "id": uuid.uuid4().hex,
         }
         self._taken_by: dict[str, Any] = {}
-        self._wait_for_the_last()
+        self._wait_for_last_holder()
         self._write()
         time.sleep(_SETTLE_S)
         if not self._is_ours():
@@ -317,7 +346,8 @@ class _Lease:
         self._thread = threading.Thread(target=self._renew, name="lbopt lease", daemon=True)
         self._thread.start()
 
-    def _wait_for_the_last(self) -> None:
+    def _wait_for_last_holder(self) -> None:
+        """Wait until an earlier lease is given up or not renewed; raise if it is renewed."""
         found = self._read()
         if not found or _is_dead_here(found):
             return
@@ -331,6 +361,7 @@ class _Lease:
                 return
 
     def _is_ours(self) -> bool:
+        """Return whether the object in the bucket is this process's lease."""
         found = self._read()
         if found.get("id") != self._ours["id"]:
             self._taken_by = found or {"host": "one that has left", "pid": "unknown"}
@@ -342,10 +373,11 @@ class _Lease:
             raise self._held_by(self._taken_by)
 
     def _held_by(self, found: dict[str, Any]) -> EnvironmentProblem:
-        return EnvironmentProblem(
-            f"--workdir = {str(self._file.parent)!r}: another process is at work there ({found.get('host')}, pid {found.get('pid')}); "
+        fix = (
+            f"another process is at work there ({found.get('host')}, pid {found.get('pid')}); "
             "wait for it or use another --workdir"
         )
+        return EnvironmentProblem("--workdir", str(self._file.parent), fix, code="conflict")
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -354,34 +386,34 @@ class _Lease:
             return {}
 
     def _write(self) -> None:
-        self._renewed = time.time()  # this clock goes on while the machine stands still
+        self._renewed = time.time()  # unlike a monotonic clock, it counts while a machine sleeps
         self._file.write_text(json.dumps({**self._ours, "renewed": self._renewed}))
 
     def _renew(self) -> None:
         while not self._released.wait(_RENEW_S):
-            with contextlib.suppress(Exception):  # the bucket may not answer now, and again later
+            with contextlib.suppress(Exception):  # a bucket that does not answer now may do later
                 if not self._is_ours():
                     return
                 self._write()
 
     def release(self) -> None:
-        """Let others in."""
+        """Give the lease up."""
         self._released.set()
         self._thread.join()
-        with contextlib.suppress(Exception):  # nobody renews it: the next one waits and takes it
+        with contextlib.suppress(Exception):  # otherwise the next process waits until it is stale
             if self._is_ours():
                 self._file.unlink()
 
 
 def _is_dead_here(found: dict[str, Any]) -> bool:
-    """Return whether a lease is of a process of this host that has ended."""
-    if found.get("space") != _space() or not isinstance(found.get("pid"), int):
+    """Return whether a lease is that of a process of this machine that has ended."""
+    if found.get("space") != _pid_namespace() or not isinstance(found.get("pid"), int):
         return False
     return not pathlib.Path(f"/proc/{found['pid']}").exists()
 
 
-def _space() -> str:
-    """Return where numbers of processes mean what they mean here: this start of this machine, and this container."""
+def _pid_namespace() -> str:
+    """Return the namespace of process ids: this boot of this machine, and this container."""
     try:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

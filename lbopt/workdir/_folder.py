@@ -16,16 +16,14 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from lbopt import _typed_json, _unfinished, paths
 from lbopt.config import SweepConfig, TrainConfig
-from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.job import Job, SoloJob
 from lbopt.workdir import _bucket, _versions
 from lbopt.workdir._lock import Shard, starting_lock
 
 KINDS = {"train": "training run", "sweep": "sweep"}
-
-
 _LEFTOVER = re.compile(r"\..+\.(json|jsonl|txt|csv|html|png)\.\d+|\.seen-by-all-[0-9a-f]{32}")
-"""Names of files that `write_bytes` has not finished, and that `check_shared_workdir` looks at."""
+"""Names of unfinished files of `write_bytes`, and of the files of `check_shared_workdir`."""
 _RESTORE = "restore it or use another folder"
 
 
@@ -56,7 +54,7 @@ class _SavedStudy(TypedDict):
 
 
 CompareConfigs = Callable[[dict[str, Any]], list[str]]
-"""What `config.json` says -> how that run differs from this one, in words; empty if it is the same."""
+"""Function of a `config.json` that returns how its run differs from this one, in words."""
 
 
 @contextlib.contextmanager
@@ -70,28 +68,29 @@ def open_workdir(
     job: Job | None = None,
     shard: Shard | None = None,
 ) -> Iterator[pathlib.Path]:
-    """Hold a workdir for this process, or this job: a new one, or one that holds the same config.
+    """Hold a workdir for this process or job: a new one, or one of the same config.
 
-    The folder is locked until the context ends, and before anything is written into it; the lock goes with the process,
-    however that ends. With a shard others may hold other shards of it meanwhile. A restart under other versions, another revision or other devices is added to `config.json`.
-    Of several processes the first one does that, and the others wait for it.
+    The folder is locked before anything is written into it, until the context ends; the lock ends
+    with the process. With a shard, others may hold other shards meanwhile. A restart under other
+    versions, another revision or other devices is added to `config.json`. In a job the first
+    process does all this, and the others wait for it.
 
     Args:
-      path: the folder; parents are made.
+      path: The folder; parents are made.
       kind: "train" or "sweep".
-      config: the resolved config as JSON data.
-      compare: see `CompareConfigs`.
-      num_devices: how many devices the run uses.
-      command: what the user typed, for the report.
-      job: of which this process is one; None if it is alone.
-      shard: the part of the work that is done here; None for all of it.
+      config: The resolved config as JSON data.
+      compare: Function that compares a saved run with this one, see `CompareConfigs`.
+      num_devices: Number of devices that the run uses.
+      command: The command line of the user, for the report.
+      job: The job that this process belongs to; None for a process alone.
+      shard: The shard of the work that is done here; None for all of it.
 
     Yields:
       The absolute path.
 
     Raises:
-      UserError: if it holds something else, or if another process holds it.
-      EnvironmentProblem: if it cannot be written.
+      UserError: If the folder holds something else, or another process holds it.
+      EnvironmentProblem: If it cannot be written.
     """
     job = SoloJob() if job is None else job
     folder = absolute_workdir(path)
@@ -121,12 +120,16 @@ def open_workdir(
 
 
 def check_shared_workdir(path: paths.GivenPath, job: Job) -> None:
-    """Raise `UserError` unless all processes of a job see a file that the first one writes into the workdir."""
+    """Check that all processes of a job see a file that the first one writes into the workdir.
+
+    Raises:
+      UserError: Naming `--workdir`, if one does not.
+    """
     folder = absolute_workdir(path)
     if job.count == 1:
         return
     if job.index > 0:
-        _see_the_first_ones(folder, job)
+        _look_for_first_ones(folder, job)
         return
     make_writable_folder(folder)
     file = _bucket.checkpoint_root(folder) / f".seen-by-all-{uuid.uuid4().hex}"
@@ -139,42 +142,43 @@ def check_shared_workdir(path: paths.GivenPath, job: Job) -> None:
             file.unlink()
 
 
-def _see_the_first_ones(folder: pathlib.Path, job: Job) -> None:
+def _look_for_first_ones(folder: pathlib.Path, job: Job) -> None:
+    """Check that this process sees the file of the first one."""
     name = job.together("workdir", None)[0]
-    if not (_bucket.checkpoint_root(folder) / name).exists():
-        raise UserError(
-            f"--workdir = {str(folder)!r}: process {job.index} of {job.count} ({socket.gethostname()}) does not see what process 0 "
-            "writes there; use a folder that all hosts share"
-        )
+    fix = (
+        f"process {job.index} of {job.count} ({socket.gethostname()}) does not see what process 0 "
+        "writes there; use a folder that all hosts share"
+    )
+    is_seen = (_bucket.checkpoint_root(folder) / name).exists()
+    require(is_seen, "--workdir", str(folder), fix, code="mismatch")
     job.together("workdir seen", True)
 
 
 def _refuse_strangers(folder: pathlib.Path) -> None:
-    if any(not entry.name.startswith(".") for entry in folder.iterdir()):
-        raise UserError(
-            f"--workdir = {str(folder)!r}: it is not empty and holds no config.json; use a new or empty folder"
-        )
+    """Raise `UserError` if a folder without a config.json has other files than hidden ones."""
+    is_empty = all(entry.name.startswith(".") for entry in folder.iterdir())
+    fix = "it is not empty and holds no config.json; use a new or empty folder"
+    require(is_empty, "--workdir", str(folder), fix, code="exists")
 
 
 def refuse_another_run(
     folder: pathlib.Path, kind: str, compare: CompareConfigs
 ) -> dict[str, Any] | None:
-    """Return the config.json of a workdir, None if there is none.
+    """Return the config.json of a workdir; None if there is none.
 
     Raises:
-      UserError: if it is of another run.
+      UserError: If it is of another run.
     """
     saved = read_config(folder, kind)
     differences = compare(saved) if saved else []
-    if differences:
-        raise UserError(
-            f"--workdir = {str(folder)!r}: it holds a {KINDS[kind]} of another config ({'; '.join(differences[:3])}); use another --workdir"
-        )
+    few = "; ".join(differences[:3])
+    fix = f"it holds a {KINDS[kind]} of another config ({few}); use another --workdir"
+    require(not differences, "--workdir", str(folder), fix, code="exists")
     return saved
 
 
 def absolute_workdir(path: paths.GivenPath) -> pathlib.Path:
-    """Return the path that a --workdir means."""
+    """Return the absolute path of a `--workdir`."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -183,11 +187,15 @@ def absolute_workdir(path: paths.GivenPath) -> pathlib.Path:
 
 
 def read_config(path: paths.GivenPath, kind: str | None = None) -> dict[str, Any] | None:
-    """Return what `config.json` of a workdir says, or None if there is none.
+    """Return the content of a workdir's `config.json`; None if there is none.
+
+    Args:
+      path: The workdir.
+      kind: "train" or "sweep"; None for either.
 
     Raises:
-      UserError: if the workdir is of another kind.
-      EnvironmentProblem: if the file cannot be read.
+      UserError: If the workdir is of another kind.
+      EnvironmentProblem: If the file cannot be read.
     """
     file = absolute_workdir(path) / "config.json"
     try:
@@ -213,7 +221,7 @@ def read_study_config(file: Any) -> dict[str, Any]:
 
     Raises:
       OSError: If it cannot be read.
-      EnvironmentProblem: If it is none of ours.
+      EnvironmentProblem: If lbopt did not write it.
     """
     try:
         return _typed_json.records(_typed_json.read_file(file, _SavedStudy), str(file), _RESTORE)
@@ -222,6 +230,7 @@ def read_study_config(file: Any) -> dict[str, Any]:
 
 
 def _parse_config(data: bytes, file: str) -> dict[str, Any]:
+    """Return the content of a `config.json`, whose types are checked."""
     try:
         saved = _typed_json.decode(data, _Saved)
         _typed_json.convert(saved, {"train": _SavedRun, "sweep": _SavedStudy}[saved["kind"]])
@@ -245,13 +254,13 @@ def make_writable_folder(folder: pathlib.Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise EnvironmentProblem(
-            f"--workdir = {str(folder)!r}: cannot be written ({error.strerror}); choose another folder, or mend what is said there"
-        ) from error
+        fix = f"cannot be written ({error.strerror}); choose another folder, or mend that one"
+        raise EnvironmentProblem("--workdir", str(folder), fix, code="resource") from error
 
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path, shard: Shard | None = None) -> Iterator[None]:
+    """Lock a folder while the context lasts: for this process alone, or shared with a shard."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         _lock(descriptor, folder, fcntl.LOCK_SH if shard else fcntl.LOCK_EX)
@@ -264,29 +273,25 @@ def _lock(descriptor: int, folder: pathlib.Path, kind: int) -> None:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise UserError(
-            f"--workdir = {str(folder)!r}: another process is at work there; wait for it or use another --workdir"
-        ) from error
+        fix = "another process is at work there; wait for it or use another --workdir"
+        raise UserError("--workdir", str(folder), fix, code="conflict") from error
     except OSError as error:
-        raise EnvironmentProblem(
-            f"--workdir = {str(folder)!r}: cannot be locked ({error.strerror}); use a folder on another file system"
-        ) from error
+        fix = f"cannot be locked ({error.strerror}); use a folder on another file system"
+        raise EnvironmentProblem("--workdir", str(folder), fix, code="resource") from error
 
 
 def write_json(file: pathlib.Path, data: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part."""
+    """Write JSON data to a file, atomically."""
     write_text(file, json.dumps(data, indent=2) + "\n")
 
 
 def write_text(file: pathlib.Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    write_bytes(
-        file, text.encode("utf-8", "backslashreplace")
-    )  # a name on a command line may be no text
+    """Write a file atomically; half of a surrogate pair is written as an escape."""
+    write_bytes(file, text.encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(file: pathlib.Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically: a reader sees the old content or the new one."""
     partial = _unfinished.beside(file)
     with file_errors(file):
         try:
@@ -308,10 +313,12 @@ def remove_leftovers(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def file_errors(file: pathlib.Path) -> Iterator[None]:
-    """Turn what the operating system refuses into an `EnvironmentProblem` that names the file."""
+    """Turn the system's refusal to write into an `EnvironmentProblem` that names the file."""
     try:
         yield
     except OSError as error:
-        raise EnvironmentProblem(
-            f"{file} cannot be written ({error.strerror or error}); free space or mend it, then run the same command again"
-        ) from error
+        fix = (
+            f"cannot be written ({error.strerror or error}); free space or mend it, then run the "
+            "same command again"
+        )
+        raise EnvironmentProblem(str(file), reason=fix, code="resource") from error

@@ -1,4 +1,4 @@
-"""metrics.jsonl and TensorBoard: the same scalars, one line a step, neither lost nor doubled by a restart."""
+"""metrics.jsonl and TensorBoard: the same scalars, and no step lost or doubled by a restart."""
 
 from __future__ import annotations
 
@@ -19,35 +19,33 @@ _SCALARS = dict[str, _typed_json.Int | float | bool | None]
 
 
 class MetricsWriter:
-    """Append scalars to a workdir.
+    """Writes scalars to metrics.jsonl and TensorBoard of a workdir.
 
     Args:
-      workdir: the folder.
-      resumed_step: the step of the restored state; later lines, which will be written again, are dropped.
+      workdir: The folder.
+      resumed_step: The step of the restored state; lines after it, which will be written again,
+        are dropped.
     """
 
     def __init__(self, workdir: pathlib.Path, resumed_step: int = 0):
-        self._workdir, self._file = workdir, workdir / "metrics.jsonl"
+        # Only training needs tensorboardX, whose import takes a while.
+        from lbopt.workdir._tensorboard import Board
+
+        self._workdir = workdir
+        self._file = workdir / "metrics.jsonl"
         drop_lines_after(self._file, resumed_step)
         with _folder.file_errors(self._file):
             self._stream = open_regular(self._file, "a", buffering=1)
-        from lbopt.workdir._tensorboard import (
-            Board,  # only who trains needs it, and it takes a while
-        )
-
         self._board = Board(workdir / "tensorboard", resumed_step + 1)
 
     def write(self, step: int, examples_seen: int, scalars: Mapping[str, float]) -> None:
-        """Write one line and hand it to the operating system."""
-        line = {
-            "step": step,
-            "examples_seen": examples_seen,
-            # Half of a surrogate pair cannot be read again.
-            **{
-                name.encode("utf-8", "backslashreplace").decode(): finite_or_none(value)
-                for name, value in scalars.items()
-            },
+        """Write a line, and flush it to the operating system."""
+        # Half of a surrogate pair in a name could not be read again.
+        readable = {
+            name.encode("utf-8", "backslashreplace").decode(): finite_or_none(value)
+            for name, value in scalars.items()
         }
+        line = {"step": step, "examples_seen": examples_seen, **readable}
         with _folder.file_errors(self._file):
             self._stream.write(json.dumps(line, allow_nan=False) + "\n")
         if self._board.write(step, scalars):
@@ -77,7 +75,7 @@ class MetricsWriter:
 
 
 class NoMetricsWriter:
-    """What the other processes of a job have instead: one writes."""
+    """Writes nothing: the writer of all processes of a job but the first."""
 
     def write(self, step: int, examples_seen: int, scalars: Mapping[str, float]) -> None:
         """Do nothing."""
@@ -93,20 +91,20 @@ class NoMetricsWriter:
 
 
 class Line(TypedDict):
-    """A line of metrics.jsonl; its other fields are numbers by name."""
+    """A line of metrics.jsonl; its other fields are scalars by name."""
 
     step: _typed_json.Count
     examples_seen: _typed_json.Count
 
 
 def check_line(line: Any) -> None:
-    """Raise `ValueError` naming the field if a line is none of metrics.jsonl."""
+    """Raise `ValueError` naming the field unless a line is one of metrics.jsonl."""
     _typed_json.convert(line, Line)
     _typed_json.convert(line, _SCALARS)
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a number as JSON has it: None (null) if it is not finite.
+    """Return a number as it is written in JSON: None (null) if it is not finite.
 
     >>> finite_or_none(float("nan")), finite_or_none(0.5)
     (None, 0.5)
@@ -115,7 +113,11 @@ def finite_or_none(value: float) -> float | None:
 
 
 def broken_losses(line: Mapping[str, float | None]) -> list[str]:
-    """Return the names of the losses that are not finite among the scalars of a step, or in a line of metrics.jsonl (null there)."""
+    """Return the names of the losses that are not finite.
+
+    Args:
+      line: The scalars of a step, or a line of metrics.jsonl, where None is not finite.
+    """
     losses = {name: value for name, value in line.items() if name in ("train/loss", "eval/loss")}
     return [name for name, value in losses.items() if value is None or not math.isfinite(value)]
 
@@ -123,30 +125,28 @@ def broken_losses(line: Mapping[str, float | None]) -> list[str]:
 def read_json_lines(
     file: pathlib.Path, check: Callable[[Any], None] = check_line
 ) -> list[dict[str, Any]]:
-    """Return the whole lines of a JSON-lines file; a last line cut off by a kill is left out.
+    """Return the whole lines of a JSON-lines file, without a last line that a kill cut off.
 
     Args:
-      file: need not exist.
-      check: Raises `ValueError` if a line is none of its kind.
+      file: The file; a missing one has no lines.
+      check: Function that raises `ValueError` if a line has other fields or types than it should.
 
     Returns:
-      `typed_json.Record` of each line.
+      A `_typed_json.Record` for each line.
 
     Raises:
-      EnvironmentProblem: if the file cannot be read, or a whole line is damaged.
+      EnvironmentProblem: If the file cannot be read, or a whole line is damaged.
     """
     try:
         *whole, _torn = _typed_json.read_bytes(file, _typed_json.MOST_LINES_BYTES).split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise EnvironmentProblem(
-            f"{file} cannot be read ({error.strerror}); mend it or use another --workdir"
-        ) from error
+        fix = f"cannot be read ({error.strerror}); mend it or use another --workdir"
+        raise EnvironmentProblem(str(file), reason=fix, code="resource") from error
     except ValueError as error:
-        raise EnvironmentProblem(
-            f"{file} cannot be read ({error}); use another --workdir"
-        ) from error
+        fix = f"cannot be read ({error}); use another --workdir"
+        raise EnvironmentProblem(str(file), reason=fix, code="damaged") from error
     return [_parse(file, number, line, check) for number, line in enumerate(whole, 1)]
 
 
@@ -158,12 +158,13 @@ def _parse(
         parsed = _typed_json.decode(line)
         check(parsed)
     except ValueError as error:
-        raise EnvironmentProblem(f"{file} is damaged at line {number} ({error}); {fix}") from error
+        what = f"line {number} is damaged ({error})"
+        raise EnvironmentProblem(str(file), reason=f"{what}; {fix}", code="damaged") from error
     return _typed_json.Record(parsed, f"{file}: line {number}", fix)
 
 
 def drop_lines_after(file: pathlib.Path, step: int) -> None:
-    """Keep the whole lines up to `step`; the file is replaced in one move."""
+    """Keep the whole lines up to a step; the file is replaced atomically."""
     if file.exists():
         kept = [line for line in read_json_lines(file) if line["step"] <= step]
         _folder.write_text(file, "".join(json.dumps(line) + "\n" for line in kept))

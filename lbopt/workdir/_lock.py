@@ -1,4 +1,4 @@
-"""Processes that share a workdir and know nothing of each other: each does its part, and no part is done twice."""
+"""Shards of a study's work, for processes that share a workdir and do not talk to each other."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from typing import TypeVar
 from lbopt.errors import EnvironmentProblem, UserError
 
 Item = TypeVar("Item")
-_NAME = re.compile(r"\.shard-(\d+)-of-(\d+)")
-_DOOR = ".shards"
+_SHARD_FILE = re.compile(r"\.shard-(\d+)-of-(\d+)")
+_START_FILE = ".shards"
+"""A hidden file that is locked while a process starts in the folder."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Part `number` of `count`.
+    """One of several equal shares of a study's work.
 
     Attributes:
-      number: from 1.
-      count: of all.
+      number: Number of this shard, from 1.
+      count: Number of shards.
     """
 
     number: int
@@ -38,32 +39,33 @@ class Shard:
           text: NUMBER/COUNT, with 1 <= NUMBER <= COUNT < 10^6.
 
         Raises:
-          UserError: naming `--shard`, if it is no such thing.
+          UserError: Naming `--shard`, for another text.
 
-        >>> Shard.parse("2/8").part_of("abcdefghijklmnop")
+        >>> Shard.parse("2/8").items_of("abcdefghijklmnop")
         ['b', 'j']
         """
         found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         if not found or not 1 <= int(found[1]) <= int(found[2]):
-            raise UserError(f"--shard = {text!r}: give NUMBER/COUNT, from 1/COUNT to COUNT/COUNT")
+            raise UserError("--shard", text, "give NUMBER/COUNT, from 1/COUNT to COUNT/COUNT")
         return cls(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
 
-    def part_of(self, items: Sequence[Item]) -> list[Item]:
-        """Return which of the items are this part's: every `count`-th, from the `number`-th on."""
+    def items_of(self, items: Sequence[Item]) -> list[Item]:
+        """Return the items of this shard: every `count`-th, from the `number`-th on."""
         return list(items[self.number - 1 :: self.count])
 
     @contextlib.contextmanager
     def held(self, folder: pathlib.Path) -> Iterator[None]:
-        """Hold this part of a workdir while the context lasts; the lock goes with the process.
+        """Hold this shard of a workdir while the context lasts; the lock ends with the process.
 
         Args:
-          folder: the workdir, on a file system with locks that all who share it see.
+          folder: The workdir, on a file system whose locks all processes see.
 
         Raises:
-          UserError: naming `--shard`, if another process is at work on it, or on a part of another division.
+          UserError: Naming `--shard`, if another process holds it, or holds a shard of another
+            division.
         """
         file = folder / f".shard-{self.number}-of-{self.count}"
         with contextlib.ExitStack() as stack:
@@ -75,23 +77,24 @@ class Shard:
                     stack.callback(os.close, descriptor)
                     is_ours = _take(descriptor)
                 if not is_ours:
-                    fix = "wait for it, or give another --shard"
-                    raise UserError(
-                        f"--shard = '{self}': another process is at work on it in {str(folder)!r}; {fix}"
+                    fix = (
+                        f"another process is at work on it in {str(folder)!r}; wait for it, or "
+                        "give another --shard"
                     )
+                    raise UserError("--shard", str(self), fix, code="conflict")
             yield
 
 
 @contextlib.contextmanager
 def starting_lock(folder: pathlib.Path) -> Iterator[None]:
-    """Be the only one who begins in a folder, for a moment; wait for another one who does.
+    """Hold a short exclusive lock while starting; blocks while another process holds it.
 
     Args:
-      folder: that exists; a hidden file in it is locked while the context lasts.
+      folder: An existing folder; a hidden file in it is locked while the context lasts.
     """
     with contextlib.ExitStack() as stack:
-        with _locking(folder / _DOOR):
-            descriptor = os.open(folder / _DOOR, os.O_RDWR | os.O_CREAT)
+        with _locking(folder / _START_FILE):
+            descriptor = os.open(folder / _START_FILE, os.O_RDWR | os.O_CREAT)
             stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -99,21 +102,25 @@ def starting_lock(folder: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locking(file: pathlib.Path) -> Iterator[None]:
+    """Turn the system's refusal to make or lock a file into an `EnvironmentProblem`."""
     try:
         yield
     except OSError as error:
-        raise EnvironmentProblem(
-            f"{file} cannot be made or locked ({error.strerror}); free space or mend it, then run the same command again"
-        ) from error
+        fix = (
+            f"cannot be made or locked ({error.strerror}); free space or mend it, then run the "
+            "same command again"
+        )
+        raise EnvironmentProblem(str(file), reason=fix, code="resource") from error
 
 
 def had_shards(folder: pathlib.Path) -> bool:
-    """Return whether parts of a study have been at work in a folder, or are."""
-    return (folder / _DOOR).exists()
+    """Return whether shards of a study were ever held in a folder."""
+    return (folder / _START_FILE).exists()
 
 
 def _refuse_other_count(folder: pathlib.Path, file: pathlib.Path, ours: Shard) -> None:
-    found = _NAME.fullmatch(file.name)
+    """Raise `UserError` if a file of a shard of another division is locked."""
+    found = _SHARD_FILE.fullmatch(file.name)
     if found is None or int(found[2]) == ours.count:
         return
     with contextlib.ExitStack() as stack:
@@ -123,13 +130,15 @@ def _refuse_other_count(folder: pathlib.Path, file: pathlib.Path, ours: Shard) -
             is_free = _take(descriptor)
         if not is_free:
             theirs = Shard(int(found[1]), int(found[2]))
-            fix = f"some work would be done twice; use --shard=NUMBER/{theirs.count}, or wait until all of those have ended"
-            raise UserError(
-                f"--shard = '{ours}': shard {theirs} is at work in {str(folder)!r}; {fix}"
+            fix = (
+                f"shard {theirs} is at work in {str(folder)!r}, and some work would be done twice; "
+                f"use --shard=NUMBER/{theirs.count}, or wait until all of those have ended"
             )
+            raise UserError("--shard", str(ours), fix, code="conflict")
 
 
 def _take(descriptor: int) -> bool:
+    """Lock an open file; return False if another process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

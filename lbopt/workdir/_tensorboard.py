@@ -1,4 +1,4 @@
-"""TensorBoard's files of events, by tensorboardX."""
+"""Event files of TensorBoard, written by tensorboardX."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tensorboardX.record_writer import RecordWriter
 from lbopt.workdir import _folder
 
 _SYNC_EVERY_S = 30.0
-"""Longest time until TensorBoard sees a new point of a curve."""
+"""Longest time until TensorBoard sees a new point of a curve, in seconds."""
 _NOT_IN_TAGS = re.compile(r"[^-/\w.]")
-"""Characters that TensorBoard does not take in the name of a curve."""
+"""Characters that TensorBoard does not accept in the name of a curve."""
 
 
 class Board:
-    """An event file of TensorBoard, written at once.
+    """An event file of TensorBoard, written by the calling thread.
 
-    tensorboardX's `SummaryWriter` writes in a thread of its own: where that meets a full disk, it ends without a word
-    and the training loop waits for it for ever.
+    tensorboardX's `SummaryWriter` writes in a thread of its own: on a full disk that thread ends
+    silently, and the training loop waits for it for ever.
 
     Args:
-      folder: for the file.
-      first_step: what an earlier start has written from this step on is forgotten.
+      folder: The folder for the file.
+      first_step: The first step of this start; TensorBoard drops later points of earlier starts.
     """
 
     def __init__(self, folder: pathlib.Path, first_step: int):
@@ -45,10 +45,10 @@ class Board:
         )
 
     def write(self, step: int, scalars: Mapping[str, float]) -> bool:
-        """Write scalars; return whether everything was handed to the operating system as well."""
+        """Write scalars; return whether the file was flushed as well."""
         for name, value in scalars.items():
-            # Not tensorboardX's own `summary.scalar`: it logs a warning for every value that is not
-            # finite, and the run says that once.
+            # tensorboardX's own `summary.scalar` would warn of every value that is not finite; the
+            # run says so once.
             tag = _NOT_IN_TAGS.sub("_", name).lstrip("/")
             point = summary_pb2.Summary.Value(tag=tag, simple_value=float(value))
             self._add(step=step, summary=summary_pb2.Summary(value=[point]))
@@ -64,7 +64,7 @@ class Board:
             )
 
     def sync(self) -> None:
-        """Hand everything to the operating system."""
+        """Flush the file to the operating system."""
         self._synced = time.monotonic()
         with _folder.file_errors(self._folder):
             self._records.flush()

@@ -25,12 +25,12 @@ PACKAGES = (
     "optuna",
 )
 EXTRAS_OF_PACKAGES = {"optuna": "search"}
-"""Those that not everybody needs, and the extra of lbopt that installs them."""
+"""Optional packages, and the extra of lbopt that installs each."""
 KEYS = ("versions", "git_revision", "device_kind", "num_devices")
 
 
 def describe_environment(num_devices: int) -> dict[str, Any]:
-    """Return what a result depends on besides its config."""
+    """Return versions, revision and devices for `config.json`."""
     return {
         "versions": package_versions(),
         "git_revision": _git_revision(),
@@ -40,18 +40,18 @@ def describe_environment(num_devices: int) -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return the versions of Python and of the packages that decide a result; None where one is not installed."""
+    """Return the versions of Python and of `PACKAGES`; None for a package that is not installed."""
     return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
 
 
 def last_environment(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment that a workdir's `config.json` was last at work in."""
+    """Return the environment of the last start that a `config.json` lists."""
     latest = [saved, *saved.get("resumed", [])][-1]
     return {key: latest.get(key) for key in KEYS}
 
 
 def environment_changes(saved: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each restart that found something else than the start before it did."""
+    """Yield a line for each restart in another environment than that of the start before."""
     starts = [_flat(start) for start in (saved, *saved.get("resumed", []))]
     for before, now in itertools.pairwise(starts):
         yield ", ".join(
@@ -60,6 +60,7 @@ def environment_changes(saved: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _flat(start: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an environment as one mapping, with a key for each package."""
     return {**start["versions"], **{key: start.get(key) for key in KEYS if key != "versions"}}
 
 

@@ -218,7 +218,7 @@ def test_unreadable_checkpoints(command, refused, small, workdir):
     for file in workdir.rglob("checkpoints/*/default/d/*"):
         file.write_bytes(b"")
     err = refused(3, command, *small, f"--workdir={workdir}")
-    assert f"checkpoint {newest} cannot be read" in err
+    assert f"{newest}: this checkpoint cannot be read" in err
     assert "remove that folder to resume at step 12" in err
 
 
@@ -259,7 +259,7 @@ def test_a_folder_where_the_page_should_be(lbopt, workdir):
     (workdir / "report.html").mkdir()
     code, _, err = lbopt("report", f"--workdir={workdir}")
     assert (code, err.count("\n")) == (3, 1)
-    assert "report.html cannot be written" in err
+    assert "report.html: cannot be written" in err
 
 
 def test_metrics_that_are_gone_from_a_finished_run(lbopt, small, workdir):

@@ -9,10 +9,10 @@ import time
 import pytest
 from buckets import objects, read, remove, serving, start_lbopt
 from jobs import train_command
+from refusal import troubled
 
 from lbopt.data.text import Vocabulary
 from lbopt.data.text._vocabulary import UNCASED
-from lbopt.errors import EnvironmentProblem
 from lbopt.workdir import _bucket
 
 pytestmark = pytest.mark.process
@@ -152,7 +152,7 @@ def leases(tmp_path, monkeypatch):
 
     def take(machine):
         monkeypatch.setattr(_bucket.socket, "gethostname", lambda: machine)
-        monkeypatch.setattr(_bucket, "_space", lambda: machine)
+        monkeypatch.setattr(_bucket, "_pid_namespace", lambda: machine)
         return _bucket._Lease(tmp_path)
 
     return take
@@ -161,11 +161,9 @@ def leases(tmp_path, monkeypatch):
 def test_two_runs_in_one_folder_of_a_bucket(leases, tmp_path):
     """The second waits, sees it renewed, and is refused."""
     first = leases("host-a")
-    with pytest.raises(
-        EnvironmentProblem,
-        match=r"another process is at work there \(host-a, pid \d+\); wait for it",
-    ):
+    with troubled("--workdir", str(tmp_path), "conflict") as caught:
         leases("host-b")
+    assert "host-a, pid " in caught.value.reason
     first.check()
     first.release()
     assert not list(tmp_path.iterdir())
@@ -187,10 +185,9 @@ def test_who_stood_still_and_lost_its_lease_is_told_and_leaves_it_to_the_other(l
     (tmp_path / ".lease.json").write_text(other)
     first._thread.join(5)
     assert not first._thread.is_alive()
-    with pytest.raises(
-        EnvironmentProblem, match=r"another process is at work there \(host-b, pid 7\)"
-    ):
+    with troubled("--workdir", str(tmp_path), "conflict") as caught:
         first.check()
+    assert "host-b, pid 7" in caught.value.reason
     first.release()
     assert (tmp_path / ".lease.json").read_text() == other
 

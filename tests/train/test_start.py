@@ -125,7 +125,7 @@ def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, lea
     shutil.copytree(learned, places["workdir"])
     places["safetensors"] /= "model.safetensors"
     for place in places.values():
-        load(file, place).check_start()
+        load(file, place).check_initial()
     for kind in ("huggingface", "workdir"):
         settings = places[kind] / "tokenizer_config.json"
         settings.write_text(
@@ -139,16 +139,16 @@ def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, lea
     save_safetensors(places["safetensors"], variables, metadata)
     for place in places.values():
         with refused("config.init_from", str(place), "mismatch") as caught:
-            load(file, place).check_start()
+            load(file, place).check_initial()
         assert "do_lower_case = false" in caught.value.reason
     (places["huggingface"] / "tokenizer_config.json").unlink()
-    load(file, places["huggingface"]).check_start()
+    load(file, places["huggingface"]).check_initial()
     (places["workdir"] / "tokenizer_config.json").unlink()
-    load(file, places["workdir"]).check_start()
+    load(file, places["workdir"]).check_initial()
     metadata[_initial.TEXT_NORMALIZATION_KEY] = "[]"
     save_safetensors(places["safetensors"], variables, metadata)
     with refused("config.init_from", str(places["safetensors"]), "damaged"):
-        load(file, places["safetensors"]).check_start()
+        load(file, places["safetensors"]).check_initial()
 
 
 def test_words_with_other_numbers_are_refused(tmp_path):
