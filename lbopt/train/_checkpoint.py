@@ -52,7 +52,7 @@ class _Read(NamedTuple):
     """
 
     state: TrainState
-    sums: Mapping[str, str]
+    sums: dict[str, str]
     slices: int | None
 
 
@@ -410,9 +410,9 @@ class Checkpoints:
             except Damaged as error:
                 damaged.append((step, error))
                 continue
-            for other, error in damaged:
+            for other, problem in damaged:
                 where = "" if self._read_only else f"; moved to {self._set_aside(other)}"
-                say(f"{error.field}: {error.what}{where}; going back to step {step}")
+                say(f"{problem.field}: {problem.what}{where}; going back to step {step}")
             if damaged and not self._read_only:
                 self._manager.close()
                 self._manager = self._open_manager()

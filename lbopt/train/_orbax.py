@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from lbopt.parallel import TrainState
 from lbopt.train._on_disk import ARRAYS, SEAL, check_files
 from lbopt.train._seal import Seal
 
-CheckpointManager = ocp.CheckpointManager
+CheckpointManager: TypeAlias = ocp.CheckpointManager
 
 
 @dataclasses.dataclass
