@@ -62,7 +62,8 @@ def shapes_for(like: TrainState, replicas: int | None, slices: int | None) -> An
             like.step, like.params, like.model_state, like.opt_state, like.rng
         )
     now = count(like)
-    same_slices = slices in (None, slices_of(like))
+    slices_saved = slices_of(like) if slices is None else slices
+    same_slices = slices_saved == slices_of(like)
     if replicas is None or now is None or (replicas == now and same_slices):
         return like
 
@@ -78,7 +79,7 @@ def shapes_for(like: TrainState, replicas: int | None, slices: int | None) -> An
         return _with_memory(like, local=local)
 
     def saved(shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape if slices == 1 else shape_of_rows(shape, slices)
+        return shape if slices_saved == 1 else shape_of_rows(shape, slices_saved)
 
     def saved_local(x: jax.ShapeDtypeStruct, param: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return split((replicas, *saved(param.shape)), x)
