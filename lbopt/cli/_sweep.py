@@ -19,7 +19,7 @@ from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
 from lbopt.parallel import available_devices, connect_processes
 from lbopt.report import new_figure
 from lbopt.report.study import write_study_report
-from lbopt.sweep import Parts, deal_cells, make_cells, make_problems, run_sweep, shard_folder
+from lbopt.sweep import BucketShards, deal_cells, make_cells, make_problems, run_sweep, shard_folder
 from lbopt.sweep.lanes import check_cells
 from lbopt.sweep.search import DRAWN_BY
 from lbopt.workdir import (
@@ -80,7 +80,7 @@ def run(argv: Sequence[str], job: Job) -> None:
     study = given["workdir"]
     with PreemptionWatch(job) as watch, local_workdir(shard_folder(study, shard), job) as folder:
         check_shared_workdir(folder, job)
-        others = Parts(study, absolute_workdir(folder)) if paths.is_address(study) else None
+        others = BucketShards(study, absolute_workdir(folder)) if paths.is_address(study) else None
         if others and job.index == 0:
             others.refuse_others(shard, compare)
             others.fetch()
@@ -105,7 +105,7 @@ def _shard(given: dict[str, str]) -> Shard | None:
     return Shard.parse(given["shard"])
 
 
-def _finish(workdir: pathlib.Path, shard: Shard | None, others: Parts | None) -> None:
+def _finish(workdir: pathlib.Path, shard: Shard | None, others: BucketShards | None) -> None:
     """Write the report of all that is finished, in a bucket to where the whole study is."""
     if others is None or shard is None:
         with (

@@ -1,12 +1,16 @@
+from ._bucket_shards import (
+    BucketShards as BucketShards,
+    gather_shards as gather_shards,
+    shard_folder as shard_folder,
+)
 from ._examples import ExampleScores as ExampleScores, read_examples as read_examples
 from ._noise import by_step as by_step, noise_scales as noise_scales
-from ._parts import Parts as Parts, gather_shards as gather_shards, shard_folder as shard_folder
 from ._results import read_results as read_results
 from ._row import Diffusion as Diffusion, Numbers as Numbers, Probes as Probes, Run as Run
 from ._runner import run_sweep as run_sweep
 from ._trials import (
     deal_cells as deal_cells,
-    key as key,
     make_cells as make_cells,
     make_problems as make_problems,
+    trial_identity as trial_identity,
 )

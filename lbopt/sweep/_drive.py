@@ -1,4 +1,4 @@
-"""The way of a cell: search, choose on validation, run the chosen candidate with fresh seeds."""
+"""The trials of a cell: search, choose on validation, run the choice with fresh seeds."""
 
 from __future__ import annotations
 
@@ -14,56 +14,68 @@ Row = Mapping[str, Any]
 
 
 def drive(cell: Cell, config: SweepConfig) -> Generator[list[Trial], list[Row], None]:
-    """Yield trials that can run side by side, again and again; send their rows back in the same order.
+    """Yield rounds of trials that can run side by side; send back their rows in the same order.
 
-    What comes next depends on the config and on the rows alone. So a study that was killed goes on where it was if the rows
-    it finished are sent again.
+    The next round depends on the config and the rows alone. So a study that was killed resumes if
+    the rows of its finished trials are sent again.
 
     Args:
-      cell: an arm at a batch size.
-      config: of the study that the cell belongs to.
+      cell: An arm at a batch size.
+      config: The config of the study.
 
     Yields:
-      The trials of each round of the search, and at last the final ones. Every yield returns their rows, as in `results.jsonl`.
+      The trials of each round of the search, and at last the final ones. Every yield returns their
+      rows, as in `results.jsonl`.
 
     Raises:
-      EnvironmentProblem: if the search needs a package that is not installed.
+      EnvironmentProblem: If the search needs a package that is not installed.
     """
     search = config.arm_search(cell.index)
-    searcher, searched, seeds = make_searcher(search), [], search.seeds
+    searcher = make_searcher(search)
+    seeds = search.seeds
+    searched: list[Row] = []
     while proposals := searcher.ask():
         rows = yield [
             cell.trial(SEARCH, proposal, seed) for proposal in proposals for seed in seeds
         ]
-        of_each = [rows[start : start + len(seeds)] for start in range(0, len(rows), len(seeds))]
-        searcher.tell([score(found) for found in of_each])
+        of_candidates = [
+            rows[start : start + len(seeds)] for start in range(0, len(rows), len(seeds))
+        ]
+        searcher.tell([score(found) for found in of_candidates])
         searched += rows
+
     chosen = Proposal(choose(searched), 1.0)
     yield [cell.trial(FINAL, chosen, seed) for seed in config.final_seeds]
 
 
 def score(rows: Sequence[Row]) -> Score:
-    """Return how good a candidate is on validation, lower is better: the mean over its seeds.
+    """Return the score of a candidate on validation, the mean over its seeds; lower is better.
 
-    That is the error rate (of language models the loss); a trial that diverged counts as all wrong (infinite). With a target it is the
-    part of the run's steps that was needed for it, and 1 plus the error where it was not reached. Ties go to the lower mean validation loss.
+    The score of a trial is its error rate, or the loss of a language model; a trial that diverged
+    has an error rate of 1 or an infinite loss. In a study with a target it is the fraction of the
+    run's steps up to the target, or 1 plus the error if the target was not reached.
 
     Args:
-      rows: of `results.jsonl`, the search trials of one candidate at one fidelity, one for each seed; at least one.
+      rows: Rows of the search trials of one candidate at one fidelity, one for each seed; at least
+        one.
 
     Returns:
-      That mean, and as the tie the mean validation loss, infinite if a trial diverged.
+      The mean score, and the mean validation loss that decides between equal scores; it is infinite
+      if a trial diverged.
     """
-    values, losses = zip(*map(_score_of_one, rows), strict=True)
+    values, losses = zip(*map(_score_of_trial, rows), strict=True)
     return Score(sum(values) / len(values), sum(losses) / len(losses))
 
 
-def _score_of_one(row: Row) -> tuple[float, float]:
+def _score_of_trial(row: Row) -> tuple[float, float]:
+    """Return the score of one trial, and its validation loss."""
+    is_language_model = "validation_perplexity" in row
     if row["diverged"]:
-        error, loss = (math.inf if "validation_perplexity" in row else 1.0), math.inf
+        loss = math.inf
+        error = math.inf if is_language_model else 1.0
     else:
         loss = row["validation_loss"]
-        error = loss if "validation_perplexity" in row else 1.0 - row["validation_accuracy"]
+        error = loss if is_language_model else 1.0 - row["validation_accuracy"]
     if "steps_to_target" in row:
         reached = None if row["diverged"] else row["steps_to_target"]
         return (1.0 + error if reached is None else reached / row["steps"]), loss
@@ -71,16 +83,13 @@ def _score_of_one(row: Row) -> tuple[float, float]:
 
 
 def choose(rows: Sequence[Row]) -> Factors:
-    """Return the best candidate of those that were run over the whole length, by `score`; then the smallest factors.
+    """Return the factors of the best candidate by `score`; of equal ones, the smallest factors.
 
-    Only validation numbers of search trials are looked at. If no trial had the whole length, those of the greatest fidelity
-    are compared.
+    Only search trials of the full length are compared, or those of the greatest fidelity if none
+    had the full length.
 
     Args:
-      rows: of `results.jsonl`, of one cell, with a search trial at least; final trials are passed over.
-
-    Returns:
-      Its factors.
+      rows: Rows of one cell, with at least one search trial.
     """
     searched = [row for row in rows if row["phase"] == SEARCH]
     longest = max(row["fidelity"] for row in searched)
@@ -92,5 +101,5 @@ def choose(rows: Sequence[Row]) -> Factors:
 
 
 def factors_of(row: Row) -> Factors:
-    """Return the candidate of a row of `results.jsonl`."""
+    """Return the factors of a trial."""
     return Factors(row["learning_rate_factor"], row["warmup_factor"], row["weight_decay_factor"])

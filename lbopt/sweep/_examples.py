@@ -1,7 +1,7 @@
-"""test_examples.jsonl: the score of every final trial on each test example, packed.
+"""test_examples.jsonl: the scores of every final trial on each test example, packed.
 
-A bootstrap over test examples needs them. A row of results.jsonl stays readable without them: they
-are 60 characters for 360 examples that are right or wrong, and 8 KB for 50,000.
+A bootstrap over test examples needs them. They have a file of their own to keep results.jsonl
+readable: right or wrong takes 60 characters for 360 examples, and 8 KB for 50,000.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from lbopt._typed_json import Finite, Int, Positive, Size, convert
-from lbopt.sweep._trials import key
+from lbopt.sweep._trials import trial_identity
 from lbopt.sweep.lanes import Pairs
 from lbopt.workdir import read_json_lines
 
 EXAMPLES = "test_examples.jsonl"
 OTHERS = ".others/test_examples"
-"""Folder in the mirror of a bucket, with the lines of other shards."""
+"""Folder in the mirror of a bucket with the lines of other shards."""
 _KEY = (
     "study",
     "arm",
@@ -78,7 +78,7 @@ def pack(row: Mapping[str, Any], examples: Pairs) -> dict[str, Any] | None:
 
     Args:
       row: The trial's row of results.jsonl.
-      examples: Its metrics on each test example.
+      examples: The trial's metrics on each test example.
 
     Returns:
       JSON data: the fields that identify the trial, `metric`, `num_examples`, and either the bits
@@ -98,10 +98,10 @@ def pack(row: Mapping[str, Any], examples: Pairs) -> dict[str, Any] | None:
 
 
 def unpack(line: Mapping[str, Any]) -> ExampleScores:
-    """Return what `pack` was given.
+    """Return the scores in a line of `pack`.
 
     Raises:
-      ValueError: naming the field, if the line is damaged.
+      ValueError: Naming the field, if the line is damaged.
     """
     count = convert(line, _Line)["num_examples"]
     if "correct" in line:
@@ -115,26 +115,26 @@ def unpack(line: Mapping[str, Any]) -> ExampleScores:
 
 
 def read_examples(workdir: pathlib.Path) -> dict[tuple, ExampleScores]:
-    """Return what is recorded of the final trials of a study, those of other shards too.
+    """Return the scores of the final trials of a study, those of other shards included.
 
     Args:
       workdir: The study's folder.
 
     Returns:
-      `lbopt.sweep._trials.key` of a trial -> its scores. A trial that was killed between its line
-      here and its row ran again; its last line counts.
+      Scores by `trial_identity`. A trial that was killed between its line here and its row ran
+      again; its last line counts.
 
     Raises:
-      EnvironmentProblem: naming the file, if it cannot be read, or a whole line is damaged.
+      EnvironmentProblem: Naming the file, if it cannot be read, or a whole line is damaged.
     """
-    return {key(line): unpack(line) for line in read_packed(workdir)}
+    return {trial_identity(line): unpack(line) for line in read_packed(workdir)}
 
 
 def read_packed(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """Return the lines of a study, those of other shards too, one for each trial."""
+    """Return the lines of a study, those of other shards included, one for each trial."""
     files = [*sorted((workdir / OTHERS).glob("*.jsonl")), workdir / EXAMPLES]
     lines = [line for file in files for line in read_json_lines(file, _check)]
-    return list({key(line): line for line in lines}.values())
+    return list({trial_identity(line): line for line in lines}.values())
 
 
 def _check(line: Any) -> None:

@@ -1,4 +1,4 @@
-"""Steps that are even in log t, and fits of the distance from the start."""
+"""Log-spaced steps, and fits of the distance from the initial parameters."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from scipy import optimize
 from lbopt.sweep._row import Diffusion, LogFit, PowerFit
 
 FEWEST_POINTS = 4
-"""Through fewer points both curves pass too easily to be compared."""
+"""Fewest points of a fit: both curves pass through fewer too easily to be compared."""
 _EXPONENTS = np.linspace(-2.0, 8.0, 201)
-"""Exponents of a power law from the best of which the minimiser starts."""
+"""Exponents of a power law; the minimiser starts from the best of them."""
 
 
 def log_spaced_steps(num_steps: int, count: int) -> tuple[int, ...]:
-    """Return `count` distinct steps from 1 to `num_steps`, as even in log t as whole numbers allow.
+    """Return distinct steps from 1 to `num_steps`, as even in log t as whole numbers allow.
 
-    The first is 1 (if there are two or more), the last is `num_steps`; all of them, if there are no
-    more than `count`.
+    The last step is `num_steps`, and the first of several is 1.
 
     Args:
-      num_steps: >= 1.
-      count: >= 0.
+      num_steps: Number of steps of the run, >= 1.
+      count: Number of steps to return, >= 0; all steps of a shorter run.
 
     Returns:
       1-based steps, ascending.
@@ -46,18 +45,17 @@ def fit_diffusion(
 ) -> Diffusion | None:
     """Fit the distance d from the start by log t and by a power of t, by least squares on d.
 
-    A point weighs as much as its part of the axis of log t (trapezoid rule), so that each decade
-    weighs alike whether the points are log-spaced or every step.
+    The weight of a point is the length of the axis of log t around it (trapezoid rule), so that
+    each decade weighs alike whether the points are log-spaced or every step.
 
     Args:
-      steps: t, 1-based, ascending.
-      distances: ||w_t - w_0||, one for each.
-      from_step: the first to be fitted, for instance the one after warmup.
-      to_step: the last one; None for the last there is.
+      steps: Steps t, 1-based, ascending.
+      distances: Distance ||w_t - w_0|| at each step.
+      from_step: First step of the fit, for instance the one after warmup.
+      to_step: Last step of the fit; None for the last of `steps`.
 
     Returns:
-      Both fits; None where fewer than 4 points, or points that are not finite or all equal, leave
-      nothing to compare.
+      Both fits; None for fewer than 4 points, or points that are not finite or all equal.
 
     >>> fit = fit_diffusion([1, 10, 100, 1000], [2.0, 2.5, 3.0, 3.5], from_step=1)
     >>> round(fit.log.slope, 3), round(fit.log.r2, 6), fit.power.r2 < fit.log.r2
@@ -78,7 +76,7 @@ def fit_diffusion(
 
 
 def _widths(x: np.ndarray) -> np.ndarray:
-    """Return the part of the axis of each ascending point, halfway to its neighbours."""
+    """Return the length of the axis around each ascending point, halfway to its neighbours."""
     gaps = np.diff(x)
     return (np.append(gaps, 0) + np.insert(gaps, 0, 0)) / 2
 

@@ -12,7 +12,7 @@ def by_step(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> dict[in
     """Return the numbers of all runs at every step, ascending in the step.
 
     Args:
-      series: (steps, one number for each step) of every run; None is no number.
+      series: Steps and numbers of every run; None for a missing number or series.
 
     >>> by_step([([1, 2], [1.0, 2.0]), ([1, 2], [3.0, None]), ([1], None)])
     {1: [1.0, 3.0], 2: [2.0]}
@@ -30,26 +30,25 @@ def noise_scales(probes: Sequence[Probes]) -> list[tuple[int, float]]:
 
     At each step it is the sum of the traces over the seeds divided by the sum of the squared norms:
     single estimates of |G|^2 scatter widely and may be negative, so a mean of ratios would mean
-    nothing. Where the sum is not positive the scale is infinite: the signal cannot be told from the
-    noise.
+    nothing. If the sum is not positive, the signal is lost in the noise and the scale is infinite.
 
     The noise scale grows by orders of magnitude during training, as |G|^2 falls. Sums over all
     steps would be those of the first few, so a run is described by the median over its probed
     steps. These are log-spaced, so that every stretch of log t weighs alike.
 
     Args:
-      probes: probes of every seed. A step at which a seed lacks either number is taken from the
-        other seeds.
+      probes: Probes of every seed. At a step where a seed lacks one of the two numbers, only the
+        other seeds count.
 
     Returns:
-      (step, noise scale), ascending in the step.
+      Pairs of step and noise scale, ascending in the step.
 
     >>> noise_scales([Probes([1, 9], noise_trace=[8.0, 6.0], gradient_square_norm=[2.0, -1.0])])
     [(1, 4.0), (9, inf)]
 
     References:
-      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162: the scale
-      grows during training [recalled 90%].
+      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, abstract: the
+      scale grows as the loss falls during training.
     """
     pairs = [(one.step, _pairs(one)) for one in probes]
     traces = by_step((steps, [trace for trace, _ in pair]) for steps, pair in pairs)
@@ -58,7 +57,7 @@ def noise_scales(probes: Sequence[Probes]) -> list[tuple[int, float]]:
 
 
 def _pairs(probes: Probes) -> list[tuple[Number, Number]]:
-    """Return trace and squared norm at every step; neither where one of them is missing."""
+    """Return trace and squared norm at every step; two times None if one of them is missing."""
     columns = zip(probes.noise_trace or (), probes.gradient_square_norm or (), strict=False)
     return [(None, None) if None in pair else pair for pair in columns]
 

@@ -1,4 +1,4 @@
-"""A trial under way, and the line it ends as in `results.jsonl`."""
+"""A running trial, and the row of `results.jsonl` that it ends as."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from lbopt.sweep import _fits
 from lbopt.sweep._noise import noise_scales
 from lbopt.sweep._row import Probes
 from lbopt.sweep._trials import FINAL, Cell, Trial
+from lbopt.train import Target
 from lbopt.workdir import finite_or_none
 
 _CURVE_POINTS = 64
-"""Of the curves that a final trial's line keeps, at most."""
+"""Most points in the curves of a final trial's row."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -26,17 +27,18 @@ class Record:
     """What a trial has done so far.
 
     Attributes:
-      config: of the study.
-      cell: the trial's.
-      trial: its numbers.
-      losses: of every step so far, fp32 [steps] in parts.
-      distances: likewise, ||w_t - w_0|| after the step; 0 if it is not measured.
-      evaluations: (step, validation scores), if the study has a target.
-      probes: (step, measurements), of final trials.
-      seconds: that it took so far, its share of what ran beside it.
-      done: steps taken so far.
-      divergence_step: the first step, counted from 1, whose loss is not finite; None if there is none.
-      steps_to_target: steps taken at the first evaluation that reached the target; None if none did.
+      config: The config of the study.
+      cell: The cell of the trial.
+      trial: The trial.
+      losses: Training losses of all steps so far: fp32 arrays [steps], one after another.
+      distances: ||w_t - w_0|| after each step, in arrays like `losses`; 0 if not measured.
+      evaluations: Pairs of step and validation scores, if the study has a target.
+      probes: Pairs of step and measurements, for a final trial.
+      seconds: Seconds so far, shared equally among trials that run side by side.
+      done: Number of steps so far.
+      divergence_step: The first step, counted from 1, whose loss is not finite; None if all are.
+      steps_to_target: Number of steps at the first evaluation that reached the target; None if none
+        did.
     """
 
     config: SweepConfig
@@ -52,7 +54,9 @@ class Record:
     steps_to_target: int | None = None
 
     def __post_init__(self) -> None:
-        measure, train, whole = self.config.measure, self.cell.train, self.trial.num_steps
+        measure = self.config.measure
+        train = self.cell.train
+        whole = self.trial.num_steps
         probed = self.trial.phase == FINAL and measure.num_probes
         self._probe_at = frozenset(
             _fits.log_spaced_steps(whole, measure.num_probes) if probed else ()
@@ -65,91 +69,101 @@ class Record:
 
     @property
     def steps_to_next_stop(self) -> int:
-        """How many steps it may take before it has to be looked at."""
+        """Number of steps until the trial is probed or evaluated, or ends."""
         return next(stop for stop in self._stops if stop > self.done) - self.done
 
     @property
     def wants_probe(self) -> bool:
-        """Whether gradients are to be probed after the step it is at."""
+        """Whether its gradients are to be probed now."""
         return self.done in self._probe_at and not self.diverged
 
     @property
     def wants_evaluation(self) -> bool:
-        """Whether it is to be evaluated after the step it is at."""
+        """Whether it is to be evaluated now."""
         return self.done in self._evaluate_at and not self.diverged
 
     @property
     def diverged(self) -> bool:
-        """Whether a loss was not finite."""
+        """Whether a training loss was not finite."""
         return self.divergence_step is not None
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing more to train."""
+        """Whether the trial has no more steps to take."""
         at_target = self.cell.train.stop_at_target and self.steps_to_target is not None
         return self.diverged or at_target or self.done == self.trial.num_steps
 
     def extend(self, losses: np.ndarray, distances: np.ndarray) -> None:
-        """Add steps; those behind the first loss that is not finite do not count.
+        """Add steps; those after the first loss that is not finite do not count.
 
         Args:
-          losses: training losses of the steps after `done`, [steps] fp32.
-          distances: ||w_t - w_0|| after each of them, [steps] fp32.
+          losses: Training losses of the steps after `done`, fp32 [steps].
+          distances: ||w_t - w_0|| after each of them, fp32 [steps].
         """
         broken = np.flatnonzero(~np.isfinite(losses))
         if len(broken):
-            losses, distances = losses[: broken[0] + 1], distances[: broken[0] + 1]
+            losses = losses[: broken[0] + 1]
+            distances = distances[: broken[0] + 1]
             self.divergence_step = self.done + len(losses)
         self.losses.append(losses)
         self.distances.append(distances)
         self.done += len(losses)
 
     def evaluated(self, scores: Mapping[str, float]) -> None:
-        """Add an evaluation on validation after `done` steps, and see whether it reached the target.
+        """Add an evaluation on validation after `done` steps; note whether it reached the target.
 
         Args:
-          scores: metric -> mean over the split, the one of the target among them; without "eval/" in the names.
+          scores: Means over the split by metric, that of the target included; without "eval/" in
+            the names.
         """
         self.evaluations.append((self.done, dict(scores)))
-        name, target = (
-            self.cell.train.target_metric.removeprefix("eval/"),
-            self.cell.train.target_value,
-        )
-        reached = (
-            scores[name] <= target
-            if name.endswith(("loss", "perplexity"))
-            else scores[name] >= target
-        )
+        train = self.cell.train
+        target = Target(train.target_metric.removeprefix("eval/"), train.target_value)
+        reached = target.reached(scores)
         if reached and self.steps_to_target is None:
             self.steps_to_target = self.done
 
     def probed(self, measured: Mapping[str, float]) -> None:
-        """Add what was measured after `done` steps.
+        """Add measurements after `done` steps.
 
         Args:
-          measured: name -> number, of layers as `phi_layers/PATH` and `trust_ratio/PATH`, of modules as `phi_modules/NAME`.
+          measured: Numbers by name; those of layers as `phi_layers/PATH` and `trust_ratio/PATH`,
+            those of modules as `phi_modules/NAME`.
         """
         self.probes.append((self.done, dict(measured)))
 
     def row(self, scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return the line of the finished trial.
+        """Return the row of the finished trial.
 
         Args:
-          scores: split -> metric -> mean over the split; without "test" unless it is a final trial.
+          scores: Means by split and metric; with "test" for a final trial only.
 
         Returns:
-          JSON data; null is a number that is not finite, or that was not measured, and every score of a split whose loss is not
-          finite. Accuracies are in [0, 1]. `diverged` is also true if the validation loss at the end is not finite;
-          `divergence_step` is null if every training loss was finite. `steps_to_target` and `examples_to_target` come with a
-          target, null if it was not reached. Final trials have `outputs` (classes or tokens that are told apart) and `curve` too, at log-spaced steps of the planned length and at the
-          last one that was run, and, if they were measured, `diffusion`, `evaluations`, `probes` and `noise_scale` (in examples,
-          the median over the probed steps).
+          JSON data. Numbers that are not finite or were not measured are null, and so is every
+          score of a split whose loss is not finite. Accuracies are in [0, 1]. `diverged` is also
+          true if the validation loss at the end is not finite; `divergence_step` is null if every
+          training loss was finite. `steps_to_target` and `examples_to_target` are there in a study
+          with a target, and null if it was not reached.
+
+          Final trials also have `outputs` (number of classes or tokens) and `curve`, at log-spaced
+          steps of the planned length and at the last step; and, if they were measured, `diffusion`,
+          `evaluations`, `probes` and `noise_scale` (in examples, the median over probed steps).
         """
-        arm, trial, cell = self.cell.arm, self.trial, self.cell
-        losses, distances = np.concatenate(self.losses), np.concatenate(self.distances)
+        cell = self.cell
+        arm = cell.arm
+        trial = self.trial
+        losses = np.concatenate(self.losses)
+        distances = np.concatenate(self.distances)
         last_epoch = losses[-min(len(losses), cell.units.steps(1)) :]
         diverged = self.diverged or not math.isfinite(scores["validation"]["loss"])
-        target = self.steps_to_target
+
+        work_to_target: dict[str, Any] = {}
+        if cell.train.target_metric:
+            steps = self.steps_to_target
+            examples = None if steps is None else cell.units.examples(steps)
+            work_to_target = {"steps_to_target": steps, "examples_to_target": examples}
+        distance = float(distances[-1]) if self.config.measure.distance else math.nan
+
         return {
             "study": self.config.name,
             "arm": arm.name,
@@ -173,31 +187,23 @@ class Record:
             "last_epoch_loss": finite_or_none(float(np.mean(last_epoch))),
             "diverged": diverged,
             "divergence_step": self.divergence_step,
-            **(
-                {"steps_to_target": target, "examples_to_target": _examples(cell, target)}
-                if cell.train.target_metric
-                else {}
-            ),
-            "distance": finite_or_none(float(distances[-1]))
-            if self.config.measure.distance
-            else None,
+            **work_to_target,
+            "distance": finite_or_none(distance),
             **(self._measured(losses, distances) if trial.phase == FINAL else {}),
             "seconds": round(self.seconds, 4),
         }
 
     def _measured(self, losses: np.ndarray, distances: np.ndarray) -> dict[str, Any]:
-        """Return what only final trials are measured for."""
+        """Return the fields that only the row of a final trial has."""
         found: dict[str, Any] = {"outputs": self.cell.problem.outputs}
         steps = _curve_steps(self.trial.num_steps, len(losses))
         at = np.asarray(steps) - 1
         found["curve"] = {"step": list(steps), "train_loss": _numbers(losses[at])}
         if self.config.measure.distance:
             found["curve"]["distance"] = _numbers(distances[at])
-            every, warmed_up = (
-                range(1, len(distances) + 1),
-                math.ceil(self.cell.warmup_steps(self.trial)),
-            )
-            fit = _fits.fit_diffusion(every, distances.tolist(), from_step=max(1, warmed_up))
+            every = range(1, len(distances) + 1)
+            warmed_up = max(1, math.ceil(self.cell.warmup_steps(self.trial)))
+            fit = _fits.fit_diffusion(every, distances.tolist(), from_step=warmed_up)
             found["diffusion"] = None if fit is None else dataclasses.asdict(fit)
         if self.evaluations:
             found["evaluations"] = _columns(
@@ -209,7 +215,11 @@ class Record:
 
 
 def _curve_steps(planned: int, run: int) -> list[int]:
-    """Return the steps that a curve keeps: of runs of one planned length the same ones, as far as each of them went.
+    """Return the steps that a curve keeps: the same ones for runs of one planned length.
+
+    Args:
+      planned: Planned number of steps.
+      run: Number of steps that were run.
 
     >>> _curve_steps(3, 3), _curve_steps(1000, 20)[-3:]
     ([1, 2, 3], [17, 19, 20])
@@ -218,7 +228,9 @@ def _curve_steps(planned: int, run: int) -> list[int]:
 
 
 def _evaluated_at(every_steps: float, num_steps: int) -> list[int]:
-    """Return the steps after which `lbopt train` evaluates: the first behind each multiple, and the last of all.
+    """Return the steps after which `lbopt train` evaluates.
+
+    These are the last step, and the first at or after each multiple of `every_steps`.
 
     >>> _evaluated_at(2.5, 9)
     [3, 5, 8, 9]
@@ -232,10 +244,10 @@ def _evaluated_at(every_steps: float, num_steps: int) -> list[int]:
 
 
 def _scored(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
-    """Return the scores by split and name; those of the test only if it was looked at.
+    """Return the scores of a row; those on the test split are None unless they are given.
 
-    Where the loss is not finite nothing else is a score: the accuracy of outputs that are not numbers is that of the class
-    which happens to come first.
+    If the loss is not finite, all scores are None: the accuracy of outputs that are not numbers is
+    that of the first class.
     """
     row: dict[str, float | None] = {}
     for split in ("train", "validation", "test"):
@@ -246,23 +258,20 @@ def _scored(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float | None
     return row
 
 
-def _examples(cell: Cell, steps: int | None) -> int | None:
-    return None if steps is None else cell.units.examples(steps)
-
-
 def _rounded(value: float) -> float:
-    """Return a whole number as one."""
+    """Return a whole number as an integer, another number as it is."""
     return int(value) if value == int(value) else value
 
 
 def _numbers(values: Sequence[float] | np.ndarray) -> list[float | None]:
-    """Return numbers for JSON, to the seven digits that fp32 has."""
+    """Return numbers for JSON, with the seven digits of fp32."""
     return [finite_or_none(float(f"{value:.7g}")) for value in values]
 
 
 def _columns(
     found: Sequence[tuple[int, Mapping[str, float]]], names: Mapping[str, str]
 ) -> dict[str, list[Any]]:
+    """Return pairs of step and values as columns, under other names."""
     columns: dict[str, list[Any]] = {"step": [step for step, _ in found]}
     for name, column in names.items():
         columns[column] = _numbers([values[name] for _, values in found])
@@ -270,7 +279,7 @@ def _columns(
 
 
 def _probes(found: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, Any]:
-    """Return measurements by name, those of layers in groups, and the noise scale of this one run, null where it is infinite."""
+    """Return measurements by name, those of layers in groups, and the noise scale of the run."""
     names = {name: name for name in found[0][1]}
     columns = _columns(found, names)
     grouped: dict[str, Any] = {}

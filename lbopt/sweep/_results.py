@@ -1,6 +1,6 @@
-"""results.jsonl: one line per finished trial, appended whole, never rewritten.
+"""results.jsonl: one line per finished trial, appended atomically, never rewritten.
 
-Beside it lies test_examples.jsonl, with a line for each final trial: see `lbopt.sweep._examples`.
+Beside it is test_examples.jsonl, with a line for each final trial: see `lbopt.sweep._examples`.
 """
 
 from __future__ import annotations
@@ -20,63 +20,69 @@ from lbopt.errors import UserError
 from lbopt.job import Job, SoloJob
 from lbopt.sweep._examples import EXAMPLES
 from lbopt.sweep._row import REQUIRED as REQUIRED, check_row
-from lbopt.sweep._trials import key
+from lbopt.sweep._trials import trial_identity
 from lbopt.train import Progress
 from lbopt.workdir import copy_changes_soon, file_errors, read_json_lines
 
 OTHERS = ".others"
-"""Folder in the mirror of a bucket, with what other shards have finished."""
+"""Folder in the mirror of a bucket with the finished trials of other shards."""
 _PAGE = 2**16
+"""Bytes that are read at a time."""
 
 
 def read_results(workdir: pathlib.Path, study: str | None = None) -> list[dict[str, Any]]:
     """Return the finished trials of a study.
 
     Args:
-      workdir: the study's folder.
-      study: its name; None to take whatever is there.
+      workdir: The study's folder.
+      study: Name of the study; None to accept the trials of any study.
 
     Returns:
-      A row for each whole line, in the order in which they were written; [] if there is no file. A last line cut off by a
-      kill is left out. Of trials that shards in a bucket ran beside this one, each once, and those of this folder first.
+      A row for each whole line, in the order of writing; [] if there is no file. A last line that a
+      kill cut off is left out. Trials of other shards in a bucket follow, each once.
 
     Raises:
-      EnvironmentProblem: naming the file, if it cannot be read, or a whole line is damaged.
-      UserError: naming `--workdir`, if a line is of another study.
+      EnvironmentProblem: Naming the file, if it cannot be read, or a whole line is damaged.
+      UserError: Naming `--workdir`, if a line is of another study.
     """
     rows = read_json_lines(workdir / "results.jsonl", check_row)
-    known = {key(row) for row in rows}
+    known = {trial_identity(row) for row in rows}
     for file in sorted((workdir / OTHERS).glob("*.jsonl")):
-        rows += [row for row in read_json_lines(file, check_row) if key(row) not in known]
-        known |= set(map(key, rows))
+        rows += [
+            row for row in read_json_lines(file, check_row) if trial_identity(row) not in known
+        ]
+        known |= set(map(trial_identity, rows))
     for number, row in enumerate(rows, 1):
         if study is not None and row.get("study", study) != study:
-            raise UserError(
-                f"--workdir = {str(workdir)!r}: line {number} of results.jsonl is of the study {row['study']!r}, "
-                f"not of {study!r}; give a folder of its own"
+            fix = (
+                f"line {number} of results.jsonl is of the study {row['study']!r}, not of "
+                f"{study!r}; give a folder of its own"
             )
+            raise UserError("--workdir", str(workdir), fix, code="exists")
     return rows
 
 
 class Results:
-    """The finished trials of a study, as the processes of a job know them.
+    """The finished trials of a study that a process knows.
 
-    All know those that were finished before; of the new ones process 0 knows all of the job's, the others their own. What other
-    shards write meanwhile is not looked at.
+    Every process of a job knows the trials that were finished before it started. Of later ones the
+    first process knows those of the whole job, and the others their own. Trials that other shards
+    finish meanwhile are not read.
 
     Args:
-      workdir: the study's folder. A last line cut off by a kill is removed: its trial was not finished.
-      job: of which this process is one; None if it is alone. Its first process writes.
-      progress: is told of rows that come; None for nothing.
-      of_all: every process finds the same rows; the first one's are kept.
-      study: its name; lines of another one are refused. None to take whatever is there.
+      workdir: The study's folder. A last line that a kill cut off is removed.
+      job: The job that this process belongs to; None for a process alone. Its first process writes.
+      progress: Progress that counts new trials; None for none.
+      of_all: Whether all processes run the same trials, so that only the first one's are written.
+      study: Name of the study, so that lines of another one are refused; None to accept any.
 
     Attributes:
-      rows: of all trials that this process knows.
-      num_before: how many of them were finished before.
+      rows: The rows of all trials that this process knows.
+      num_before: Number of trials that were finished before.
 
     Raises:
-      EnvironmentProblem: naming the file, if it cannot be read or written, or a whole line is damaged.
+      EnvironmentProblem: Naming the file, if it cannot be read or written, or a whole line is
+        damaged.
     """
 
     def __init__(
@@ -96,7 +102,7 @@ class Results:
         self.rows: list[dict[str, Any]] = []
         if self._job.index == 0:
             with file_errors(self._file), _alone_in(self._file):
-                pass  # a line that a kill has cut off is gone
+                pass  # opening removes a last line that a kill cut off
             self.rows = read_results(workdir, study)
             self._job.on_post(self._write)
         found = self._job.from_first("finished trials", list(self.rows))
@@ -105,14 +111,16 @@ class Results:
             self.rows = found
 
     def add(self, rows: Sequence[dict[str, Any]], examples: Sequence[dict[str, Any]] = ()) -> None:
-        """Append rows in one write and wait until they are on disk, or hand them to who does.
+        """Append rows in one write, and wait until they are on disk.
+
+        Other processes than the first of the job send them to it instead.
 
         Args:
-          rows: of finished trials, from `lbopt.sweep._record.Record.row`.
-          examples: Lines of those among them that were tested, from `lbopt.sweep._examples.pack`.
+          rows: Rows of finished trials, from `Record.row`.
+          examples: Lines of the tested ones among them, from `lbopt.sweep._examples.pack`.
 
         Raises:
-          EnvironmentProblem: naming the file, if it cannot be written; none of the rows is in it then.
+          EnvironmentProblem: Naming the file, if it cannot be written; it has no new row then.
         """
         if self._job.index:
             self.rows.extend(rows)
@@ -122,7 +130,7 @@ class Results:
     def _write(self, posted: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> None:
         rows, examples = posted
         with self._lock:
-            # First: a trial whose row is there has its examples too, and one without runs again.
+            # Before the rows: so a trial with a row has its examples, and one without runs again.
             if examples:
                 with file_errors(self._examples):
                     _append(self._examples, _lines(examples))
@@ -136,7 +144,7 @@ class Results:
 
 @contextlib.contextmanager
 def _alone_in(file: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Open a file for this writer alone, without a line that the death of another one has cut off."""
+    """Open a file for this writer alone, and remove a last line that a killed one cut off."""
     with open_regular(file, "a+b", buffering=0) as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         end = stream.seek(0, os.SEEK_END)
@@ -148,7 +156,7 @@ def _alone_in(file: pathlib.Path) -> Iterator[IO[bytes]]:
 
 
 def _end_of_whole_lines(stream: IO[bytes], end: int) -> int:
-    """Return where the last whole line ends, looking backwards."""
+    """Return the end of the last whole line, searching backwards."""
     start = end
     while start > 0:
         begin = max(0, start - _PAGE)
@@ -165,7 +173,7 @@ def _lines(rows: Sequence[dict[str, Any]]) -> bytes:
 
 
 def _append(file: pathlib.Path, data: bytes) -> None:
-    """Append all of the data or nothing: the rows of another thread or process may follow."""
+    """Append all of the data or none: rows of another thread or process may follow."""
     with _alone_in(file) as stream:
         before = stream.seek(0, os.SEEK_END)
         try:

@@ -15,11 +15,11 @@ FINAL_PHASE = "final"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Curve:
-    """What was measured at some steps of a run; every column has a number, or None, for each step.
+    """Measurements at some steps of a run; every column has a number, or None, for each step.
 
     Attributes:
-      step: optimizer steps, 1-based, ascending.
-      train_loss: loss of the batch.
+      step: Optimizer steps, 1-based, ascending.
+      train_loss: Loss of the batch.
       distance: ||w_t - w_0|| after the step.
     """
 
@@ -33,14 +33,14 @@ class Probes:
     """Measurements of the gradient at some steps of a run; columns as in `Curve`.
 
     Attributes:
-      step: optimizer steps, 1-based, ascending.
+      step: Optimizer steps, 1-based, ascending.
       noise_trace: tr(Sigma), the sum over parameters of the variance of one example's gradient.
       gradient_square_norm: |G|^2, an unbiased estimate that can be negative.
       lipschitz: |g^T H g| / |g|^2, the local Lipschitz constant along the gradient.
       phi: 1 - cosine of the gradients of two half batches.
       phi_layers: phi of each layer, by its path.
       phi_modules: phi of each module, by its name.
-      trust_ratio: trust ratio of each layer, by its path.
+      trust_ratio: Trust ratio of each layer, by its path.
     """
 
     step: list[Finite]
@@ -83,10 +83,10 @@ class Diffusion:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """A finished trial; see `lbopt.sweep._record.Record.row` for what each field means.
+    """A finished trial; `lbopt.sweep._record.Record.row` explains the fields.
 
-    None is a number that was not measured or is not finite. Lines of earlier versions lack some of
-    the fields that have a default here.
+    None stands for a number that was not measured or is not finite. Lines of earlier versions lack
+    some of the fields that have a default here.
     """
 
     arm: str
@@ -132,7 +132,7 @@ class Run:
 
     @property
     def is_final(self) -> bool:
-        """Whether the trial was tested, not one of those that choose the candidate."""
+        """Whether the trial was tested; search trials, which choose the candidate, were not."""
         return self.phase == FINAL_PHASE
 
 
@@ -143,7 +143,7 @@ _SERIES = ("curve", "evaluations", "probes")
 
 
 def check_row(row: Mapping[str, Any]) -> None:
-    """Raise `ValueError` naming a field of a finished trial that is of another type."""
+    """Raise `ValueError` naming a field of a finished trial that has another type."""
     run = convert(row, Run)
     for name in ("validation_loss", "validation_accuracy"):
         if getattr(run, name) is None and not run.diverged:

@@ -1,4 +1,4 @@
-"""Run a study: threads take trials, fill the lanes of programs with them, and write a line for each that ends."""
+"""Run a study: threads fill the lanes of programs with trials, and write a row for each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from lbopt.train import Progress
 
 AnySession: TypeAlias = Session | MeshSession
 _PATIENCE = 96
-"""A program of trials shows no steps: it may take a day where a step may take a quarter of an hour."""
+"""Multiple of a step's longest time that a program of trials, which shows no steps, may take."""
 
 
 def run_sweep(
@@ -49,20 +49,22 @@ def run_sweep(
 ) -> list[dict[str, Any]]:
     """Run every trial of a study that is not in `results.jsonl` yet.
 
+    The processes of a job share the cells, and each trains on its own devices. With
+    `trial_devices="all"`, all processes train every trial together.
+
     Args:
-      config: validated.
-      cells: from `make_cells`; of a shard its own.
-      workdir: an opened workdir.
-      watch: who watches for SIGTERM already, and knows the job; None to watch from here on, alone. The processes of a job
-        share the cells, each trains on devices of its own; or, with `trial_devices="all"`, all train every trial together.
+      config: A validated config.
+      cells: The cells, from `make_cells`; for a shard, its own ones.
+      workdir: An opened workdir.
+      watch: The watch for SIGTERM, which knows the job; None for a new one, of this process alone.
 
     Returns:
-      Rows as in `results.jsonl`: those of all trials that were finished before, and of the new ones in the first process the
-      whole job's, in the others their own.
+      Rows as in `results.jsonl` of all trials that this process knows, see `Results`.
 
     Raises:
-      Preempted: on SIGTERM; finished trials are saved.
-      EnvironmentProblem: if `results.jsonl` is damaged or cannot be written, or a search needs a package that is not installed.
+      Preempted: On SIGTERM; finished trials are saved.
+      EnvironmentProblem: If `results.jsonl` is damaged or cannot be written, or a search needs a
+        package that is not installed.
     """
     job = SoloJob() if watch is None else watch.job
     with (
@@ -72,31 +74,35 @@ def run_sweep(
         together = config.trial_devices == "all"
         results = Results(workdir, job, progress, of_all=together, study=config.name)
         progress.say(f"{len(cells)} cells, {results.num_before} trials finished before")
-        study = Study(config, results, progress, watch)
+        runner = Runner(config, results, progress, watch)
         job.doing("searching and testing", patience=_PATIENCE)
-        study.run(cells if together else deal_cells(cells, config)[job.index :: job.count])
+        runner.run(cells if together else deal_cells(cells, config)[job.index :: job.count])
         job.doing("waiting for the others' trials", patience=0)
         if any(job.together("trials finished", watch.requested)):
             raise Preempted(
-                f"stopped with {len(results.rows)} trials saved; run the same command again to go on"
+                f"stopped with {len(results.rows)} trials saved; run the same command again to "
+                "go on"
             )
     return results.rows
 
 
-class Study:
-    """What the threads of a study share while it runs.
+class Runner:
+    """Runs trials in threads that share programs, data on devices and probes.
 
     Args:
-      config: of the study.
-      results: where lines go.
-      progress: is told.
-      watch: says when to stop.
+      config: The config of the study.
+      results: The finished trials, to which new ones are added.
+      progress: Progress that shows the scores of finished trials.
+      watch: The watch for SIGTERM.
     """
 
     def __init__(
         self, config: SweepConfig, results: Results, progress: Progress, watch: PreemptionWatch
     ):
-        self._config, self._results, self._progress, self._watch = config, results, progress, watch
+        self._config = config
+        self._results = results
+        self._progress = progress
+        self._watch = watch
         self._together = config.trial_devices == "all"
         self._batched = Spread(config).batched
         self._turns = 0
@@ -105,13 +111,13 @@ class Study:
         self._arrays: dict[int, Once[Any]] = {}
 
     def run(self, cells: Sequence[Cell]) -> None:
-        """Run what is missing of these cells, until it is done or the watch says to stop.
+        """Run the missing trials of some cells, until all are finished or the job is to stop.
 
         Args:
-          cells: those of this process.
+          cells: The cells of this process.
 
         Raises:
-          Exception: the first that a thread ended with; the others stop at their next look.
+          Exception: The first error of a thread; the other threads stop soon after.
         """
         work = Work(cells, self._config, self._results.rows, exclusive=self._batched)
         count = self._num_threads()
@@ -125,19 +131,18 @@ class Study:
                 raise
 
     def _num_threads(self) -> int:
-        """Return how many take trials; one where all devices take the same steps in the same order."""
+        """Return the number of threads: one if all devices must take the same steps in order."""
         if self._together:
             return 1
-        return self._config.num_workers or (
-            os.cpu_count() or 1 if jax.default_backend() == "cpu" else 2
-        )
+        default = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 2
+        return self._config.num_workers or default
 
     def _serve(self, work: Work) -> None:
-        """Run trials, of one program after another, until there is nothing more to do."""
+        """Run the trials of one program after another, until none is left."""
         try:
-            while (key := work.choose(self._ready)) is not None:
+            while (key := work.choose(self._is_compiled)) is not None:
                 try:
-                    with _room():
+                    with _device_memory_errors():
                         self._run_program(work, key)
                 finally:
                     work.leave(key)
@@ -145,7 +150,7 @@ class Study:
             work.stop()
             raise
 
-    def _ready(self, key: str) -> bool:
+    def _is_compiled(self, key: str) -> bool:
         return (
             key in self._programs
             and self._programs[key].made
@@ -157,7 +162,8 @@ class Study:
         first = work.take(key)
         if first is None:
             return
-        cell, trial = first[0].cell, first[1]
+        cell = first[0].cell
+        trial = first[1]
         program = self._programs.setdefault(key, Once(lambda: self._compiled(cell, trial)))()
         session = self._session(program, cell)
         lanes: dict[int, tuple[CellWork, Record]] = {}
@@ -173,38 +179,34 @@ class Study:
             probe = self._shared(cell, 0, lambda: make_mesh_probe(cell.problem, self._config))
             return MeshSession(program, probe)
         spread = program.spread
-        return Session(
-            program,
-            self._shared(cell, spread.width, lambda: Equipment(cell.problem, self._config, spread)),
-        )
+        make = lambda: Equipment(cell.problem, self._config, spread)  # noqa: E731
+        return Session(program, self._shared(cell, spread.width, make))
 
     def _spread(self, cell: Cell) -> Spread:
-        """Return how trials of a cell share a program: no more of them than there are at a time, or than memory is likely to hold."""
+        """Return how trials of a cell share a program: as many as are wanted and fit in memory."""
         if not self._batched:
             return Spread(self._config)
         search = search_cost(self._config.arm_search(cell.index))
         at_once = max(search.at_once, len(self._config.final_seeds))
-        return Spread(
-            self._config,
-            width=min(at_once, most_lanes(cell.global_batch_size, jax.local_device_count())),
-        )
+        most = most_lanes(cell.global_batch_size, jax.local_device_count())
+        return Spread(self._config, width=min(at_once, most))
 
     def _shared(self, cell: Cell, width: int, make: Callable[[], Any]) -> Any:
-        """Return what all trials of a problem share that are so many in a call."""
+        """Return what all trials of a problem share in programs of this width; make it once."""
         return self._equipment.setdefault((id(cell.problem), width), Once(make))()
 
     def _compiled(self, cell: Cell, trial: Trial) -> Any:
+        """Return the program of a trial."""
         decays = trial.weight_decay > 0
         if self._together:
             return MeshProgram(cell, decays, self._config)
-        spread, of = self._spread(cell), id(cell.problem)
-        arrays = self._arrays.setdefault(
-            of, Once(lambda: spread.put(resident_arrays(cell.problem.splits.train)))
-        )
+        spread = self._spread(cell)
+        put = Once(lambda: spread.put(resident_arrays(cell.problem.splits.train)))
+        arrays = self._arrays.setdefault(id(cell.problem), put)
         return Program(cell, decays, self._config, spread, arrays())
 
     def _stopping(self, work: Work) -> bool:
-        """Return whether to stop; processes that train together agree on when."""
+        """Return whether to stop; processes that train together stop at the same turn."""
         self._turns += 1
         stopping = (
             self._watch.job.stops_after(self._turns)
@@ -223,7 +225,7 @@ class Study:
         lanes: dict[int, tuple[CellWork, Record]],
         waiting: list[tuple[CellWork, Trial]],
     ) -> None:
-        """Put trials that wait into lanes that are free."""
+        """Put waiting trials into free lanes."""
         fresh: dict[int, Trial] = {}
         for lane in range(session.width):
             if lane in lanes:
@@ -239,17 +241,18 @@ class Study:
     def _advance(
         self, work: Work, session: AnySession, lanes: dict[int, tuple[CellWork, Record]]
     ) -> None:
-        """Take steps, look at the trials that want it, and write the lines of those that have ended."""
+        """Take steps, evaluate and probe, and write the rows of trials that have ended."""
         begin = time.perf_counter()
         records = {lane: record for lane, (_, record) in lanes.items()}
         session.advance(records)
         beat()
-        _look(session, records)
+        _evaluate_and_probe(session, records)
         ended = {lane: record for lane, record in records.items() if record.ended}
         scores, examples = _final_scores(session, ended)
         seconds = (time.perf_counter() - begin) / len(lanes)
         for record in records.values():
             record.seconds += seconds
+
         finished = [
             (lanes.pop(lane)[0], record.row(scores[lane])) for lane, record in ended.items()
         ]
@@ -261,32 +264,36 @@ class Study:
                 if lane in examples
             ]
             self._results.add(rows, [line for line in packed if line is not None])
-        for of, row in finished:
-            self._say(of.cell, row)
-            work.tell(of, row)
+        for cell_work, row in finished:
+            self._say(cell_work.cell, row)
+            work.tell(cell_work, row)
 
     def _say(self, cell: Cell, row: dict[str, Any]) -> None:
+        """Show the validation score of a finished trial."""
         name = f"{cell.name}: {row['phase']}, validation"
         measured = "perplexity" if "validation_perplexity" in row else "accuracy"
         self._progress.report({f"{name} {measured}": row[f"validation_{measured}"] or float("nan")})
 
 
 @contextlib.contextmanager
-def _room() -> Iterator[None]:
-    """Say what to do where the devices' memory is full."""
+def _device_memory_errors() -> Iterator[None]:
+    """Turn a full memory of the devices into an `EnvironmentProblem`."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise EnvironmentProblem(
-            f"the devices have too little memory for these trials ({str(error).splitlines()[0][:200]}); lower config.trials_per_program, "
-            "config.microstep_size or config.train.eval_global_batch_size"
-        ) from error
+        fix = (
+            "the devices have too little memory for these trials "
+            f"({str(error).splitlines()[0][:200]}); lower it, config.microstep_size or "
+            "config.train.eval_global_batch_size"
+        )
+        place = "config.trials_per_program"
+        raise EnvironmentProblem(place, reason=fix, code="resource") from error
 
 
-def _look(session: AnySession, records: dict[int, Record]) -> None:
-    """Evaluate and probe the trials that are where they are to be looked at."""
+def _evaluate_and_probe(session: AnySession, records: dict[int, Record]) -> None:
+    """Evaluate and probe the trials at whose step that is wanted."""
     evaluated = [lane for lane, record in records.items() if record.wants_evaluation]
     if evaluated:
         scores = session.score("validation")
@@ -302,10 +309,12 @@ def _look(session: AnySession, records: dict[int, Record]) -> None:
 def _final_scores(
     session: AnySession, ended: dict[int, Record]
 ) -> tuple[dict[int, dict[str, dict[str, float]]], dict[int, Pairs]]:
-    """Return the scores of trials that have ended, by lane and split.
+    """Return the scores of trials that have ended, by lane and split; of tests by example too.
 
-    The second dictionary has the scores of each test example, by lane. The test split is looked at
-    for final trials only.
+    The test split is evaluated for final trials only.
+
+    Returns:
+      Means by lane, split and metric; and the scores on each test example by lane.
     """
     found: dict[int, dict[str, dict[str, float]]] = {lane: {} for lane in ended}
     examples: dict[int, Pairs] = {}

@@ -1,4 +1,4 @@
-"""What has to be run: cells of (arm, batch size), and the trials in each."""
+"""Cells of a study, which are arms at a batch size, and the trials in each."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from lbopt.schedules import Units
 from lbopt.sweep.search import Factors, Proposal, search_cost
 from lbopt.transforms import resolve_labels
 
-SEARCH, FINAL = "search", "final"
+SEARCH = "search"
+FINAL = "final"
 _STEP_IN_EXAMPLES = 32
-"""What a step costs besides its examples, in examples: a guess that only says which cell is dealt first."""
+"""Cost of a step besides its examples, in examples: a guess that only orders the cells."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +29,14 @@ class Trial:
 
     Attributes:
       phase: "search" (chooses the candidate on validation) or "final" (is tested).
-      factors: the candidate, as multiples of what the arm's rules give.
-      fidelity: length as a part of the whole run's, in (0, 1].
-      seed: of initialisation, shuffle, and what a step draws.
-      learning_rate: the peak.
-      warmup_steps: optimizer steps in a run of the whole length, fractions too; the schedule of a shorter one is rescaled.
-      weight_decay: of the optimizer.
-      num_steps: length in optimizer steps.
+      factors: The candidate, as multiples of the values that the arm's rules give.
+      fidelity: Length as a fraction of the full run's, in (0, 1].
+      seed: Seed of initialisation, shuffle and the steps' random numbers.
+      learning_rate: Peak learning rate.
+      warmup_steps: Optimizer steps of warmup in a run of the full length, not rounded; the schedule
+        of a shorter run is rescaled.
+      weight_decay: Weight decay of the optimizer.
+      num_steps: Length in optimizer steps.
     """
 
     phase: str
@@ -52,12 +54,12 @@ class Cell:
     """An arm at a batch size.
 
     Attributes:
-      index: of the arm.
-      arm: optimizer and rules.
-      train: what is trained, from `SweepConfig.cell_train`.
-      problem: data, model and loss, loaded.
-      global_batch_size: examples per step.
-      resolved: scaled learning rate, warmup and length.
+      index: Index of the arm in the study.
+      arm: The arm: optimizer and rules.
+      train: Config of a run, from `SweepConfig.cell_train`.
+      problem: Data, model and loss.
+      global_batch_size: Number of examples in a step.
+      resolved: Scaled learning rate, warmup and length.
     """
 
     index: int
@@ -69,7 +71,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name of the cell for messages."""
         return f"{self.arm.name} at batch {self.global_batch_size}"
 
     @property
@@ -78,50 +80,50 @@ class Cell:
         return Units(len(self.problem.splits.train), self.global_batch_size)
 
     def trial(self, phase: str, proposal: Proposal, seed: int) -> Trial:
-        """Turn a proposal into numbers; a warmup that is longer than the run ends one step before it.
+        """Return the trial of a proposal, its length rounded up to whole steps.
+
+        A warmup that is longer than the run ends one step before it.
 
         Args:
           phase: "search" or "final".
-          proposal: factors and fidelity.
-          seed: of the trial.
-
-        Returns:
-          The trial, its length rounded up to whole steps.
+          proposal: Factors and fidelity.
+          seed: Seed of the trial.
         """
-        factors, whole = proposal.factors, self.resolved.num_steps
+        factors = proposal.factors
+        whole = self.resolved.num_steps
         num_steps = max(1, math.ceil(proposal.fidelity * whole - 1e-9))
         schedule = self.arm.schedule
         stretched = (whole + schedule.first_step) / (num_steps + schedule.first_step)
         longest = max(num_steps - 1 - schedule.start_step, 0) * stretched
         return Trial(
-            phase,
-            factors,
-            proposal.fidelity,
-            seed,
-            self.resolved.learning_rate * factors.learning_rate,
-            min(self.resolved.warmup_steps * factors.warmup, longest),
-            self.arm.optimizer.weight_decay * factors.weight_decay,
-            num_steps,
+            phase=phase,
+            factors=factors,
+            fidelity=proposal.fidelity,
+            seed=seed,
+            learning_rate=self.resolved.learning_rate * factors.learning_rate,
+            warmup_steps=min(self.resolved.warmup_steps * factors.warmup, longest),
+            weight_decay=self.arm.optimizer.weight_decay * factors.weight_decay,
+            num_steps=num_steps,
         )
 
     def warmup_steps(self, trial: Trial) -> float:
-        """Return the steps of warmup that a trial of this cell really has, not rounded: fewer in a run of lower fidelity."""
+        """Return the steps of warmup in a trial's own length, not rounded."""
         first = self.arm.schedule.first_step
         return trial.warmup_steps * (trial.num_steps + first) / (self.resolved.num_steps + first)
 
 
 def make_problems(config: SweepConfig) -> list[Problem]:
-    """Load what each arm learns; arms that learn the same share it.
+    """Load data and build models for all arms; arms of the same problem share it.
 
     Args:
-      config: validated.
+      config: A validated config.
 
     Returns:
-      One for each arm, in their order.
+      The problem of each arm, in the order of the arms.
 
     Raises:
-      UserError: naming the field of `config.model` or `config.data`, if a model cannot take its examples.
-      EnvironmentProblem: if data cannot be had.
+      UserError: Naming the field, if a model cannot take the examples.
+      EnvironmentProblem: If data cannot be loaded.
     """
     known: dict[str, Problem] = {}
     for index in range(len(config.arms)):
@@ -135,19 +137,17 @@ def make_problems(config: SweepConfig) -> list[Problem]:
 
 
 def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
-    """Lay the study out, arm after arm.
+    """Return the cells of a study, arm after arm, ascending in batch size.
 
     Args:
-      config: validated.
-      problems: of each arm, from `make_problems`.
-
-    Returns:
-      The cells of the first arm, ascending in batch size, then those of the next.
+      config: A validated config.
+      problems: The problem of each arm, from `make_problems`.
 
     Raises:
-      UserError: naming the field: `config.global_batch_sizes` above the size of a training set, `config.measure.probe_part_size`
-        that does not fit it, an unknown `config.train.target_metric`, the `schedule` of an arm whose warmup does not end before
-        training or is none and yet searched (as weight decay must not be), data whose evaluation is of another kind, or, if a trial has one device, microsteps or groups of batch norm that do not fit.
+      UserError: Naming the field: a batch or probe larger than the training set, an unknown target
+        metric, a warmup that does not end before training, a warmup or weight decay of 0 that is
+        searched, data without the metrics of a study, or, for trials on one device, microsteps or
+        groups of batch norm that do not fit.
     """
     for index, problem in enumerate(problems):
         with config.naming_trials(index):
@@ -172,15 +172,15 @@ def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
 
 
 def deal_cells(cells: Sequence[Cell], config: SweepConfig) -> list[Cell]:
-    """Return the cells in the order in which they are dealt out to shards and processes: those that take longest first.
+    """Return the cells in the order in which shards and processes take them, the longest first.
 
-    A cell is taken to cost its full runs times the examples and, as steps cost something by themselves, the steps of each.
+    The estimated cost of a cell is the number of its full runs, times the examples of each and a
+    cost per step.
 
     Args:
-      cells: from `make_cells`.
-      config: of the study.
+      cells: The cells, from `make_cells`.
+      config: The config of the study.
     """
-
     searches = [
         search_cost(config.arm_search(index)).full_runs for index in range(len(config.arms))
     ]
@@ -193,32 +193,40 @@ def deal_cells(cells: Sequence[Cell], config: SweepConfig) -> list[Cell]:
 
 
 def _num_devices(config: SweepConfig) -> int:
-    """Return how many devices share a trial."""
-    return (
-        1
-        if config.trial_devices == "one"
-        else config.train.parallel.num_devices or jax.device_count()
-    )
+    """Return the number of devices that share a trial."""
+    if config.trial_devices == "one":
+        return 1
+    return config.train.parallel.num_devices or jax.device_count()
 
 
 def _check_microsteps(cell: Cell) -> None:
-    parts, size = cell.train.parallel.num_microsteps, cell.global_batch_size
-    fix = f"it does not divide batch {size}"
-    require(size % parts == 0, "parallel.num_microsteps", parts, fix, code="mismatch")
-    rows = cell.train.aggregator.replicas_per_device
-    fix = f"so many replicas, of {parts} microsteps each, do not divide batch {size}"
-    fits = size % (rows * parts) == 0
-    require(fits, "aggregator.replicas_per_device", rows, fix, code="mismatch")
-    parts *= rows
+    """Check that replicas, microsteps and groups of batch norm divide the batch of a cell."""
+    size = cell.global_batch_size
+    microsteps = cell.train.parallel.num_microsteps
+    fix = f"it does not divide batch {size}; use a divisor of it"
+    require(size % microsteps == 0, "parallel.num_microsteps", microsteps, fix, code="mismatch")
+
+    replicas = cell.train.aggregator.replicas_per_device
+    fix = (
+        f"{replicas} replicas, of {microsteps} microsteps each, do not divide batch {size}; use "
+        "fewer"
+    )
+    fits = size % (replicas * microsteps) == 0
+    require(fits, "aggregator.replicas_per_device", replicas, fix, code="mismatch")
+
+    # The noise scale needs gradients of two slices of the batch at least.
+    slices = microsteps * replicas
     measured = cell.train.optimizer.track_noise_scale
-    fix = f"batch {size} is one part; accumulate 2 or more microsteps"
+    fix = f"batch {size} is not split; accumulate 2 or more microsteps"
     place = "optimizer.track_noise_scale"
-    require(not measured or parts > 1, place, measured, fix, code="conflict")
-    check_batch(cell.train.model, Replicas(rows=rows), size // parts)
+    require(not measured or slices > 1, place, measured, fix, code="conflict")
+    check_batch(cell.train.model, Replicas(rows=replicas), size // slices)
 
 
 def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
-    train, sizes = config.arm_train(index), config.global_batch_sizes
+    """Check batch sizes, probes and metrics of an arm against its problem."""
+    train = config.arm_train(index)
+    sizes = config.global_batch_sizes
     examples = len(problem.splits.train)
     fix = (
         f"the training set of arm {config.arms[index].name!r} has {examples} examples; use at "
@@ -239,10 +247,13 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
 
 
 def _check_probes(config: SweepConfig, train: TrainConfig, problem: Problem) -> None:
-    measure, examples = config.measure, len(problem.splits.train)
+    """Check the probes of a study against the problem of an arm."""
+    measure = config.measure
     if not measure.num_probes:
         return
-    modules, size = measure.phi_modules, measure.probe_part_size
+    examples = len(problem.splits.train)
+    size = measure.probe_part_size
+    modules = measure.phi_modules
     if modules:
         params, _ = jax.eval_shape(problem.init, jax.random.key(0))
         try:
@@ -261,7 +272,9 @@ def _check_probes(config: SweepConfig, train: TrainConfig, problem: Problem) -> 
 def _resolve(
     config: SweepConfig, train: TrainConfig, index: int, size: int, examples: int
 ) -> ResolvedSchedule:
-    schedule, decay = train.schedule, train.optimizer.weight_decay
+    """Return the schedule of an arm at a batch size; check that searched values are not 0."""
+    schedule = train.schedule
+    decay = train.optimizer.weight_decay
     search = config.arm_search(index)
     with config.naming_trials(index):
         resolved = resolve_schedule(schedule, size, examples, train.num_epochs, train.num_steps)
@@ -286,25 +299,25 @@ def _varies(search: SearchConfig, name: str) -> bool:
     return low != high
 
 
-def key(row: Mapping[str, Any]) -> tuple:
-    """Return what identifies a finished trial in `results.jsonl`.
+def trial_identity(row: Mapping[str, Any]) -> tuple:
+    """Return the fields that tell a finished trial from all others of its study.
 
     Args:
-      row: of it.
+      row: The trial's row of `results.jsonl`, or its line of `test_examples.jsonl`.
 
     Returns:
-      (arm, global batch size, phase, fidelity, factors, seed).
+      Arm, global batch size, phase, fidelity, factors and seed.
     """
     factors = row["learning_rate_factor"], row["warmup_factor"], row["weight_decay_factor"]
     return row["arm"], row["global_batch_size"], row["phase"], row["fidelity"], factors, row["seed"]
 
 
-def trial_key(cell: Cell, trial: Trial) -> tuple:
-    """Return the `key` that a trial's row will have.
+def planned_identity(cell: Cell, trial: Trial) -> tuple:
+    """Return the `trial_identity` that a trial's row will have.
 
     Args:
-      cell: to which it belongs.
-      trial: not yet run.
+      cell: The cell of the trial.
+      trial: The trial, not yet run.
     """
     return (
         cell.arm.name,

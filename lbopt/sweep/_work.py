@@ -1,4 +1,4 @@
-"""Which trial is run next, and by whom: threads take trials that wait for the same program."""
+"""The queue of trials: threads take those that wait for the same program."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Row = Mapping[str, Any]
 
 
 class CellWork:
-    """A cell under way: what it waits for, and what comes then.
+    """A cell under way: the trials that it waits for, and those that come next.
 
     Args:
-      cell: which.
-      config: of the study.
-      rows: of `results.jsonl` that are there already, by `lbopt.sweep._trials.key`.
+      cell: The cell.
+      config: The config of the study.
+      rows: Rows of trials that are finished already, by `trial_identity`.
 
     Attributes:
-      cell: which.
-      finished: whether the rows of all its trials are there.
+      cell: The cell.
+      finished: Whether all trials of the cell are finished.
     """
 
     def __init__(self, cell: Cell, config: SweepConfig, rows: Mapping[tuple, Row]):
         self.cell = cell
-        self._going = _drive.drive(cell, config)
+        self._rounds = _drive.drive(cell, config)
         self._rows = dict(rows)
         self._asked: list[tuple] = []
         self._missing: set[tuple] = set()
@@ -38,43 +38,44 @@ class CellWork:
         self.finished = False
 
     def start(self) -> list[Trial]:
-        """Return the first trials to be run; [] if the rows of all trials are there."""
-        return self._until_missing(next(self._going))
+        """Return the first trials to run; [] if all trials are finished."""
+        return self._until_missing(next(self._rounds))
 
     def tell(self, row: Row) -> list[Trial]:
-        """Take a finished trial and return what is to be run now that was not before.
+        """Take the row of a finished trial, and return the trials that can run now.
 
         Args:
-          row: as in `results.jsonl`.
+          row: The row, as in `results.jsonl`.
 
         Returns:
-          The trials of the next round whose rows are missing; [] as long as others of this round are, and at the end.
+          The trials of the next round that are not finished; [] while trials of this round are
+          running, and at the end.
         """
-        key = _trials.key(row)
-        self._rows[key] = row
-        self._missing.discard(key)
-        return [] if self._missing else self._until_missing(self._go_on())
+        identity = _trials.trial_identity(row)
+        self._rows[identity] = row
+        self._missing.discard(identity)
+        return [] if self._missing else self._until_missing(self._next_round())
 
-    def _go_on(self) -> list[Trial]:
+    def _next_round(self) -> list[Trial]:
         try:
-            return self._going.send([self._rows[key] for key in self._asked])
+            return self._rounds.send([self._rows[identity] for identity in self._asked])
         except StopIteration:
             self.finished = True
             return []
 
     def _until_missing(self, wanted: list[Trial]) -> list[Trial]:
-        """Go on as long as all that is wanted is there already."""
+        """Pass rounds whose trials are all finished; return the missing trials of the next one."""
         while wanted:
-            self._asked = [_trials.trial_key(self.cell, trial) for trial in wanted]
-            by_key = dict(zip(self._asked, wanted, strict=True))
-            self._missing = by_key.keys() - self._rows.keys()
+            self._asked = [_trials.planned_identity(self.cell, trial) for trial in wanted]
+            trials = dict(zip(self._asked, wanted, strict=True))
+            self._missing = trials.keys() - self._rows.keys()
             if self._missing:
-                return [trial for key, trial in by_key.items() if key in self._missing]
-            wanted = self._go_on()
+                return [trial for identity, trial in trials.items() if identity in self._missing]
+            wanted = self._next_round()
         return []
 
     def program_key(self, trial: Trial) -> str:
-        """Return which program a trial of this cell needs, see `lbopt.sweep.lanes.program_key`."""
+        """Return the key of the program that a trial needs, see `lanes.program_key`."""
         decays = trial.weight_decay > 0
         if decays not in self._programs:
             self._programs[decays] = program_key(self.cell, trial)
@@ -82,13 +83,14 @@ class CellWork:
 
 
 class Work:
-    """The trials that wait, by the program they need; threads take them from here.
+    """The trials that wait, by the program that they need; threads take them from here.
 
     Args:
-      cells: of this process.
-      config: of the study.
-      rows: of `results.jsonl`, of these cells and others.
-      exclusive: one thread at a time runs trials of a program, because they share calls of it.
+      cells: The cells of this process.
+      config: The config of the study.
+      rows: Rows of finished trials, of these cells and others.
+      exclusive: Whether only one thread at a time runs trials of a program, because they share
+        calls of it.
     """
 
     def __init__(
@@ -97,10 +99,11 @@ class Work:
         self._changed = threading.Condition()
         self._waiting: dict[str, collections.deque[tuple[CellWork, Trial]]] = {}
         self._users: collections.Counter[str] = collections.Counter()
-        self._exclusive, self._stopped = exclusive, False
+        self._exclusive = exclusive
+        self._stopped = False
         found: dict[tuple, dict[tuple, Row]] = collections.defaultdict(dict)
         for row in rows:
-            found[row["arm"], row["global_batch_size"]][_trials.key(row)] = row
+            found[row["arm"], row["global_batch_size"]][_trials.trial_identity(row)] = row
         self._open = 0
         for cell in cells:
             work = CellWork(cell, config, found[cell.arm.name, cell.global_batch_size])
@@ -113,15 +116,17 @@ class Work:
             self._waiting.setdefault(key, collections.deque()).append((work, trial))
 
     def choose(self, ready: Callable[[str], bool]) -> str | None:
-        """Wait for a program whose trials this thread is to run; None when there is nothing more to do.
+        """Wait for a program whose trials this thread can run.
 
-        A program that nobody runs comes first, so that several are compiled side by side, then one that is compiled.
+        A program that no thread runs comes first, so that several are compiled side by side; then
+        one that is compiled.
 
         Args:
-          ready: key of a program -> whether it is compiled.
+          ready: Function of a program's key that returns whether it is compiled.
 
         Returns:
-          The key of the program, in use by this thread until it calls `leave`.
+          The key of the program, which this thread uses until it calls `leave`. None if all trials
+          are finished or running.
         """
         with self._changed:
             while not self._stopped and self._open:
@@ -140,34 +145,34 @@ class Work:
             return None
 
     def leave(self, key: str) -> None:
-        """Say that this thread runs a program no more.
+        """End this thread's use of a program.
 
         Args:
-          key: from `choose`.
+          key: Key from `choose`.
         """
         with self._changed:
             self._users[key] -= 1
             self._changed.notify_all()
 
     def take(self, key: str) -> tuple[CellWork, Trial] | None:
-        """Return a trial that waits for this program, if there is one.
+        """Return a trial that waits for a program, with the work of its cell.
 
         Args:
-          key: from `choose`.
+          key: Key from `choose`.
 
         Returns:
-          Its cell's work, and the trial; None if none waits, or after `stop`.
+          The work and the trial; None if no trial waits, or after `stop`.
         """
         with self._changed:
             queue = self._waiting.get(key)
             return queue.popleft() if queue and not self._stopped else None
 
     def tell(self, work: CellWork, row: Row) -> None:
-        """Take a finished trial's row; what its cell wants now waits from here on.
+        """Take the row of a finished trial, and queue the trials that can run now.
 
         Args:
-          work: that `take` returned with the trial.
-          row: as in `results.jsonl`.
+          work: The work that `take` returned with the trial.
+          row: The row, as in `results.jsonl`.
         """
         with self._changed:
             self._add(work, work.tell(row))
@@ -176,11 +181,11 @@ class Work:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing more is handed out."""
+        """Whether no more trials are handed out."""
         return self._stopped
 
     def stop(self) -> None:
-        """Hand out nothing more."""
+        """Hand out no more trials."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -16,7 +16,7 @@ from lbopt.data.text._wordpiece import Document
 from lbopt.errors import NO_VALUE, EnvironmentProblem
 from lbopt.recipes import _initial
 from lbopt.report import _page
-from lbopt.sweep import Parts, _parts
+from lbopt.sweep import BucketShards, _bucket_shards
 from lbopt.sweep._results import read_results
 from lbopt.sweep._row import check_row
 from lbopt.train import _seal
@@ -346,10 +346,10 @@ def test_what_an_export_says_of_its_model(model):
     "content", ["null", DEEP, '{"config": null}', '{"config": {"arms": 3}}', '{"config": {}}']
 )
 def test_the_config_of_another_shard(content, tmp_path, monkeypatch):
-    monkeypatch.setattr(_parts, "bucket_path", lambda named: tmp_path)
+    monkeypatch.setattr(_bucket_shards, "bucket_path", lambda named: tmp_path)
     (tmp_path / "shards" / "1-of-2").mkdir(parents=True)
     (tmp_path / "shards" / "1-of-2" / "config.json").write_text(content)
-    others = Parts("gs://bucket/study", tmp_path / "mirror")
+    others = BucketShards("gs://bucket/study", tmp_path / "mirror")
     with pytest.raises(EnvironmentProblem, match=r"config\.json"):
         others.refuse_others(None, lambda saved: [str(saved["config"]["name"])])
 

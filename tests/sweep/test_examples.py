@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from lbopt.errors import EnvironmentProblem
-from lbopt.sweep import Parts, _parts
+from lbopt.sweep import BucketShards, _bucket_shards
 from lbopt.sweep._examples import EXAMPLES, pack, read_examples
 from lbopt.sweep._results import REQUIRED, Results
-from lbopt.sweep._trials import key
+from lbopt.sweep._trials import trial_identity
 
 
 def row(seed, **fields):
@@ -36,15 +36,15 @@ def test_bits_and_losses_come_back(tmp_path):
 
     found = read_examples(tmp_path)
     assert [each.metric for each in found.values()] == ["accuracy", "loss"]
-    np.testing.assert_array_equal(found[key(row(1))].values, bits)
-    np.testing.assert_allclose(found[key(text)].values, losses, rtol=1e-6)
-    np.testing.assert_array_equal(found[key(text)].weights, tokens)
+    np.testing.assert_array_equal(found[trial_identity(row(1))].values, bits)
+    np.testing.assert_allclose(found[trial_identity(text)].values, losses, rtol=1e-6)
+    np.testing.assert_array_equal(found[trial_identity(text)].weights, tokens)
 
 
 def test_examples_of_which_some_do_not_count(tmp_path):
     pairs = {"accuracy": (np.array([1, 0, 0], np.float32), np.array([1, 0, 1], np.float32))}
     Results(tmp_path).add([row(1)], [pack(row(1), pairs)])
-    found = read_examples(tmp_path)[key(row(1))]
+    found = read_examples(tmp_path)[trial_identity(row(1))]
     assert np.average(found.values, weights=found.weights) == 0.5
 
 
@@ -86,11 +86,11 @@ def test_shards_in_a_bucket_are_merged(monkeypatch, tmp_path):
     shard = study / "shards" / "1-of-2"
     shard.mkdir(parents=True)
     mirror.mkdir()
-    monkeypatch.setattr(_parts, "bucket_path", lambda named: study)
+    monkeypatch.setattr(_bucket_shards, "bucket_path", lambda named: study)
     (shard / EXAMPLES).write_text(json.dumps(line(1, [0, 1])) + "\n")
     Results(mirror).add([row(2)], [line(2, [1, 0])])
 
-    others = Parts("gs://bucket/study", mirror)
+    others = BucketShards("gs://bucket/study", mirror)
     others.fetch()
     others.publish()
     others.fetch()  # the study's own file now holds both

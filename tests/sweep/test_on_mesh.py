@@ -35,7 +35,7 @@ def test_all_devices_find_what_one_finds(tmp_path):
         folder = tmp_path / devices
         folder.mkdir()
         found = run_sweep(config, cells, folder)
-        rows.append({_trials.key(row): row for row in found})
+        rows.append({_trials.trial_identity(row): row for row in found})
     ours, theirs = rows
     assert ours.keys() == theirs.keys()
     assert len(ours) == 2 * (3 + 2)
@@ -107,10 +107,12 @@ def test_two_processes_train_every_trial_together(
     expected = [
         json.loads(line) for line in (tmp_path / "alone" / "results.jsonl").read_text().splitlines()
     ]
-    by_key = {_trials.key(row): row for row in expected}
+    by_key = {_trials.trial_identity(row): row for row in expected}
     for row in rows:
         np.testing.assert_allclose(
-            row["validation_loss"], by_key[_trials.key(row)]["validation_loss"], rtol=10 * RTOL
+            row["validation_loss"],
+            by_key[_trials.trial_identity(row)]["validation_loss"],
+            rtol=10 * RTOL,
         )
 
 
@@ -128,7 +130,7 @@ def test_arms_whose_searches_differ_share_a_program(tmp_path):
         (tmp_path / batching).mkdir()
         cells = _trials.make_cells(config, _trials.make_problems(config))
         found = run_sweep(config, cells, tmp_path / batching)
-        rows.append({_trials.key(row): row for row in found})
+        rows.append({_trials.trial_identity(row): row for row in found})
     assert rows[0].keys() == rows[1].keys()
     assert len(rows[0]) == (1 + 2) + (5 + 2)
     for key, row in rows[0].items():

@@ -43,7 +43,7 @@ def read(workdir):
 
 @pytest.mark.process
 def test_every_trial_is_there_once_with_every_field(rows):
-    assert len(rows) == len({_trials.key(row) for row in rows}) == TRIALS
+    assert len(rows) == len({_trials.trial_identity(row) for row in rows}) == TRIALS
     for row in rows:
         assert set(row) >= FIELDS
         assert row["examples_seen"] == row["steps"] * row["global_batch_size"]
@@ -59,7 +59,9 @@ def test_only_final_trials_are_tested(rows):
 
 @pytest.mark.process
 def test_every_final_trial_has_its_test_examples(finished, rows):
-    tested = {_trials.key(row): row["test_accuracy"] for row in rows if row["phase"] == "final"}
+    tested = {
+        _trials.trial_identity(row): row["test_accuracy"] for row in rows if row["phase"] == "final"
+    }
     found = read_examples(finished[0])
     assert {key: each.values.mean() for key, each in found.items()} == pytest.approx(tested)
 
@@ -149,7 +151,7 @@ def test_killed_again_and_again_it_equals_the_uninterrupted_study(tmp_path, lbop
     assert process.returncode == 0, errors
     again = read(workdir)
     assert again[: len(survived)] == survived  # nothing finished was run again or rewritten
-    tested = {_trials.key(row) for row in rows if row["phase"] == "final"}
+    tested = {_trials.trial_identity(row) for row in rows if row["phase"] == "final"}
     assert set(read_examples(workdir)) == tested
     assert without_time(again) == without_time(rows)
 
@@ -178,7 +180,7 @@ def test_a_search_that_was_cut_off_anywhere_asks_for_the_same_trials(name, tmp_p
     whole.mkdir()
     rows = _runner.run_sweep(config, cells, whole)
     lines = (whole / "results.jsonl").read_text().splitlines(keepends=True)
-    assert len(lines) == len({_trials.key(row) for row in rows}) > 5
+    assert len(lines) == len({_trials.trial_identity(row) for row in rows}) > 5
     for count in (1, len(lines) // 2, len(lines) - 2):
         cut = tmp_path / str(count)
         cut.mkdir()

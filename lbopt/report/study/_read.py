@@ -32,7 +32,7 @@ from lbopt.report.study._model import (
 )
 from lbopt.report.study._statistics import CriticalBatch, advantage, fit_critical_batch
 from lbopt.report.study._steps_to_target import CellSteps, Scaling, measure_scaling
-from lbopt.sweep import ExampleScores, Numbers, Probes, Run, by_step, key, noise_scales
+from lbopt.sweep import ExampleScores, Numbers, Probes, Run, by_step, noise_scales, trial_identity
 
 _LEARNED = 0.05
 _NEAR_THE_END = 0.1
@@ -57,7 +57,7 @@ def read_study(
     found = list(rows)
     metric = PERPLEXITY if any("validation_perplexity" in row for row in found) else ACCURACY
     scored = examples or {}
-    runs = [(_typed_json.convert(row, Run), scored.get(key(row))) for row in found]
+    runs = [(_typed_json.convert(row, Run), scored.get(trial_identity(row))) for row in found]
     return _study(_typed_json.convert(config, SweepConfig), metric, runs)
 
 

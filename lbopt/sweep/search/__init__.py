@@ -1,4 +1,4 @@
-"""Which candidates a cell tries next: methods that ask and are told, behind one small protocol."""
+"""Search methods, which ask for trials and are told their scores."""
 
 import lazy_loader
 

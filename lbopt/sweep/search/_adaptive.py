@@ -1,4 +1,4 @@
-"""Optuna as the asker: candidates that learn from the scores so far, and pruners between rungs."""
+"""Search by Optuna: samplers that learn from the scores so far, and pruners between rungs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lbopt.sweep.search._protocol import Factors, Proposal, Rounds, Score
 from lbopt.sweep.search._space import Space, make_space
 
 _STUDY_NAME = "search"
-"""Optuna's Hyperband deals trials to its brackets by a hash of this name and the trial's number."""
+"""Name of Optuna's study; its Hyperband hashes the name to assign trials to brackets."""
 
 _Climb: TypeAlias = Generator[tuple[Proposal, ...], Sequence[Score], bool]
 
@@ -24,31 +24,31 @@ class _Candidate(NamedTuple):
 
 
 def adaptive(config: SearchConfig) -> Rounds:
-    """Ask Optuna for candidates, a generation of `candidates_at_once` after another.
+    """Ask Optuna for candidates, in generations of `candidates_at_once`.
 
-    Without a pruner each is run once, at full length. With one, a generation climbs the rungs eta^-k ... 1 together,
-    and the pruner decides after each rung who goes on. A rung is a run of its own, with its schedule rescaled: a
-    candidate that is never pruned costs 1 + 1/eta + 1/eta^2 + ... full runs. If nobody reaches full length, because all
-    scores are infinite, the rule itself is run there at last, so that there is something to choose.
+    Without a pruner each candidate is run once, at full length. With one, a generation runs at the
+    rungs eta^-k ... 1, a round for each, and the pruner decides after each rung which candidates
+    remain. Every rung is a run of its own, with its schedule rescaled: a candidate that is never
+    pruned costs 1 + 1/eta + 1/eta^2 + ... full runs. If no candidate reaches full length, because
+    all scores are infinite, the rule itself is run at full length as the choice.
 
     Note:
-      Optuna is told the first number of a score only, and compares equal ones by age.
-      A run of infinite score, as a language model's that diverged has, is told as pruned, without a value: the pruners
-      compare others with complete or finite runs only, and TPE ranks it by the longest run of it that was finite, below
-      all other candidates if there was none. Told as infinite it could turn the median pruner's percentile into NaN; told
-      as failed it would be forgotten, and TPE would come back. While nothing but such runs is known, the oldest of them
-      is what TPE takes for good. A classifier's that diverged has a finite score, all wrong, and is told like any other.
-      Optuna's Hyperband shows the sampler only the trials of the bracket that the new one is dealt to, so TPE needs
-      several times as many candidates to learn there.
+      Optuna is told only the value of a score, and compares equal ones by age.
+
+      A candidate that diverged is told as pruned, without a value. Then the pruners compare others
+      with complete or finite runs only, and TPE ranks it by its longest finite run, or below all
+      other candidates. An infinite value could turn the median pruner's percentile into NaN; a
+      failed trial would be forgotten, and TPE would propose it again. If all candidates so far
+      diverged, TPE takes the oldest for the best.
+
+      Optuna's Hyperband shows the sampler only trials of the bracket that the new one belongs to,
+      so TPE needs several times as many candidates to learn there.
 
     Args:
-      config: the search.
-
-    Returns:
-      A round for each generation and rung.
+      config: The config of the search.
 
     Raises:
-      EnvironmentProblem: naming `config.search.method`, if Optuna is not installed.
+      EnvironmentProblem: Naming `config.search.method`, if Optuna is not installed.
     """
     steps = num_halvings(config.eta, 1 / config.min_fidelity) if config.has_rungs else 0
     return _generations(config, _make_study(config, steps), steps)
@@ -76,9 +76,9 @@ def _suggest(study: Any, space: Space) -> _Candidate:
 
 
 def _climb(study: Any, candidates: Sequence[_Candidate], eta: int, steps: int) -> _Climb:
-    """Run one generation from the lowest rung to full length, or until nobody is left; return whether somebody was.
+    """Run a generation from the lowest rung to full length; return whether a candidate got there.
 
-    Resources are whole numbers to Optuna: 1 at the lowest rung, and eta times as much at each further one.
+    Optuna counts resources in whole numbers: 1 at the lowest rung, eta times as many at each next.
     """
     for rung in range(steps):
         scores = yield _proposals(candidates, 1 / eta ** (steps - rung))
@@ -87,7 +87,7 @@ def _climb(study: Any, candidates: Sequence[_Candidate], eta: int, steps: int) -
             for index in _best_first(scores)
             if _passes(study, candidates[index], scores[index], eta**rung)
         }
-        candidates = [one for index, one in enumerate(candidates) if index in passed]
+        candidates = [candidate for index, candidate in enumerate(candidates) if index in passed]
         if not candidates:
             return False
     scores = yield _proposals(candidates, 1.0)
@@ -101,17 +101,17 @@ def _proposals(candidates: Sequence[_Candidate], fidelity: float) -> tuple[Propo
 
 
 def _best_first(scores: Sequence[Score]) -> list[int]:
-    """Return the places from the best score to the worst.
+    """Return the indices of scores from the best to the worst.
 
-    Optuna's halving compares a trial with those judged before it and lets the best so far pass: judged from the worst
-    to the best, a whole generation would.
+    Optuna's halving compares a trial with the earlier ones, and the best so far passes: from the
+    worst to the best, a whole generation would pass.
     """
     return sorted(range(len(scores)), key=lambda index: scores[index])
 
 
 def _passes(study: Any, candidate: _Candidate, score: Score, step: int) -> bool:
-    """Report a rung, and return whether the candidate goes on; if not, Optuna is told."""
-    if _is_sound(score):
+    """Report the score of a rung, and return whether the candidate remains."""
+    if _is_finite(score):
         candidate.trial.report(score.value, step)
         if not candidate.trial.should_prune():
             return True
@@ -119,14 +119,14 @@ def _passes(study: Any, candidate: _Candidate, score: Score, step: int) -> bool:
     return False
 
 
-def _is_sound(score: Score) -> bool:
-    """Return whether no run of a candidate diverged: then its mean loss, the tie, is finite too."""
+def _is_finite(score: Score) -> bool:
+    """Return whether no run of a candidate diverged, so that its mean loss is finite too."""
     return math.isfinite(score.value) and math.isfinite(score.tie)
 
 
 def _finish(study: Any, candidate: _Candidate, score: Score) -> None:
     """Tell the score of a full run."""
-    if _is_sound(score):
+    if _is_finite(score):
         study.tell(candidate.trial, score.value)
     else:
         _prune(study, candidate)
@@ -142,11 +142,13 @@ def _make_study(config: SearchConfig, steps: int) -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise EnvironmentProblem(
-            "config.search.method = 'optuna': optuna is not installed: pip install 'lbopt[search]'"
-        ) from error
+        fix = "optuna is not installed; run pip install 'lbopt[search]'"
+        place = "config.search.method"
+        raise EnvironmentProblem(place, "optuna", fix, code="installation") from error
+
+    # Optuna prints a line for every new study.
     verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it prints a line for every new study
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         return optuna.create_study(
             study_name=_STUDY_NAME,
@@ -158,7 +160,7 @@ def _make_study(config: SearchConfig, steps: int) -> Any:
 
 
 def _make_sampler(config: SearchConfig, optuna: Any) -> Any:
-    """Return the sampler; TPE keeps the candidates of one generation apart by taking those still out for bad ones."""
+    """Return the sampler; TPE takes running trials for bad ones, which keeps a generation apart."""
     if config.sampler == "random":
         return optuna.samplers.RandomSampler(seed=config.seed)
     return optuna.samplers.TPESampler(
@@ -170,7 +172,7 @@ def _make_sampler(config: SearchConfig, optuna: Any) -> Any:
 
 
 def _make_pruner(config: SearchConfig, steps: int, optuna: Any) -> Any:
-    """Return the pruner, for steps 1, eta ... eta^steps."""
+    """Return the pruner, for resources 1, eta ... eta^steps."""
     kinds = optuna.pruners
     if config.pruner == "none":
         return kinds.NopPruner()
@@ -178,14 +180,14 @@ def _make_pruner(config: SearchConfig, steps: int, optuna: Any) -> Any:
         return kinds.MedianPruner(n_startup_trials=_quarter(config.num_candidates, 5))
     if config.pruner == "successive_halving":
         return kinds.SuccessiveHalvingPruner(min_resource=1, reduction_factor=config.eta)
-    # Optuna takes the floor of a computed logarithm, which is off by one at 3^5: one more step puts it above.
+    # Optuna takes the floor of a computed logarithm, which is one too low at 3^5; 1 more helps.
     return kinds.HyperbandPruner(
         min_resource=1, max_resource=config.eta**steps + 1, reduction_factor=config.eta
     )
 
 
 def _quarter(num_candidates: int, most: int) -> int:
-    """Return after how many candidates to begin learning: Optuna's own number, but a quarter of a small search.
+    """Return the number of candidates before learning starts: Optuna's, or a quarter of a few.
 
     >>> _quarter(16, 10), _quarter(100, 10)
     (4, 10)

@@ -1,4 +1,4 @@
-"""What a search costs, before anything is run."""
+"""The cost of a search, before anything is run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lbopt.sweep.search._protocol import Score
 
 
 class SearchCost(NamedTuple):
-    """What one cell's search takes.
+    """The cost of the search of one cell.
 
     Attributes:
-      trials: runs, short and long, of every candidate with every search seed.
-      full_runs: their lengths added up, in runs of the whole length.
-      at_once: the most trials that are asked for at a time.
+      trials: Number of runs, short and long, of every candidate with every search seed.
+      full_runs: Sum of their lengths, in runs of the full length.
+      at_once: Largest number of trials that can run at the same time.
     """
 
     trials: int
@@ -24,21 +24,26 @@ class SearchCost(NamedTuple):
 
 
 def search_cost(config: SearchConfig) -> SearchCost:
-    """Count what a search asks for if all candidates are equally good; what is pruned depends on how they do.
+    """Count the trials of a search whose candidates are all equally good.
+
+    A method that prunes runs more or fewer trials, depending on the scores.
 
     Args:
-      config: a valid search.
+      config: A validated config.
 
     Returns:
-      Trials and full runs of one cell, without its final trials.
+      The cost for one cell, without its final trials.
 
     Raises:
-      EnvironmentProblem: if the method needs a package that is not installed.
+      EnvironmentProblem: If the method needs a package that is not installed.
 
     >>> search_cost(SearchConfig("successive_halving", num_candidates=9, min_fidelity=1 / 9))
     SearchCost(trials=13, full_runs=3.0, at_once=9)
     """
-    searcher, trials, full_runs, at_once = make_searcher(config), 0, 0.0, 0
+    searcher = make_searcher(config)
+    trials = 0
+    full_runs = 0.0
+    at_once = 0
     while proposals := searcher.ask():
         trials += len(proposals) * len(config.seeds)
         at_once = max(at_once, len(proposals) * len(config.seeds))

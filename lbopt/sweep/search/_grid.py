@@ -1,4 +1,4 @@
-"""Every combination of the three lists of factors."""
+"""Grid search over the three lists of factors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from lbopt.sweep.search._protocol import Factors, Proposal, Rounds
 
 
 def grid(config: SearchConfig) -> Rounds:
-    """Ask for the whole grid at full length, all at once.
+    """Ask for the whole grid at full length, in one round.
 
     The learning rate changes slowest and the weight decay fastest.
 
     Args:
-      config: the search.
-
-    Returns:
-      One round.
+      config: The config of the search.
 
     >>> from lbopt.config import SearchConfig
     >>> config = SearchConfig(learning_rate_factors=(1.0, 2.0), warmup_factors=(0.0, 1.0))

@@ -1,4 +1,4 @@
-"""Successive halving and Hyperband: many short runs, and longer ones for what did well."""
+"""Successive halving and Hyperband: many short runs, and longer ones for the best of them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from lbopt.sweep.search._sampled import halton_candidates
 from lbopt.sweep.search._space import make_space
 
 Bracket: TypeAlias = list[tuple[int, float]]
-"""The rungs of one tournament: how many candidates are run, and how long each."""
-
+"""The rungs of a bracket: number of candidates, and budget of each."""
 _ROUNDING = 1e-9
-"""1 / (1 / 27) may come out a little below 27, and still holds three factors of 3."""
+"""Tolerance of a ratio: 1 / (1 / 27) may be a little below 27 in floating point."""
 
 
 def num_halvings(eta: int, ratio: float) -> int:
-    """Return how many times a length can be multiplied by eta before it has grown more than `ratio` times.
+    """Return floor(log_eta(ratio)), the number of times that a budget can be divided by eta.
+
+    It is found by multiplying: the floor of a computed logarithm is off by one at powers of eta.
 
     Args:
-      eta: the factor, >= 2.
-      ratio: longest over shortest length, >= 1.
+      eta: Factor between two budgets, >= 2.
+      ratio: Largest budget divided by the smallest one, >= 1.
 
-    Returns:
-      floor(log_eta(ratio)), found by multiplying: the floor of a computed logarithm is off by one at powers of eta.
-
-    >>> num_halvings(3, 27.0), num_halvings(3, 1 / (1 / 243)), num_halvings(10, 1000.0), num_halvings(3, 26.9)
-    (3, 5, 3, 2)
+    >>> num_halvings(3, 27.0), num_halvings(3, 1 / (1 / 243)), num_halvings(3, 26.9)
+    (3, 5, 2)
+    >>> num_halvings(10, 1000.0)
+    3
     """
     count = 0
     while eta ** (count + 1) <= ratio * (1 + _ROUNDING):
@@ -38,21 +38,20 @@ def num_halvings(eta: int, ratio: float) -> int:
 
 
 def halving_bracket(eta: int, min_budget: float, max_budget: float, num_candidates: int) -> Bracket:
-    """Lay out successive halving; each rung keeps one of eta candidates, rounded down, but at least one.
+    """Return the rungs of successive halving; each keeps 1 / eta of the candidates, at least one.
 
     A lone survivor goes straight to the full budget: shorter runs of it would decide nothing.
 
     Args:
-      eta: the factor between the budgets of two rungs, >= 2.
-      min_budget: the first rung has the least max_budget / eta^k that is not below it.
-      max_budget: of the last rung, in the same unit.
-      num_candidates: of the first rung, >= 1.
+      eta: Factor between the budgets of two rungs, >= 2.
+      min_budget: Smallest budget; the first rung has the smallest max_budget / eta^k above it.
+      max_budget: Budget of the last rung, in the same unit.
+      num_candidates: Number of candidates in the first rung, >= 1.
 
-    Returns:
-      (number of candidates, budget of each) of every rung.
-
-    >>> halving_bracket(3, 1.0, 9.0, num_candidates=10), halving_bracket(3, 1.0, 9.0, num_candidates=4)
-    ([(10, 1.0), (3, 3.0), (1, 9.0)], [(4, 1.0), (1, 9.0)])
+    >>> halving_bracket(3, 1.0, 9.0, num_candidates=10)
+    [(10, 1.0), (3, 3.0), (1, 9.0)]
+    >>> halving_bracket(3, 1.0, 9.0, num_candidates=4)
+    [(4, 1.0), (1, 9.0)]
     """
     steps = num_halvings(eta, max_budget / min_budget)
     rungs = [
@@ -63,22 +62,20 @@ def halving_bracket(eta: int, min_budget: float, max_budget: float, num_candidat
 
 
 def hyperband_brackets(eta: int, min_budget: float, max_budget: float) -> list[Bracket]:
-    """Lay out Hyperband: brackets from many short runs to few long ones, each of about the same total cost.
+    """Return the brackets of Hyperband, from many short runs to few long ones.
 
     With s_max = floor(log_eta(max_budget / min_budget)), bracket s = s_max ... 0 begins with
-    n_s = ceil((s_max + 1) / (s + 1) eta^s) candidates at max_budget / eta^s, and each rung keeps one of eta.
+    n_s = ceil((s_max + 1) / (s + 1) eta^s) candidates at max_budget / eta^s, and each rung keeps
+    1 / eta of them. All brackets cost about the same.
 
     Args:
-      eta: the factor between the budgets of two rungs, >= 2.
-      min_budget: no rung has less.
-      max_budget: of the last rung of every bracket, in the same unit.
-
-    Returns:
-      The brackets, each with (number of candidates, budget of each) of every rung.
+      eta: Factor between the budgets of two rungs, >= 2.
+      min_budget: Smallest budget of a rung.
+      max_budget: Budget of the last rung of every bracket, in the same unit.
 
     References:
-      Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", arXiv 1603.06560,
-      Algorithm 1.
+      Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", arXiv
+      1603.06560, Algorithm 1.
 
     >>> hyperband_brackets(3, 1.0, 9.0)
     [[(9, 1.0), (3, 3.0), (1, 9.0)], [(5, 3.0), (1, 9.0)], [(3, 9.0)]]
@@ -95,56 +92,48 @@ def hyperband_brackets(eta: int, min_budget: float, max_budget: float) -> list[B
 
 
 def successive_halving(config: SearchConfig) -> Rounds:
-    """Run one bracket that begins with `num_candidates`.
+    """Ask for the trials of one bracket that begins with `num_candidates`, a rung in each round.
 
     Args:
-      config: the search.
-
-    Returns:
-      A round for each rung.
+      config: The config of the search.
     """
-    return _tournaments(
-        config, [halving_bracket(config.eta, config.min_fidelity, 1.0, config.num_candidates)]
-    )
+    bracket = halving_bracket(config.eta, config.min_fidelity, 1.0, config.num_candidates)
+    return _run_brackets(config, [bracket])
 
 
 def hyperband(config: SearchConfig) -> Rounds:
-    """Run all brackets side by side.
+    """Ask for the trials of all brackets side by side, a round for each fidelity.
 
-    A round has every run of one length, whichever bracket it belongs to. So there is one wait per length, all runs
-    between two waits end together and share a compiled program, and the longest chain of waits is 1 + 1/eta + 1/eta^2 +
-    ... full runs; brackets in turn, or all first rungs together, would wait for a full run once per bracket.
+    A round has every run of one length, from all brackets. So all runs of a round end together and
+    share a compiled program, and the rounds take as long as 1 + 1/eta + 1/eta^2 + ... full runs.
+    Brackets in turn, or all first rungs together, would wait for a full run once per bracket.
 
     Args:
-      config: the search.
-
-    Returns:
-      A round for each fidelity, from short to full.
+      config: The config of the search.
     """
-    return _tournaments(config, hyperband_brackets(config.eta, config.min_fidelity, 1.0))
+    return _run_brackets(config, hyperband_brackets(config.eta, config.min_fidelity, 1.0))
 
 
-def _tournaments(config: SearchConfig, brackets: Sequence[Bracket]) -> Rounds:
-    """Play brackets that share no candidate; each is given its part of one Halton sequence."""
-    fields = _deal(config, [bracket[0][0] for bracket in brackets])
+def _run_brackets(config: SearchConfig, brackets: Sequence[Bracket]) -> Rounds:
+    """Ask for the trials of brackets that share no candidate, a round for each fidelity."""
+    remaining = _deal(config, [bracket[0][0] for bracket in brackets])
     for fidelity in sorted({fidelity for bracket in brackets for _, fidelity in bracket}):
-        playing = [
+        running = [
             index for index, bracket in enumerate(brackets) if fidelity in _fidelities(bracket)
         ]
-        scores = iter(
-            (
-                yield tuple(
-                    Proposal(factors, fidelity) for index in playing for factors in fields[index]
-                )
-            )
+        told = yield tuple(
+            Proposal(factors, fidelity) for index in running for factors in remaining[index]
         )
-        for index in playing:
-            here = tuple(itertools.islice(scores, len(fields[index])))
-            fields[index] = _best(fields[index], here, _kept(brackets[index], fidelity))
+
+        scores = iter(told)
+        for index in running:
+            of_bracket = tuple(itertools.islice(scores, len(remaining[index])))
+            kept = _kept(brackets[index], fidelity)
+            remaining[index] = _best(remaining[index], of_bracket, kept)
 
 
 def _deal(config: SearchConfig, counts: Sequence[int]) -> list[tuple[Factors, ...]]:
-    """Deal the candidates of one sequence out, so many to each."""
+    """Return the candidates of several brackets, consecutive stretches of one Halton sequence."""
     candidates = iter(halton_candidates(make_space(config), sum(counts), config.seed))
     return [tuple(itertools.islice(candidates, count)) for count in counts]
 
@@ -154,7 +143,7 @@ def _fidelities(bracket: Bracket) -> list[float]:
 
 
 def _kept(bracket: Bracket, fidelity: float) -> int:
-    """Return how many stay after the rung of this fidelity: as many as the next one runs, none after the last."""
+    """Return the number of candidates in the rung after this fidelity; 0 after the last rung."""
     following = _fidelities(bracket).index(fidelity) + 1
     return bracket[following][0] if following < len(bracket) else 0
 
@@ -162,6 +151,6 @@ def _kept(bracket: Bracket, fidelity: float) -> int:
 def _best(
     candidates: Sequence[Factors], scores: Sequence[Score], count: int
 ) -> tuple[Factors, ...]:
-    """Return the best candidates in the order of their proposal; of equal scores the earlier one is better."""
+    """Return the best candidates in the order of their proposal; ties go to the earlier one."""
     ranked = sorted(range(len(candidates)), key=lambda index: scores[index])
     return tuple(candidates[index] for index in sorted(ranked[:count]))

@@ -1,4 +1,10 @@
-"""From the name of a method to a search."""
+"""Search methods by name.
+
+Optuna's samplers and pruners do the work of the method "optuna", and replay from the same scores.
+They do not do that of the others, which work without Optuna: it is an optional extra. Its
+`QMCSampler` takes the same Halton sequence from SciPy as `halton` does. Its pruners decide trial by
+trial as scores come in; here a whole rung is scored first, as in Hyperband's Algorithm 1.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +24,7 @@ DRAWN_BY = {
     "hyperband": _SPREAD,
     "optuna": ("numpy", "optuna"),
 }
-"""The packages whose versions decide which candidates a method asks for; those of the others are the same with all."""
+"""Packages whose versions decide the candidates of a method; other methods depend on none."""
 
 _METHODS: dict[str, Callable[[SearchConfig], Rounds]] = {
     "grid": grid,
@@ -31,16 +37,16 @@ _METHODS: dict[str, Callable[[SearchConfig], Rounds]] = {
 
 
 def make_searcher(config: SearchConfig) -> Searcher:
-    """Return a search at its beginning.
+    """Return a new search.
 
     Args:
-      config: a valid search.
+      config: A validated config.
 
     Returns:
-      What to ask and tell in turns; the same from the same config and scores.
+      A searcher, to ask and tell in turns. The same config and scores give the same candidates.
 
     Raises:
-      EnvironmentProblem: if the method needs a package that is not installed.
+      EnvironmentProblem: If the method needs a package that is not installed.
 
     >>> search = make_searcher(SearchConfig(learning_rate_factors=(0.5, 1.0)))
     >>> [proposal.factors.learning_rate for proposal in search.ask()]

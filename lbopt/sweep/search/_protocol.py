@@ -1,4 +1,4 @@
-"""How a search is spoken with: it is asked what to run, and told how that went."""
+"""The protocol of a search: ask for proposals, run them, tell their scores."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 
 class Factors(NamedTuple):
-    """A candidate: multiples of what the arm's rules give at this batch size.
+    """A candidate: multiples of the values that the arm's rules give at this batch size.
 
     Attributes:
-      learning_rate: of the peak learning rate, > 0.
-      warmup: of the length of the warmup, >= 0.
-      weight_decay: of the weight decay, >= 0.
+      learning_rate: Factor of the peak learning rate, > 0.
+      warmup: Factor of the length of the warmup, >= 0.
+      weight_decay: Factor of the weight decay, >= 0.
     """
 
     learning_rate: float
@@ -22,11 +22,11 @@ class Factors(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A run that a search wants.
+    """A run that a search asks for.
 
     Attributes:
-      factors: the candidate.
-      fidelity: length of the run as a fraction of the full one, in (0, 1].
+      factors: The candidate.
+      fidelity: Length of the run as a fraction of the full one, in (0, 1].
     """
 
     factors: Factors
@@ -34,12 +34,12 @@ class Proposal(NamedTuple):
 
 
 class Score(NamedTuple):
-    """How a run went, from validation data alone; lower is better, the second number decides between equal first ones.
+    """The score of a candidate on validation; lower is better.
 
     Attributes:
-      value: of a candidate's runs together, see `lbopt.sweep._drive.score`; infinite where a language model diverged, and for a
-        classifier that did it counts as all wrong.
-      tie: what decides between equal values; infinite where a run diverged.
+      value: Score over the candidate's seeds, see `lbopt.sweep._drive.score`; infinite if a
+        language model diverged, an error rate of 1 if a classifier did.
+      tie: Number that decides between equal values; infinite if a run diverged.
     """
 
     value: float
@@ -47,27 +47,28 @@ class Score(NamedTuple):
 
 
 class Searcher(Protocol):
-    """A deterministic function of its configuration and of the scores it was told, in the order of what it asked for.
+    """A search whose proposals depend on its config and the scores so far, and on nothing else.
 
-    So a search that was killed is built anew, told the saved scores, and asks for the very same runs.
+    So a search that was killed resumes: a new one is told the saved scores, and asks for the same
+    runs.
     """
 
     def ask(self) -> tuple[Proposal, ...]:
-        """Return what to run next, all at once; () when the search is over."""
+        """Return the next proposals, which can run side by side; () if the search is over."""
 
     def tell(self, scores: Sequence[Score]) -> None:
-        """Take the scores of what was asked for last, one for each proposal, in its order."""
+        """Take the scores of the last proposals, in their order."""
 
 
 Rounds: TypeAlias = Generator[tuple[Proposal, ...], Sequence[Score], None]
-"""A search written as one function: it yields proposals, and the yield returns their scores."""
+"""A search as a generator: it yields proposals, and the yield returns their scores."""
 
 
 class Turns:
-    """Ask and tell in turns what a generator yields and receives.
+    """A searcher that asks for what a generator yields, and sends it the scores.
 
     Args:
-      rounds: the search.
+      rounds: The generator.
 
     >>> def twice():
     ...     scores = yield (Proposal(Factors(1.0, 1.0, 1.0), 0.5),)
@@ -89,10 +90,10 @@ class Turns:
         self._asked: tuple[Proposal, ...] = ()
 
     def ask(self) -> tuple[Proposal, ...]:
-        """Return what to run next, all at once; () when the search is over.
+        """Return the next proposals, which can run side by side; () if the search is over.
 
         Raises:
-          RuntimeError: if what was asked for last has not been told.
+          RuntimeError: If the scores of the last proposals were not told.
         """
         if self._asked:
             raise RuntimeError(
@@ -107,14 +108,14 @@ class Turns:
         return self._asked
 
     def tell(self, scores: Sequence[Score]) -> None:
-        """Take the scores of what was asked for last, in its order.
+        """Take the scores of the last proposals, in their order.
 
         Args:
-          scores: one for each proposal; infinite numbers are allowed.
+          scores: One score for each proposal; infinite numbers are allowed.
 
         Raises:
-          RuntimeError: if nothing was asked for.
-          ValueError: if there are not as many scores as proposals, or one of them is not a number.
+          RuntimeError: If nothing was asked for.
+          ValueError: If the numbers of scores and proposals differ, or a score is NaN.
         """
         if not self._asked:
             raise RuntimeError("scores were told, and nothing was asked for")
@@ -122,4 +123,5 @@ class Turns:
             raise ValueError(f"{len(scores)} scores for {len(self._asked)} proposals")
         if any(math.isnan(number) for score in scores for number in score):
             raise ValueError("a score is not a number; give infinity for a run that diverged")
-        self._scores, self._asked = tuple(scores), ()
+        self._scores = tuple(scores)
+        self._asked = ()

@@ -1,4 +1,4 @@
-"""Where candidates are looked for: a range for each factor, uniform in its logarithm."""
+"""The search space: a range for each factor, uniform in its logarithm."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from lbopt.sweep.search._protocol import Factors
 
 
 class Range(NamedTuple):
-    """From `low` to `high`, both included; not searched where they are equal.
+    """A range from `low` to `high`, both included; not searched if they are equal.
 
     Attributes:
-      low: the lower end, > 0, or 0 where both ends are.
-      high: the upper end.
+      low: Lower end, > 0, or 0 if both ends are.
+      high: Upper end.
     """
 
     low: float
     high: float
 
     def nearest(self, value: float) -> float:
-        """Return the value, or the end that it lies beyond."""
+        """Return the value, or the nearest end for a value outside of the range."""
         return min(max(value, self.low), self.high)
 
-    def at(self, part: float) -> float:
-        """Return the value at a part in [0, 1) of the way, measured in logarithms; the ends are above 0.
+    def at(self, share: float) -> float:
+        """Return the value at a share in [0, 1) of the way in logarithms; both ends must be > 0.
 
         >>> round(Range(0.1, 10.0).at(0.75), 6)
         3.162278
         """
         low, high = math.log(self.low), math.log(self.high)
-        return self.nearest(math.exp(low + part * (high - low)))
+        return self.nearest(math.exp(low + share * (high - low)))
 
 
 class Space:
     """The ranges of the three factors.
 
     Args:
-      ranges: (low, high), one for each of the names of `Factors`, in their order.
+      ranges: Lower and upper end for each of the fields of `Factors`, in their order.
 
     Attributes:
-      searched: the ranges that have two ends, by name.
-      rule: the candidate that is tried first: the rule itself, or what the ranges have nearest to it.
+      searched: Ranges with two different ends, by name.
+      rule: First candidate: the arm's rule itself, or the nearest one in the ranges.
     """
 
     def __init__(self, ranges: Sequence[tuple[float, float]]) -> None:
@@ -52,20 +52,20 @@ class Space:
         self.rule = Factors(**{name: ends.nearest(1.0) for name, ends in named.items()})
 
     def with_values(self, values: Mapping[str, float]) -> Factors:
-        """Return the candidate with these values of the searched factors, by name; the others have their only one."""
+        """Return the candidate with these values of the searched factors, by name."""
         return self.rule._replace(**values)
 
     def at(self, point: Sequence[float]) -> Factors:
         """Return the candidate at a point of the unit cube over the searched factors.
 
         Args:
-          point: a part in [0, 1) for each of `searched`, in its order; see `Range.at`.
+          point: A share in [0, 1) for each of `searched`, in its order; see `Range.at`.
 
         >>> Space([(1.0, 4.0), (1.0, 1.0), (0.5, 0.5)]).at([0.5])
         Factors(learning_rate=2.0, warmup=1.0, weight_decay=0.5)
         """
-        parts = zip(self.searched.items(), point, strict=True)
-        return self.with_values({name: ends.at(float(part)) for (name, ends), part in parts})
+        pairs = zip(self.searched.items(), point, strict=True)
+        return self.with_values({name: ends.at(float(share)) for (name, ends), share in pairs})
 
 
 def make_space(config: SearchConfig) -> Space:

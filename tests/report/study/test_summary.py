@@ -18,7 +18,7 @@ from lbopt.report.study._arm_limit import failure
 from lbopt.report.study._limit import CellScores, estimate_limit
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY
 from lbopt.report.study._read import at_edge
-from lbopt.sweep import ExampleScores, _fits, key
+from lbopt.sweep import ExampleScores, _fits, trial_identity
 
 
 def only(truth, **options):
@@ -79,7 +79,9 @@ def study_with_examples():
         if row["phase"] == "final":
             wrong = round(400 * (1 - row["test_accuracy"]))
             right = np.roll(np.arange(400) >= wrong, 50 * SIZES.index(row["global_batch_size"]))
-            examples[key(row)] = ExampleScores("accuracy", right.astype(float), np.ones(400))
+            examples[trial_identity(row)] = ExampleScores(
+                "accuracy", right.astype(float), np.ones(400)
+            )
     return config, rows, examples
 
 
@@ -104,7 +106,7 @@ def test_all_examples_are_wrong_in_a_run_that_diverged(recorded, study_with_exam
     last = rows[-1]
     rows[-1] = diverge(last)
     if not recorded:
-        del examples[key(last)]
+        del examples[trial_identity(last)]
     (arm,) = read_study(config, rows, examples).arms
     assert arm.limit_over_examples
     assert arm.limit.fit.scores[-1] == pytest.approx(0.8 * 0.9)

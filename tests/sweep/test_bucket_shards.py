@@ -6,9 +6,9 @@ import time
 
 import pytest
 from buckets import objects, read, serving, start_lbopt
+from refusal import refused
 
-from lbopt.errors import UserError
-from lbopt.sweep import Parts, _parts
+from lbopt.sweep import BucketShards, _bucket_shards
 from lbopt.sweep._results import REQUIRED, read_results
 from lbopt.workdir import Shard
 
@@ -77,7 +77,7 @@ def study(monkeypatch, tmp_path):
     (shard / "results.jsonl").write_text(
         json.dumps(finished(1)) + "\n" + json.dumps(finished(2)) + "\n" + '{"torn'
     )
-    monkeypatch.setattr(_parts, "bucket_path", lambda named: folder)
+    monkeypatch.setattr(_bucket_shards, "bucket_path", lambda named: folder)
     return folder
 
 
@@ -96,31 +96,26 @@ def same(saved):
 
 
 def test_one_division_at_a_time(study, tmp_path):
-    others = Parts(STUDY, tmp_path)
+    others = BucketShards(STUDY, tmp_path)
     lease(study / "shards" / "1-of-2", time.time())
     others.refuse_others(Shard(2, 2), same)
     for shard in (Shard(2, 3), None):
-        with pytest.raises(
-            UserError,
-            match="shard 1-of-2 is being run in 'gs://bucket/studies/tiny'; one division at a time",
-        ):
+        with refused("--shard", str(shard), "conflict"):
             others.refuse_others(shard, same)
     lease(study / "shards" / "1-of-2", time.time() - 60)
     others.refuse_others(Shard(2, 3), same)
     lease(study, time.time())
     others.refuse_others(None, same)
-    with pytest.raises(UserError, match=r"--shard = '2/2': the whole study is being run"):
+    with refused("--shard", "2/2", "conflict"):
         others.refuse_others(Shard(2, 2), same)
 
 
 def test_a_shard_of_another_study_is_refused(study, tmp_path):
-    with pytest.raises(
-        UserError,
-        match=r"--workdir = 'gs://bucket/studies/tiny': it holds a sweep of another config \(name is tiny",
-    ):
-        Parts(STUDY, tmp_path).refuse_others(
+    with refused("--workdir", STUDY, "exists") as caught:
+        BucketShards(STUDY, tmp_path).refuse_others(
             Shard(2, 2), lambda saved: [f"name is {saved['config']['name']} there"]
         )
+    assert "name is tiny" in caught.value.reason
 
 
 def test_what_others_have_finished_is_there_once_and_not_as_ones_own(study, tmp_path):
@@ -129,7 +124,7 @@ def test_what_others_have_finished_is_there_once_and_not_as_ones_own(study, tmp_
     (mirror / "results.jsonl").write_text(
         json.dumps(finished(2)) + "\n" + json.dumps(finished(3)) + "\n"
     )
-    others = Parts(STUDY, mirror)
+    others = BucketShards(STUDY, mirror)
     others.fetch()
     assert [row["seed"] for row in read_results(mirror)] == [2, 3, 1]
     assert (mirror / "results.jsonl").read_text().count("\n") == 2

@@ -1,4 +1,8 @@
-"""A study in a bucket that shards share: an object cannot be appended to, so each has a folder of its own and reads the others'."""
+"""A study in a bucket that shards share.
+
+An object of a bucket cannot be appended to, so each shard writes to a folder of its own, and reads
+those of the others.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lbopt import paths
-from lbopt.errors import UserError
+from lbopt.errors import UserError, require
 from lbopt.sweep import _examples
 from lbopt.sweep._results import OTHERS, read_results
 from lbopt.workdir import (
@@ -25,14 +29,15 @@ from lbopt.workdir import (
 _SHARDS = "shards"
 _RESULTS = "results.jsonl"
 _WHOLE = "whole"
+"""Name of the study's own folder among those of its shards."""
 
 
 def shard_folder(study: str, shard: Shard | None) -> str:
-    """Return where a shard of a study works.
+    """Return the folder in which a shard of a study works.
 
     Args:
-      study: the --workdir as given.
-      shard: None for the whole study.
+      study: The `--workdir` as given.
+      shard: The shard; None for the whole study.
 
     >>> shard_folder("gs://bucket/study", Shard(2, 4)), shard_folder("/shared/study", Shard(2, 4))
     ('gs://bucket/study/shards/2-of-4', '/shared/study')
@@ -42,23 +47,25 @@ def shard_folder(study: str, shard: Shard | None) -> str:
     return f"{study.rstrip('/')}/{_SHARDS}/{shard.number}-of-{shard.count}"
 
 
-class Parts:
-    """What the shards of a study have in a bucket, as seen from the folder in which one of them works.
+class BucketShards:
+    """The shards of a study in a bucket, as seen by a process that works on one of them.
 
     Args:
       study: gs://BUCKET/FOLDER of the whole study.
-      mirror: the local folder of this process; it gets the others' trials, and is never shown them as its own.
+      mirror: The local folder of this process; it gets the trials of other shards in files apart
+        from its own.
     """
 
     def __init__(self, study: str, mirror: pathlib.Path):
-        self._study, self._mirror = study, mirror
+        self._study = study
+        self._mirror = mirror
         self._root = bucket_path(study)
 
     def fetch(self) -> None:
-        """Copy the others' finished trials, and their config where there is none yet.
+        """Copy the finished trials of other shards, and their config if there is none yet.
 
         Raises:
-          EnvironmentProblem: if the bucket cannot be read.
+          EnvironmentProblem: If the bucket cannot be read.
         """
         places = {
             _RESULTS: self._mirror / OTHERS,
@@ -79,33 +86,31 @@ class Parts:
     def refuse_others(
         self, shard: Shard | None, compare: Callable[[dict[str, Any]], list[str]]
     ) -> None:
-        """Look at the other shards before one begins.
+        """Check that a shard goes together with the other shards before it starts.
 
         Args:
-          shard: that begins; None for the whole study.
-          compare: the saved `config.json` of a study -> how it differs from this one.
+          shard: The shard that starts; None for the whole study.
+          compare: Function of a saved `config.json` that returns how it differs from this study.
 
         Raises:
-          UserError: naming `--shard`, if a part of another division is being run, or `--workdir`, if a shard is of another study.
+          UserError: Naming `--shard`, if a shard of another division is running, or `--workdir`, if
+            a shard is of another study.
         """
         with bucket_errors(self._study, "read"):
             for name, folder in self._folders().items():
                 with contextlib.suppress(FileNotFoundError):
                     differences = compare(read_study_config(folder / "config.json"))
-                    if differences:
-                        raise UserError(
-                            f"--workdir = {self._study!r}: it holds a sweep of another config ({'; '.join(differences[:3])}); "
-                            "use another --workdir"
-                        )
+                    few = "; ".join(differences[:3])
+                    fix = f"it holds a sweep of another config ({few}); use another --workdir"
+                    require(not differences, "--workdir", self._study, fix, code="exists")
                 ours = _WHOLE if shard is None else f"-of-{shard.count}"
                 if not name.endswith(ours) and is_folder_held(folder):
-                    begun = "the whole study" if name == _WHOLE else f"shard {name}"
-                    raise UserError(
-                        f"--shard = {str(shard)!r}: {begun} is being run in {self._study!r}; one division at a time"
-                    )
+                    other = "the whole study" if name == _WHOLE else f"shard {name}"
+                    fix = f"{other} is running in {self._study!r}; wait until it has ended"
+                    raise UserError("--shard", str(shard), fix, code="conflict")
 
     def publish(self) -> None:
-        """Put the whole study where its --workdir is: all trials, in one file, and the report beside them."""
+        """Write the trials of all shards, and the report, into the folder of the study."""
         merged = {
             _RESULTS: read_results(self._mirror),
             _examples.EXAMPLES: _examples.read_packed(self._mirror),
@@ -119,7 +124,7 @@ class Parts:
                     (self._root / file.name).write_bytes(file.read_bytes())
 
     def _folders(self) -> dict[str, Any]:
-        """Return name -> folder of every shard that has begun, and "whole" -> that of the study."""
+        """Return the folders of all shards that have started, by name, and that of the study."""
         found = {_WHOLE: self._root}
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for folder in (self._root / _SHARDS).iterdir():
@@ -129,11 +134,11 @@ class Parts:
 
 
 def gather_shards(study: str, mirror: str) -> None:
-    """Make a folder of a bucket that has shards, but nothing of its own, readable as a study.
+    """Copy the trials of all shards of a study in a bucket, so that it can be read as a whole.
 
     Args:
-      study: the --workdir as given.
-      mirror: its local folder.
+      study: The `--workdir` as given; nothing is done for a folder of this machine.
+      mirror: The local folder of the study.
     """
     if paths.is_address(study):
-        Parts(study, absolute_workdir(mirror)).fetch()
+        BucketShards(study, absolute_workdir(mirror)).fetch()
