@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusal import refused
 
 from lbopt import losses
-from lbopt.errors import UserError
 from lbopt.models import CNN, LSTMClassifier, from_linen
 from lbopt.sweep import Probes, noise_scales
 from lbopt.sweep.lanes import _gauges
@@ -312,10 +312,10 @@ def test_memory_does_not_grow_with_the_number_of_parts():
 
 @pytest.mark.parametrize("num_parts", [-2, 0, 1, 3])
 def test_an_odd_number_of_parts_is_refused(num_parts):
-    with pytest.raises(UserError, match=f"num_parts = {num_parts}: give an even number >= 2"):
+    with refused("num_parts", num_parts):
         _gauges.make_probe(squares, num_parts)
 
 
 def test_parts_of_unequal_size_are_refused():
-    with pytest.raises(UserError, match="num_parts = 4: it does not divide the 6 examples"):
+    with refused("num_parts", 4):
         _gauges.make_probe(squares, 4)({"x": jnp.zeros(1)}, {}, {"x": jnp.zeros((6, 1))}, KEY)

@@ -7,9 +7,9 @@ import types
 
 import numpy as np
 import pytest
+from refusal import troubled
 
 from lbopt.config import SearchConfig
-from lbopt.errors import EnvironmentProblem
 from lbopt.sweep import _drive
 from lbopt.sweep.search import Factors, Proposal, Score, _adaptive, make_searcher
 
@@ -167,8 +167,5 @@ def test_a_search_says_nothing(capfd, caplog):
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(
-        EnvironmentProblem,
-        match=r"config\.search\.method = 'optuna': .*pip install 'lbopt\[search\]'",
-    ):
+    with troubled("config.search.method", "optuna", "installation"):
         make_searcher(SearchConfig("optuna"))

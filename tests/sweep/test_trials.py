@@ -4,10 +4,10 @@ import copy
 import math
 
 import pytest
+from refusal import refused
 from tiny_study import make_config
 
 from lbopt.config import LossConfig, ModelConfig, SearchConfig
-from lbopt.errors import UserError
 from lbopt.sweep import _drive, deal_cells, make_cells, make_problems
 from lbopt.sweep.lanes import program_key
 from lbopt.sweep.search import Factors, Proposal
@@ -94,19 +94,14 @@ def test_a_warmup_too_long_for_a_run_ends_one_step_before_it_at_every_length(fid
 def test_a_noise_scale_that_nothing_is_compared_for_is_refused():
     config = make_config(microstep_size=128)
     config.arms[1].optimizer.track_noise_scale = True
-    with pytest.raises(
-        UserError,
-        match=r"config.arms\[1\].optimizer.track_noise_scale = True: batch 128 is one part",
-    ):
+    with refused("config.arms[1].optimizer.track_noise_scale", True, "conflict"):
         make_cells(config, make_problems(config))
 
 
 def test_data_that_are_scored_otherwise_are_refused():
     config = make_config()
     problems = [one._replace(metric_names=("exact_match", "f1")) for one in make_problems(config)]
-    with pytest.raises(
-        UserError, match=r"config.train.data.name = 'digits': .*gives \['exact_match', 'f1'\]"
-    ):
+    with refused("config.train.data.name", "digits", "conflict"):
         make_cells(config, problems)
 
 
@@ -196,52 +191,45 @@ def test_trials_share_a_program_whatever_their_numbers_and_rules(cells):
 
 def test_a_batch_above_the_training_set_is_refused():
     config = make_config(global_batch_sizes=(128, 1025))
-    with pytest.raises(
-        UserError, match=r"config.global_batch_sizes.*has 1024 examples; use at most that"
-    ):
+    with refused("config.global_batch_sizes", (128, 1025), "mismatch"):
         make_cells(config, make_problems(config))
 
 
 def test_a_search_over_the_warmup_of_an_arm_that_has_none_is_refused():
     config = make_config(search=SearchConfig(warmup_factors=(1.0, 2.0)))
-    with pytest.raises(
-        UserError, match=r"config.arms\[0\].schedule.warmup_rule = 'none': .*give the arm a warmup"
-    ):
+    with refused("config.arms[0].schedule.warmup_rule", "none", "conflict"):
         make_cells(config, make_problems(config))
 
 
 def test_a_target_that_is_no_metric_of_the_data_is_refused():
     config = make_config()
     config.train.target_metric = "eval/perplexity"
-    with pytest.raises(
-        UserError, match=r"config.train.target_metric = 'eval/perplexity': use one of"
-    ):
+    with refused("config.train.target_metric", "eval/perplexity", "choice"):
         make_cells(config, make_problems(config))
 
 
 def test_more_probed_examples_than_there_are_are_refused():
     config = make_config()
     config.measure.num_probes, config.measure.probe_part_size = 1, 65
-    with pytest.raises(UserError, match=r"config.measure.probe_part_size = 65"):
+    with refused("config.measure.probe_part_size", 65, "mismatch"):
         make_cells(config, make_problems(config))
 
 
 @pytest.mark.parametrize(
-    ("modules", "why"),
+    "modules",
     [
-        ((("head", "^Dense"),), r"no pattern of .* is found in '.*'; add a module with pattern ''"),
-        ((("head", "^nothing"), ("body", "")), "module 'head' has no parameter of"),
-        ((("head", "("), ("body", "")), "not a regular expression"),
+        (("head", "^Dense"),),
+        (("head", "^nothing"), ("body", "")),
+        (("head", "("), ("body", "")),
     ],
+    ids=["a parameter without a module", "a module without a parameter", "no regular expression"],
 )
-def test_modules_that_do_not_fit_the_model_are_refused_before_the_search(modules, why):
+def test_modules_that_do_not_fit_the_model_are_refused_before_the_search(modules):
     config = make_config()
-    config.measure.num_probes, config.measure.probe_part_size, config.measure.phi_modules = (
-        1,
-        8,
-        modules,
-    )
-    with pytest.raises(UserError, match=rf"^config\.measure\.phi_modules = .*{why}"):
+    config.measure.num_probes = 1
+    config.measure.probe_part_size = 8
+    config.measure.phi_modules = modules
+    with refused("config.measure.phi_modules", modules, "mismatch"):
         make_cells(config, make_problems(config))
 
 
