@@ -273,7 +273,7 @@ def test_scores_equal_numpy(cells):
     config.train.eval_global_batch_size = 100
     spread = Spread(config)
     equipment = Equipment(cell.problem, config, spread)
-    params, model_state = equipment.begin(np.zeros(1, np.int32))
+    params, model_state = equipment.initialise(np.zeros(1, np.int32))
     for name in ("train", "validation", "test"):
         split = getattr(cell.problem.splits, name)
         whole = {**split.take(np.arange(len(split))), "mask": np.ones(len(split), bool)}
@@ -291,7 +291,7 @@ def test_no_factorisation_is_batched():
     spread = Spread(config)
     lowered = (
         Equipment(problem, config, spread)
-        .begin._init.lower(np.zeros(spread.width, np.int32))
+        .initialise._init.lower(np.zeros(spread.width, np.int32))
         .as_text()
     )
     batch_dims = re.findall(r'custom_call @lapack_.*num_batch_dims = "(\d)"', lowered)

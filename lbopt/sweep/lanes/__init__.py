@@ -1,4 +1,4 @@
-"""Trials on devices: programs that many share, and the lanes they run in."""
+"""Trials on devices: compiled programs, each with lanes (trial slots) for several trials."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What differs between trials that share a program, kept in the optimizer's state."""
+"""The numbers in which trials of one program differ, kept in the optimizer's state."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from lbopt.sweep._trials import Cell, Trial
 
 
 class Arguments(NamedTuple):
-    """Numbers of one trial, fp32 scalars; of a batch of trials, every leaf has a leading trial axis.
+    """Numbers of one trial, fp32 scalars; for a batch of trials, fp32 [lanes].
 
     Attributes:
-      learning_rate: the peak.
-      warmup_steps: of a run of the whole length.
-      weight_decay: of the optimizer.
-      num_steps: length of the run; the schedule is rescaled to it.
+      learning_rate: Peak learning rate.
+      warmup_steps: Steps of warmup in a run of the full length.
+      weight_decay: Weight decay of the optimizer.
+      num_steps: Length of the run, to which the schedule is rescaled.
     """
 
     learning_rate: Any
@@ -34,7 +34,7 @@ class Arguments(NamedTuple):
 
     @classmethod
     def of(cls, trial: Trial) -> Arguments:
-        """Return those of a trial, as NumPy scalars."""
+        """Return the numbers of a trial, as NumPy scalars."""
         numbers = trial.learning_rate, trial.warmup_steps, trial.weight_decay, trial.num_steps
         return cls(*map(np.float32, numbers))
 
@@ -43,8 +43,8 @@ class AdjustableState(NamedTuple):
     """The state of an optimizer whose numbers are arguments of the program.
 
     Attributes:
-      arguments: of this trial.
-      inner: the optimizer's own state.
+      arguments: The numbers of the trial.
+      inner: The optimizer's own state.
     """
 
     arguments: Arguments
@@ -57,22 +57,23 @@ def adjustable(
     """Return an optimizer that reads its numbers from its state.
 
     Args:
-      make: arguments, traced -> optimizer. The shapes of its state do not depend on them.
+      make: Function of traced arguments that returns the optimizer. The shapes of its state must
+        not depend on them.
 
     Returns:
-      A transformation whose state is an `AdjustableState`. Its arguments are 0 after `init`: see `with_arguments`.
+      A transformation whose state is an `AdjustableState`. Its arguments are 0 after `init`, until
+      `with_arguments` sets them.
 
     Note:
-      `optax.inject_hyperparams` injects into the arguments of one factory; here a schedule, a rule of warmup and a whole
-      chain are made anew from four numbers.
+      `optax.inject_hyperparams` fills the arguments of one factory; here a schedule, its warmup and
+      a whole chain are built from four numbers.
     """
 
     def init_fn(params: types.Params) -> AdjustableState:
         blank = Arguments(*(jnp.zeros((), jnp.float32) for _ in Arguments._fields))
-        # Traced, as in an update: zeros that are known would be checked as if somebody had asked for them.
-        return AdjustableState(
-            blank, jax.jit(lambda arguments: make(arguments).init(params))(blank)
-        )
+        # Under jit the zeros are traced; the factory would refuse constant ones.
+        init = jax.jit(lambda arguments: make(arguments).init(params))
+        return AdjustableState(blank, init(blank))
 
     def update_fn(
         updates: optax.Updates,
@@ -91,11 +92,12 @@ def make_tx(cell: Cell, decays: bool) -> optax.GradientTransformationExtraArgs:
     """Build the optimizer of a cell's trials.
 
     Args:
-      cell: which.
-      decays: whether there is weight decay at all: some variants adapt decayed leaves only.
+      cell: The cell.
+      decays: Whether there is weight decay at all; some variants adapt decayed leaves only.
 
     Returns:
-      The optimizer, see `adjustable`; the schedule is rescaled from the cell's length to the trial's.
+      An optimizer from `adjustable`, whose schedule is rescaled from the cell's length to the
+      trial's.
     """
 
     def make(arguments: Arguments) -> optax.GradientTransformation:
@@ -115,28 +117,31 @@ def with_arguments(state: Any, arguments: Arguments) -> Any:
     """Return a training state whose optimizer has these numbers.
 
     Args:
-      state: a `TrainState` of an optimizer from `make_tx`.
-      arguments: with the leading axes, if any, that the state has.
+      state: A `TrainState` of an optimizer from `make_tx`.
+      arguments: The numbers, with the leading axes of the state, if any.
     """
     return state.replace(opt_state=state.opt_state._replace(arguments=arguments))
 
 
 def program_key(cell: Cell, trial: Trial) -> str:
-    """Return what trials have in common that share a compiled program: all but the arguments and the seed.
+    """Return a text that is equal for trials that can share a compiled program.
+
+    Such trials differ in their arguments and seeds only.
 
     Args:
-      cell: to which the trial belongs.
-      trial: only whether it has weight decay matters.
+      cell: The cell of the trial.
+      trial: The trial; only whether it has weight decay matters.
     """
     train = cell.train
     optimizer = dataclasses.replace(train.optimizer, weight_decay=0.0)
-    learned = train.data, train.model, train.loss, train.parallel, train.aggregator
-    whole = cell.global_batch_size, cell.resolved.num_steps
-    return repr((learned, optimizer, _without_rule(train.schedule), whole, trial.weight_decay > 0))
+    schedule = _without_rule(train.schedule)
+    problem = (train.data, train.model, train.loss, train.parallel, train.aggregator)
+    size = (cell.global_batch_size, cell.resolved.num_steps)
+    return repr((problem, optimizer, schedule, size, trial.weight_decay > 0))
 
 
 def _without_rule(schedule: ScheduleConfig) -> ScheduleConfig:
-    """Leave out what only gives the peak and the warmup."""
+    """Return the schedule without the fields that only decide the peak and the warmup."""
     return dataclasses.replace(
         schedule,
         base_learning_rate=0.0,

@@ -1,4 +1,4 @@
-"""What the steps of a trial see: indices into a training set that lies on the device, or batches drawn on the host."""
+"""The input of trials: indices into a training set on the device, or batches made on the host."""
 
 from __future__ import annotations
 
@@ -14,50 +14,54 @@ from lbopt import types
 from lbopt.data import ArrayDataset, Dataset, TrainBatches, example_indices
 from lbopt.sweep._trials import Cell
 
-_EXAMPLES = 2**17
-"""Of one call at most, so that it is soon over: a process that is asked to end waits for it."""
-_BYTES = 2**28
-"""That one call is fed with at most, of all its trials."""
-_LOOKS = 8
-"""At the losses of trials side by side, at least, in the longest of them: the lane of one that has diverged is soon free."""
+_MOST_EXAMPLES = 2**17
+"""Most examples of a trial in one call, so that it ends soon when the process is asked to stop."""
+_MOST_BYTES = 2**28
+"""Most bytes that one call is fed, for all its trials."""
+_FEWEST_CHECKS = 8
+"""Minimum number of host checks per trial, so a diverged trial's lane is freed early."""
 
 
 class Feed:
     """The batches of a cell's trials.
 
-    A trial's batch is that of `lbopt train` with the same seed: a function of (seed, step, batch size) alone.
+    A trial's batch is that of `lbopt train` with the same seed: a function of seed, step and batch
+    size alone.
 
     Args:
-      cell: whose batches.
-      width: trials that are fed at a time.
-      arrays: those of `resident_arrays`, on the device; None to put them there.
+      cell: The cell.
+      width: Number of trials in a call.
+      arrays: The arrays of `resident_arrays` on the device; None to put them there.
 
     Attributes:
-      shared: name -> array [examples, ...] on the device that all steps see; {} if batches are drawn on the host.
-      num_steps: that one call is fed, at most.
+      shared: Arrays [examples, ...] on the device by name, which all steps share; {} if batches are
+        made on the host.
+      num_steps: Most steps in a call.
     """
 
     def __init__(self, cell: Cell, width: int, arrays: Mapping[str, jax.Array] | None = None):
-        self._cell, self._train = cell, cell.problem.splits.train
+        self._cell = cell
+        self._train = cell.problem.splits.train
         kept = resident_arrays(self._train)
         self._indexed = bool(kept)
         self.shared = jax.tree.map(jnp.asarray, kept) if arrays is None else dict(arrays)
         blank = self._take(0, 0, 1)
         of_a_step = width * sum(array.nbytes for array in jax.tree.leaves(blank))
-        longest = math.ceil(cell.resolved.num_steps / (1 if width == 1 else _LOOKS))
-        fitting = min(_BYTES // of_a_step, _EXAMPLES // cell.global_batch_size, longest)
+        longest = math.ceil(cell.resolved.num_steps / (1 if width == 1 else _FEWEST_CHECKS))
+        fitting = min(_MOST_BYTES // of_a_step, _MOST_EXAMPLES // cell.global_batch_size, longest)
         self.num_steps = max(1, fitting)
 
     def take(self, seed: int, start: int, count: int) -> Any:
-        """Return what steps [start, start + count) of a trial see, filled up with zeros to `num_steps`.
+        """Return the input of steps [start, start + count) of a trial, padded with zeros.
 
         Args:
-          seed: of the trial.
-          start: steps it has taken.
-          count: in [0, `num_steps`]; 0 gives what 1 does.
+          seed: Seed of the trial.
+          start: Number of steps that the trial has taken.
+          count: Number of steps in [0, `num_steps`]; 0 is taken for 1.
 
         Returns:
-          Indices of examples, int32 [num_steps, batch], if there are `shared` arrays; else name -> [num_steps, batch, ...].
+          Indices of examples, int32 [num_steps, batch], if there are `shared` arrays; otherwise
+          arrays [num_steps, batch, ...] by name.
         """
         found = self._take(seed, start, max(count, 1))
         missing = self.num_steps - max(count, 1)
@@ -75,28 +79,29 @@ class Feed:
         return {name: np.stack([batch[name] for batch in found]) for name in found[0]}
 
     def batch(self, shared: Mapping[str, jax.Array], fed: Any, step: jax.Array) -> types.Batch:
-        """Return one step's batch; traced.
+        """Return one step's batch, arrays [batch, ...] by name; traceable.
 
         Args:
-          shared: the attribute.
-          fed: from `take`.
-          step: int32 scalar, place in `fed`.
-
-        Returns:
-          Name -> [batch, ...].
+          shared: The attribute of this name.
+          fed: The result of `take`.
+          step: Index of the step in `fed`, int32 scalar.
         """
-        mine = jax.tree.map(lambda x: x[step], fed)
-        return {name: array[mine] for name, array in shared.items()} if self._indexed else mine
+        of_step = jax.tree.map(lambda x: x[step], fed)
+        if not self._indexed:
+            return of_step
+        return {name: array[of_step] for name, array in shared.items()}
 
 
 def resident_arrays(dataset: Dataset) -> dict[str, np.ndarray]:
-    """Return the arrays, name -> [examples, ...], of a data set that is the same in every epoch and fits beside the program.
+    """Return the arrays of a data set that can stay on the device; {} if it cannot.
+
+    It can if its examples are the same in every epoch, and take less than 2 GiB.
 
     Args:
-      dataset: of training.
+      dataset: The training set.
 
     Returns:
-      {} of any other one.
+      Arrays [examples, ...] by name.
     """
     if not isinstance(dataset, ArrayDataset) or not dataset.same_in_every_epoch:
         return {}

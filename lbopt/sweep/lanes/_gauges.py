@@ -1,4 +1,4 @@
-"""Gauges of a loss at one point of training: gradient noise, disagreement of halves, curvature along the gradient."""
+"""Measurements of a loss at one point of training: gradient noise, phi, and curvature."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lbopt.transforms import estimate_noise, resolve_labels
 
 
 class Gradients(NamedTuple):
-    """Gradients of the equal parts of a batch, summed up.
+    """Statistics of the gradients of equal slices of a batch.
 
     Attributes:
-      mean: over all parts; as the parameters, but fp32 or wider.
-      first_half: mean over the first half of the parts.
-      second_half: mean over the others.
-      mean_square_norm: fp32 scalar, the mean over the parts of their squared norms.
+      mean: Mean over all slices, shaped as the parameters, in fp32 or wider.
+      first_half: Mean over the first half of the slices.
+      second_half: Mean over the second half.
+      mean_square_norm: Mean of the slices' squared norms, fp32 scalar.
     """
 
     mean: types.Params
@@ -32,15 +32,15 @@ class Gradients(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """What `make_probe` measures; all fp32 scalars.
+    """Measurements of `make_probe`, fp32 scalars.
 
     Attributes:
       noise_trace: tr(Sigma), the summed variance of one example's gradient, unbiased.
-      gradient_square_norm: |G|^2 of the true gradient, unbiased; a single one may be negative.
-      lipschitz: the local Lipschitz constant of the gradient along itself.
-      phi: disagreement of the two halves, of the whole gradient.
-      phi_layers: the same of each leaf, by its path.
-      phi_modules: the same of each module, by its name; empty where no modules are named.
+      gradient_square_norm: |G|^2 of the true gradient, unbiased; a single estimate may be negative.
+      lipschitz: Local Lipschitz constant of the gradient along itself.
+      phi: phi of the whole gradient, from its two halves.
+      phi_layers: phi of each leaf, by its path.
+      phi_modules: phi of each module, by its name; {} if no modules are named.
     """
 
     noise_trace: jax.Array
@@ -51,64 +51,63 @@ class Probe(NamedTuple):
     phi_modules: dict[str, jax.Array]
 
     def flat(self) -> dict[str, jax.Array]:
-        """Return all of it by name, layers as `phi_layers/PATH` and modules as `phi_modules/NAME`."""
+        """Return all by name, layers as `phi_layers/PATH` and modules as `phi_modules/NAME`."""
         found: dict[str, jax.Array] = {}
         for kind, value in self._asdict().items():
-            found |= (
-                {f"{kind}/{name}": one for name, one in value.items()}
-                if isinstance(value, dict)
-                else {kind: value}
-            )
+            if isinstance(value, dict):
+                found |= {f"{kind}/{name}": number for name, number in value.items()}
+            else:
+                found[kind] = value
         return found
 
 
 def make_probe(
     loss_fn: types.LossFn, num_parts: int, modules: Mapping[str, str] | None = None
 ) -> Callable[..., Probe]:
-    """Build (params, model_state, batch, key) -> `Probe`, a pure function for `jax.jit` and `jax.vmap`.
+    """Build a pure function of (params, model_state, batch, key) that returns a `Probe`.
 
-    The batch has num_parts * b examples and example i belongs to part i // b. Parts are visited one after another, so
-    that beside the gradients of two halves only one part's is in memory. Every part starts from the same model state
-    and has a key of its own, and all its measurements see the same random numbers.
+    The batch has num_parts * b examples, and example i belongs to slice i // b. Slices run one
+    after another, so that beside the gradients of two halves only one slice's is in memory. Every
+    slice starts from the same model state and has a key of its own, and all its measurements see
+    the same random numbers.
 
-    With batch norm a part is normalised by its own statistics, in training mode: the loss is the one that a training
-    step at batch b minimises, and the noise is that of parts, not of single examples.
+    With batch norm a slice is normalised by its own statistics, in training mode: the loss is the
+    one that a training step at batch b minimises, and the noise is that of slices, not of single
+    examples.
 
     Args:
-      loss_fn: see `lbopt.types.LossFn`; metrics and the new model state are dropped.
-      num_parts: an even number.
-      modules: name -> regular expression, as in `lbopt.agvm`; None for no modules.
+      loss_fn: The loss, see `lbopt.types.LossFn`; metrics and the new model state are dropped.
+      num_parts: Number of slices, even.
+      modules: Regular expressions of parameters by module, as in `lbopt.agvm`; None for no modules.
 
     Returns:
-      The function; its batch has a leading axis of examples, and its key is one of `jax.random`.
+      A function for `jax.jit` and `jax.vmap`; its batch has a leading axis of examples.
 
     Raises:
-      UserError: naming `num_parts`, if that is odd or below 2, or (from the probe) if it does not divide the batch.
-      ValueError: from the probe, if a parameter has no module or a module no parameter.
+      UserError: Naming `num_parts`, if it is odd or below 2, or (from the function) if it does not
+        divide the batch.
+      ValueError: From the function, if a parameter has no module or a module no parameter.
     """
-    require(
-        num_parts >= 2 and num_parts % 2 == 0,
-        "num_parts",
-        num_parts,
-        "give an even number >= 2, for two halves",
-    )
+    fix = "give an even number >= 2, for two halves"
+    require(num_parts >= 2 and num_parts % 2 == 0, "num_parts", num_parts, fix)
 
     def probe(
         params: types.Params, model_state: types.ModelState, batch: types.Batch, key: jax.Array
     ) -> Probe:
-        parts = (split_parts(batch, num_parts), jax.random.split(key, num_parts))
+        slices = (split_parts(batch, num_parts), jax.random.split(key, num_parts))
 
         def loss(params: types.Params, part: Any) -> jax.Array:
             return mean_and_weight(loss_fn(params, model_state, *part)[0])[0]
 
         with replicas.tracing_for(1):
-            gradients = gradient_parts(jax.grad(loss), params, parts)
-            lipschitz = local_lipschitz(loss, params, gradients.mean, parts)
+            gradients = gradient_parts(jax.grad(loss), params, slices)
+            lipschitz = local_lipschitz(loss, params, gradients.mean, slices)
+
         size = len(jax.tree.leaves(batch)[0])
         noise = estimate_noise(
             gradients.mean_square_norm, square_norm(gradients.mean), num_parts, size
         )
-        halves = gradients.first_half, gradients.second_half
+        halves = (gradients.first_half, gradients.second_half)
         by_module = phi_modules(resolve_labels(modules, params), *halves) if modules else {}
         return Probe(
             noise.trace, noise.square_norm, lipschitz, phi(*halves), phi_layers(*halves), by_module
@@ -118,26 +117,22 @@ def make_probe(
 
 
 def split_parts(batch: types.PyTree, num_parts: int) -> types.PyTree:
-    """Turn the leading axis of every leaf into two, [parts, examples of a part].
+    """Split the leading axis of every leaf into slices.
 
     Args:
-      batch: leaves [examples, ...].
-      num_parts: >= 1; example i goes to part i // (examples / num_parts).
+      batch: Leaves [examples, ...].
+      num_parts: Number of slices, >= 1; example i goes to slice i // (examples / num_parts).
 
     Returns:
       Leaves [num_parts, examples / num_parts, ...].
 
     Raises:
-      UserError: naming `num_parts`, if the examples cannot be shared out evenly.
+      UserError: Naming `num_parts`, if it does not divide the examples.
     """
 
     def split(x: Any) -> jax.Array:
-        require(
-            len(x) % num_parts == 0,
-            "num_parts",
-            num_parts,
-            f"it does not divide the {len(x)} examples",
-        )
+        fix = f"it does not divide the {len(x)} examples; use a divisor"
+        require(len(x) % num_parts == 0, "num_parts", num_parts, fix)
         return jnp.reshape(x, (num_parts, len(x) // num_parts, *jnp.shape(x)[1:]))
 
     return jax.tree.map(split, batch)
@@ -146,15 +141,17 @@ def split_parts(batch: types.PyTree, num_parts: int) -> types.PyTree:
 def gradient_parts(
     grad_fn: Callable[[types.Params, Any], types.Params], params: types.Params, parts: types.PyTree
 ) -> Gradients:
-    """Take the gradients of equal parts one after another.
+    """Return statistics of the gradients of equal slices, which run one after another.
+
+    The memory that this takes does not grow with the number of slices.
 
     Args:
-      grad_fn: (params, part) -> gradients.
-      params: where.
-      parts: a pytree whose leaves have the parts as leading axis, an even number of them.
+      grad_fn: Function of (params, slice) that returns the gradients.
+      params: The parameters.
+      parts: The slices, a pytree whose leaves have them as leading axis; an even number.
 
     Returns:
-      The means, in fp32 or wider. The memory it takes does not grow with the number of parts.
+      Means in fp32 or wider.
     """
     count = len(jax.tree.leaves(parts)[0])
     wide = jax.tree.map(lambda x: jnp.zeros(x.shape, tree.wide_dtype(x.dtype)), params)
@@ -179,26 +176,27 @@ def local_lipschitz(
     gradient: types.Params,
     parts: types.PyTree,
 ) -> jax.Array:
-    """Measure how fast the gradient changes along itself.
+    """Return the rate of change of the gradient along itself.
 
         L = |g^T H g| / ||g||^2 = |d^2/ds^2 loss(w + s g / ||g||)| at s = 0,
 
-    with H the Hessian of the mean loss of the parts, which are visited one after another.
+    with H the Hessian of the mean loss of the slices, which run one after another.
 
     Args:
-      loss_fn: (params, part) -> mean loss of the part.
-      params: w.
-      gradient: g, of the mean loss.
-      parts: a pytree whose leaves have the parts as leading axis.
+      loss_fn: Function of (params, slice) that returns the mean loss of the slice.
+      params: The parameters w.
+      gradient: The gradient g of the mean loss.
+      parts: The slices, a pytree whose leaves have them as leading axis.
 
     Returns:
-      fp32 scalar; not a number where the gradient is zero.
+      fp32 scalar; NaN if the gradient is zero.
 
     Note:
-      LEGW's paper takes the finite difference of two gradients on a small batch [recalled 80%]; this is the derivative
-      itself. On a `CNN` at a random start, differences over 0.01 to 0.3 were 3 to 13 percent lower: they cross kinks.
-      Reverse mode is applied twice, as forward mode cannot pass the custom backward passes of the models (the max pool
-      of `CNN`, the activations and products of others); where both can be taken they cost the same.
+      The paper of LEGW (linear-epoch gradual warmup) takes the finite difference of two gradients
+      on a small batch [recalled 80%]; this is the derivative itself. On a `CNN` at a random start,
+      differences over 0.01 to 0.3 were 3 to 13 percent lower: they cross kinks. Reverse mode is
+      applied twice, as forward mode cannot pass the custom backward passes of the models (the max
+      pool of `CNN`, the activations and products of others); both cost the same.
 
     References:
       You et al., Large-Batch Training for LSTM and Beyond, arXiv 1901.08256 [recalled 80%].

@@ -1,4 +1,4 @@
-"""Trials too large for one device: each is data-parallel over all devices and processes, one after another."""
+"""Trials that are data-parallel over all devices and processes, one after another."""
 
 from __future__ import annotations
 
@@ -33,34 +33,36 @@ from lbopt.sweep.lanes._program import trust_ratios
 from lbopt.sweep.lanes._scores import Tested
 
 _STEPS = 100
-"""Taken at a time at most, so that divergence, and a request to stop, are soon noticed."""
+"""Most steps in a call, so that divergence and a request to stop are noticed soon."""
 Probe: TypeAlias = Callable[[Any, Any], dict[str, Any]]
 _CHOSEN = 0
 """Seed of the choice of the training examples that are scored, and of those that are probed."""
 
 
 class MeshProgram:
-    """The step of `lbopt train` over all devices, for trials that differ in their arguments and seeds only.
+    """The step of `lbopt train` over all devices, for trials with other arguments and seeds.
 
     Args:
-      cell: one of the cells it serves.
-      decays: see `make_tx`.
-      config: of the study.
+      cell: One of the cells whose trials it runs.
+      decays: Whether there is weight decay, see `make_tx`.
+      config: The config of the study.
 
     Attributes:
-      train: the cell's config.
-      problem: what is learned.
-      config: of the study.
-      mesh: all devices that train.
-      step: see `lbopt.recipes.make_step`.
-      evaluate: see `lbopt.evaluation.Evaluator`.
+      train: The config of a run of the cell.
+      problem: The problem.
+      config: The config of the study.
+      mesh: The devices.
+      step: The training step, from `lbopt.recipes.make_step`.
+      evaluate: The evaluation, a `lbopt.evaluation.Evaluation`.
 
     Raises:
-      UserError: naming the field, if mesh or step cannot be made as the config says.
+      UserError: Naming the field, if the mesh or the step cannot be made.
     """
 
     def __init__(self, cell: Cell, decays: bool, config: SweepConfig):
-        self.train, self.problem, self.config = cell.train, cell.problem, config
+        self.train = cell.train
+        self.problem = cell.problem
+        self.config = config
         tx = _arguments.make_tx(cell, decays)
         loss_fn, stacked = cell.problem.loss_fn, cell.problem.stacked
         with config.naming_trials(cell.index):
@@ -71,7 +73,7 @@ class MeshProgram:
 
     @functools.cached_property
     def init(self) -> Callable[[Any, Arguments], TrainState]:
-        """(int32 seed, arguments) -> the state before the first update, laid out for the step."""
+        """Function of (int32 seed, arguments) that returns the first state, laid out."""
 
         def first(seed: Any, arguments: Arguments) -> TrainState:
             state = self.step.with_aggregator_state(build_state(self.problem, self._tx, seed))
@@ -83,45 +85,46 @@ class MeshProgram:
 
 
 def check_cells(cells: list[Cell]) -> None:
-    """Look whether all batches fit the devices, before anything is compiled.
+    """Check that all batches fit the devices, before anything is compiled.
 
     Args:
-      cells: of a study with `trial_devices="all"`.
+      cells: The cells of a study with `trial_devices="all"`.
 
     Raises:
-      UserError: naming `config.global_batch_sizes`, the batch size and the arm, and then the field that it does not go with.
+      UserError: Naming `config.global_batch_sizes`, with the arm and the field in conflict.
     """
     for cell in cells:
         try:
             with naming("config.train", TrainConfig):
                 check_batch_fits(cell.train, cell.problem, build_mesh(cell.train.parallel))
         except UserError as error:
-            size, reason = cell.global_batch_size, f"in arm {cell.arm.name!r}, {error}"
+            reason = f"in arm {cell.arm.name!r}, {error}"
             place = "config.global_batch_sizes"
-            raise UserError(place, size, reason, code=error.code) from error
+            raise UserError(place, cell.global_batch_size, reason, code=error.code) from error
 
 
 class MeshSession:
-    """One trial at a time, on all devices.
+    """One lane on all devices, with the methods of `Session`.
 
     Args:
-      program: its step.
-      probe: of its problem, see `make_mesh_probe`.
+      program: The program.
+      probe: The probe of its problem, from `make_mesh_probe`.
     """
 
     width = 1
 
     def __init__(self, program: MeshProgram, probe: Probe):
-        self._program, self._probe = program, probe
+        self._program = program
+        self._probe = probe
         self._state: Any = None
         self._start: Any = None
         self._batches: Iterator[Any] = iter(())
 
     def begin(self, trials: Mapping[int, Trial]) -> None:
-        """Begin a trial; the one before has ended.
+        """Start a trial, when the one before has ended.
 
         Args:
-          trials: lane 0 -> the trial.
+          trials: The trial, by lane 0.
         """
         (trial,) = trials.values()
         program = self._program
@@ -129,18 +132,22 @@ class MeshSession:
         self._start = (
             jax.tree.map(jnp.copy, self._state.params) if program.config.measure.distance else None
         )
-        size, mesh = program.train.global_batch_size, program.mesh
-        parts = local_parts(mesh)
+        mesh = program.mesh
         batches = TrainBatches(
-            program.problem.splits.train, trial.seed, size, trial.num_steps, mesh.size, parts
+            program.problem.splits.train,
+            trial.seed,
+            program.train.global_batch_size,
+            trial.num_steps,
+            mesh.size,
+            local_parts(mesh),
         )
         self._batches = train_iterator(batches)
 
     def advance(self, records: Mapping[int, Record]) -> None:
-        """Take steps until the trial has to be looked at, 100 at most.
+        """Take steps until the trial has to be probed or evaluated, or ends; 100 at most.
 
         Args:
-          records: lane 0 -> the trial's; is told of every step.
+          records: The record of the trial, by lane 0, to which the steps are added.
         """
         (record,) = records.values()
         found = [self._step() for _ in range(min(_STEPS, record.steps_to_next_stop))]
@@ -155,25 +162,28 @@ class MeshSession:
         self._state, metrics = self._program.step(self._state, put_batch(mesh, next(self._batches)))
         total, count = metrics["loss"]
         if mesh.devices.flat[0].platform == "cpu":
-            jax.block_until_ready(
-                metrics
-            )  # queued collectives of many steps deadlock on a few CPU cores
+            # Queued collectives of many steps deadlock on a few CPU cores.
+            jax.block_until_ready(metrics)
         distance = 0.0 if self._start is None else _distance(self._state.params, self._start)
         return total / count, distance
 
     def score(self, split: str) -> list[dict[str, float]]:
-        """Return the mean metrics on a split; of the training set on as many random examples as validation has, the same ones every time.
+        """Return the mean metrics on a split.
+
+        Those on the training set are on random examples of it, the same ones every time, as many as
+        the validation set has.
 
         Args:
           split: "train", "validation" or "test".
 
         Returns:
-          One dict: metric -> mean over the examples.
+          Means by metric, in a list of one.
         """
-        splits, state = self._program.problem.splits, self._evaluated()
+        splits = self._program.problem.splits
+        state = self._evaluated()
         dataset = getattr(splits, split)
         if split == "train":
-            dataset = Some(dataset, min(len(dataset), len(splits.validation)))
+            dataset = Subset(dataset, min(len(dataset), len(splits.validation)))
         return [self._program.evaluate(state, dataset, self._program.train.eval_global_batch_size)]
 
     def test(self) -> list[Tested]:
@@ -181,10 +191,10 @@ class MeshSession:
         return [Tested(means, None) for means in self.score("test")]
 
     def probe(self) -> list[dict[str, float]]:
-        """Return what is measured of the gradients, every device for itself, and the trust ratios of the last update.
+        """Return the measurements of `Probe.flat`, and `trust_ratio/PATH` of each layer.
 
         Returns:
-          One dict: the names of `lbopt.sweep.lanes._gauges.Probe.flat` and `trust_ratio/PATH` -> number.
+          Numbers by name, in a list of one; the trust ratios are those of the last update.
         """
         state = self._evaluated()
         found = jax.device_get(
@@ -193,6 +203,7 @@ class MeshSession:
         return [{name: float(value) for name, value in found.items()}]
 
     def _evaluated(self) -> TrainState:
+        """Return the state that is evaluated, with averaged parameters if they are kept."""
         if self._program.train.optimizer.ema_decay is None:
             return self._state
         state = with_averaged_params(self._state)
@@ -200,16 +211,19 @@ class MeshSession:
 
 
 def make_mesh_probe(problem: Problem, config: SweepConfig) -> Probe:
-    """Return (params, model_state) -> measurements by name, for all trials of a problem; every device computes all of it.
+    """Build a function of (params, model_state) that returns the measurements of `Probe.flat`.
+
+    Every device computes all of them, on the same examples for all trials.
 
     Args:
-      problem: what is learned; the probed examples, the same in every trial, are from its training set.
-      config: of the study; `config.measure` says how many examples, in how many parts.
+      problem: The problem; the probed examples are from its training set.
+      config: The config of the study; `config.measure` has the number and size of the slices.
 
     Returns:
-      The function; params are replicated, and it returns what `lbopt.sweep.lanes._gauges.Probe.flat` does.
+      The function, which takes replicated parameters.
     """
-    measure, train = config.measure, problem.splits.train
+    measure = config.measure
+    train = problem.splits.train
     gauges = make_probe(problem.loss_fn, measure.probe_parts, dict(measure.phi_modules))
     gauge = jax.jit(lambda *given: gauges(*given).flat())
 
@@ -218,7 +232,7 @@ def make_mesh_probe(problem: Problem, config: SweepConfig) -> Probe:
         count = measure.probe_parts * measure.probe_part_size
         indices = example_indices(len(train), _CHOSEN, 0, count)
         batch = train.draw(indices, np.zeros_like(indices), _CHOSEN)
-        batch.pop(DAMAGED, None)  # the next good ones are in their places
+        batch.pop(DAMAGED, None)  # the next good records are in the places of damaged ones
         return gauge(
             params, model_state, put_replicated(place.mesh, batch), jax.random.key(_CHOSEN)
         )
@@ -232,19 +246,20 @@ def _distance(params: Any, start: Any) -> jax.Array:
     return tree.global_norm(moved)
 
 
-class Some:
-    """A random part of a data set, always the same one, as evaluation sees it.
+class Subset:
+    """A random subset of a data set, always the same one.
 
     Args:
-      dataset: the whole.
-      count: examples of the part, at most those of the whole.
+      dataset: The data set.
+      count: Number of examples in the subset, at most that of the data set.
 
     Attributes:
-      reading: the whole's.
+      reading: How the data set is read.
     """
 
     def __init__(self, dataset: Dataset, count: int):
-        self._dataset, self.reading = dataset, dataset.reading
+        self._dataset = dataset
+        self.reading = dataset.reading
         self.damaged = getattr(dataset, "damaged", None)
         self._chosen = np.sort(example_indices(len(dataset), _CHOSEN, 0, count))
 
@@ -254,9 +269,9 @@ class Some:
         return len(self._chosen)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the examples at `indices`, [count] int, of the part."""
+        """Return the examples of the subset at `indices`, int [count]."""
         return self._dataset.take(self._chosen[indices])
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-        """Return them as training sees them in `epochs`, [count] int; see `lbopt.data.Dataset`."""
+        """Return the examples as training sees them in `epochs`, int [count]."""
         return self._dataset.draw(self._chosen[indices], epochs, seed)

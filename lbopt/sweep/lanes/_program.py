@@ -1,4 +1,4 @@
-"""The compiled programs of trials that share a shape: the first state, and many steps at a time."""
+"""The compiled programs of trials: their first states, and many steps at a time."""
 
 from __future__ import annotations
 
@@ -26,28 +26,33 @@ from lbopt.transforms import optimizer_metrics
 TRIALS_AXIS = "trials"
 """The mesh axis over which a batch of trials is spread."""
 _EXAMPLES_A_DEVICE = 2**13
-"""In a step of a batched program. By the TPU compiler's cycles a v5e chip takes 16 CNN trials at batch 512 as fast as fewer, at
-1,024 they spill, and each takes 2.8 times as long as with 8 of them."""
+"""Most examples on a device in a step of a batched program.
+
+By the TPU compiler's cycles, 16 CNN trials at batch 512 take a v5e chip no longer per trial than
+fewer; at batch 1,024 they spill, and each takes 2.8 times as long as one of 8.
+"""
 
 
 class Lanes(NamedTuple):
-    """Trials under way, one in each lane; every leaf has a leading lane axis.
+    """Running trials, one in each lane; every leaf has a leading lane axis.
 
     Attributes:
-      state: training states.
-      start: the parameters before the first update; () if distances are not measured.
+      state: Training states.
+      start: Parameters before the first update; () if distances are not measured.
     """
 
     state: TrainState
     start: Any
 
 
-class History(NamedTuple):
-    """What a call of `Program.advance` did, [lanes, steps]; only the steps that were asked for mean anything.
+class StepScalars(NamedTuple):
+    """Scalars of the steps of `Program.advance`, fp32 [lanes, most steps of a call].
+
+    Steps after the requested ones are meaningless.
 
     Attributes:
-      losses: mean training loss of every step, before its update.
-      distances: ||w_t - w_0|| after it; 0 if not measured.
+      losses: Mean training loss of every step, before its update.
+      distances: ||w_t - w_0|| after the step; 0 if not measured.
     """
 
     losses: Any
@@ -55,11 +60,11 @@ class History(NamedTuple):
 
 
 def most_lanes(global_batch_size: int, num_devices: int) -> int:
-    """Return how many trials one call of a batched program may take before what its devices hold slows it down.
+    """Return the number of lanes above which a batched program slows down.
 
     Args:
-      global_batch_size: of each trial, examples a step.
-      num_devices: that share them.
+      global_batch_size: Number of examples in a step of each trial.
+      num_devices: Number of devices that share the lanes.
 
     >>> most_lanes(64, 4), most_lanes(1024, 4), most_lanes(100_000, 4)
     (512, 32, 4)
@@ -68,19 +73,20 @@ def most_lanes(global_batch_size: int, num_devices: int) -> int:
 
 
 class Spread:
-    """How trials share a program.
+    """How trials share a program: the number of lanes, and their devices.
 
     Args:
-      config: of the study.
-      devices: to choose from, for instance of a slice that is not here; None for this process's own.
-      width: trials in a call, at most; None for the config's `trials_per_program`, and never more than that. It is rounded up
-        to equally many on every device.
+      config: The config of the study.
+      devices: Devices to use, for instance of a pod that is not here; None for those of this
+        process.
+      width: Most trials in a call; None for the config's `trials_per_program`, which is the limit
+        in any case. It is rounded up to a multiple of the devices.
 
     Attributes:
-      width: lanes of a call; a multiple of the number of devices, 1 if not batched.
-      devices: that share them.
-      batched: under vmap; otherwise there is one lane.
-      most_examples: that each lane may see in a step or a call of the evaluation before its devices are likely to be full.
+      width: Number of lanes: a multiple of the number of devices, 1 if not batched.
+      devices: Devices that share the lanes.
+      batched: Whether lanes run under vmap; otherwise there is one.
+      most_examples: Most examples of a lane in a step or a call of the evaluation.
     """
 
     def __init__(
@@ -95,35 +101,32 @@ class Spread:
             config.trial_batching == "auto" and not on_cpu
         )
         self.devices = list(devices) if self.batched else list(devices[:1])
-        wanted = (
-            min(config.trials_per_program, width or config.trials_per_program)
-            if self.batched
-            else 1
-        )
+        most = config.trials_per_program
+        wanted = min(most, width or most) if self.batched else 1
         self.width = math.ceil(wanted / len(self.devices)) * len(self.devices)
         self.most_examples = max(1, _EXAMPLES_A_DEVICE * len(self.devices) // self.width)
 
     def put(self, value: Any) -> Any:
-        """Return a pytree of arrays on the devices of this spread, all of it on each."""
+        """Return a pytree of arrays, replicated on the devices of this spread."""
         if len(self.devices) == 1:
             return jax.device_put(value, self.devices[0])
         return jax.device_put(value, NamedSharding(self._mesh, PartitionSpec()))
 
     def jit(self, fn: Callable[..., Any], num_shared: int = 0, donate: tuple[int, ...] = ()) -> Any:
-        """Compile fn(*shared, *of one trial) for all lanes: all arguments but the shared ones, the first, have a leading lane axis.
+        """Compile a function of one trial for all lanes.
 
         Args:
-          fn: of pytrees of arrays, pure.
-          num_shared: how many of its first arguments are the same for all trials.
-          donate: places of arguments whose memory the result may take: they must not be used again.
+          fn: Pure function of pytrees of arrays; the shared arguments come first.
+          num_shared: Number of arguments that all trials share.
+          donate: Positions of donated arguments, which must not be used again.
 
         Returns:
-          A function with `lower` and `eval_shape`; all it returns has a leading lane axis.
+          A function with `lower` and `eval_shape`. Its other arguments than the shared ones, and
+          its results, have a leading lane axis.
         """
         if not self.batched:
-            return CompiledOnce(
-                jax.jit(functools.partial(_alone, fn, num_shared), donate_argnums=donate)
-            )
+            in_one_lane = functools.partial(_in_one_lane, fn, num_shared)
+            return CompiledOnce(jax.jit(in_one_lane, donate_argnums=donate))
 
         def vmapped(*given: Any) -> Any:
             axes = tuple(None if number < num_shared else 0 for number in range(len(given)))
@@ -138,12 +141,13 @@ class Spread:
         return Mesh(np.array(self.devices), (TRIALS_AXIS,))
 
     def _sharded(self, fn: Callable[..., Any], num_shared: int, donate: tuple[int, ...]) -> Any:
-        """Give each device its lanes; nothing is exchanged."""
-        mesh, parts = self._mesh, PartitionSpec(TRIALS_AXIS)
+        """Compile a function of all lanes so that each device runs its own, without exchange."""
+        mesh = self._mesh
+        split = PartitionSpec(TRIALS_AXIS)
 
         def specs(given: tuple[Any, ...]) -> tuple[PartitionSpec, ...]:
             return tuple(
-                PartitionSpec() if number < num_shared else parts for number in range(len(given))
+                PartitionSpec() if number < num_shared else split for number in range(len(given))
             )
 
         def spread(*given: Any) -> Any:
@@ -152,7 +156,7 @@ class Spread:
                 for one, spec in zip(given, specs(given), strict=True)
             ]
             mapped = jax.shard_map(
-                fn, mesh=mesh, in_specs=specs(given), out_specs=parts, check_vma=False
+                fn, mesh=mesh, in_specs=specs(given), out_specs=split, check_vma=False
             )
             return mapped(*placed)
 
@@ -160,18 +164,19 @@ class Spread:
 
 
 class CompiledOnce:
-    """A jitted function that is compiled once for each shape of its arguments, however many threads call it at a time.
+    """A jitted function that is compiled once per shape, even if several threads call it at once.
 
     Args:
-      jitted: by `jax.jit`.
+      jitted: A function from `jax.jit`.
 
     Attributes:
-      lower: of the jitted function.
-      eval_shape: likewise.
+      lower: The method of the jitted function.
+      eval_shape: The method of the jitted function.
     """
 
     def __init__(self, jitted: Any):
-        self.lower, self.eval_shape = jitted.lower, jitted.eval_shape
+        self.lower = jitted.lower
+        self.eval_shape = jitted.eval_shape
         self._lock = threading.Lock()
         self._compiled: dict[Any, Any] = {}
 
@@ -185,37 +190,39 @@ class CompiledOnce:
         key = structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
         with self._lock:
             if key not in self._compiled:
-                self._compiled[key] = self.lower(*given).compile(_options())
+                self._compiled[key] = self.lower(*given).compile(_compiler_options())
         return self._compiled[key](*given)
 
 
-def _options() -> dict[str, Any] | None:
-    """Return the compiler's: on CPU, LLVM's level 1 takes half the time and what it makes runs as fast, and a cell runs for seconds."""
-    if (
-        jax.default_backend() != "cpu" or jax.config.values["jax_disable_most_optimizations"]
-    ):  # which is level 0
+def _compiler_options() -> dict[str, Any] | None:
+    """Return LLVM's level 1 on CPU: it compiles in half the time, and programs run as fast.
+
+    Where most optimizations are disabled, that is level 0 already.
+    """
+    if jax.default_backend() != "cpu" or jax.config.values["jax_disable_most_optimizations"]:
         return None
     return {"xla_backend_optimization_level": 1}
 
 
-def _alone(fn: Callable[..., Any], num_shared: int, *given: Any) -> Any:
-    """Run a function of one trial on a single lane."""
-    mine = jax.tree.map(lambda x: x[0], given[num_shared:])
-    return jax.tree.map(lambda x: x[None], fn(*given[:num_shared], *mine))
+def _in_one_lane(fn: Callable[..., Any], num_shared: int, *given: Any) -> Any:
+    """Call a function of one trial with arguments that have a single lane."""
+    of_trial = jax.tree.map(lambda x: x[0], given[num_shared:])
+    return jax.tree.map(lambda x: x[None], fn(*given[:num_shared], *of_trial))
 
 
-class Beginning:
-    """Fresh parameters of a problem, one compiled program for all that learn it.
+class Initialiser:
+    """The compiled initialisation of a problem's model.
 
-    Models are initialised one after another, also in a batch. Orthogonal initialisation factorises matrices, and on CPU two
-    batched factorisations that run at once wait for each other's threads for ever (jaxlib 0.10.2).
+    Models are initialised one after another, also in a batch. Orthogonal initialisation factorises
+    matrices, and on CPU two batched factorisations that run at once wait for each other's threads
+    for ever (jaxlib 0.10.2).
 
     Args:
-      problem: what is learned.
-      spread: how many at a time.
+      problem: The problem.
+      spread: How trials share a program.
 
     Attributes:
-      shapes: () -> (params, model_state) of all lanes, as shapes.
+      shapes: Function that returns the shapes of (params, model_state) of all lanes.
     """
 
     def __init__(self, problem: Problem, spread: Spread):
@@ -224,24 +231,25 @@ class Beginning:
         self.shapes = lambda: self._init.eval_shape(np.zeros(spread.width, np.int32))
 
     def __call__(self, seeds: np.ndarray) -> Any:
-        """Return (params, model_state) of each seed [lanes] int32, with a leading lane axis."""
+        """Return (params, model_state) for seeds, int32 [lanes], with a leading lane axis."""
         return self._init(seeds)
 
 
 class Program:
-    """Training of trials that differ in their arguments and seeds only: `lbopt train`'s step in a loop on the device.
+    """The step of `lbopt train` in a loop on the device, for trials with other arguments and seeds.
 
     Args:
-      cell: one of the cells it serves.
-      decays: see `make_tx`.
-      config: of the study.
-      spread: how trials share it.
-      arrays: see `Feed`.
+      cell: One of the cells whose trials it runs.
+      decays: Whether there is weight decay, see `make_tx`.
+      config: The config of the study.
+      spread: How trials share the program.
+      arrays: The training set on the device, see `Feed`.
 
     Attributes:
-      spread: how trials share it.
-      feed: what its steps see.
-      trust_ratios: training states of all lanes -> the trust ratio of each layer at their last updates.
+      spread: How trials share the program.
+      feed: The input of its steps.
+      trust_ratios: Function of the training states of all lanes that returns the trust ratio of
+        each layer at their last updates.
     """
 
     def __init__(
@@ -272,65 +280,68 @@ class Program:
 
     @property
     def compiled(self) -> bool:
-        """Whether a trial can begin to train at once; always in batches, whose programs have one user at a time."""
+        """Whether a trial can start at once; True for batches, whose programs have one user."""
         return getattr(self._advance, "made", True)
 
     def shapes(self) -> tuple[Any, ...]:
-        """Return what a call of the steps takes, as shapes: (shared arrays, count), the same for all lanes, and (lanes, batches)."""
+        """Return the shapes of the arguments of the steps: shared arrays, count, lanes, input."""
         width = self.spread.width
         blank = Arguments(*(np.zeros(width, np.float32) for _ in Arguments._fields))
-        fresh = Beginning(self._problem, self.spread).shapes()
+        fresh = Initialiser(self._problem, self.spread).shapes()
         lanes = self._create.eval_shape(blank, np.zeros(width, np.int32), *fresh)
-        one = self.feed.take(0, 0, 1)
-        fed = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), one)
+        of_lane = self.feed.take(0, 0, 1)
+        fed = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), of_lane)
         shared = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.feed.shared)
         return shared, jax.ShapeDtypeStruct((), jnp.int32), lanes, fed
 
     def lower(self, *shapes: Any) -> Any:
-        """Lower the steps for `shapes`, which may say where things lie.
+        """Lower the steps.
 
         Args:
-          shapes: those of the method `shapes`, `jax.ShapeDtypeStruct`s with or without a sharding.
+          shapes: The result of the method `shapes`, with or without shardings.
 
         Returns:
-          What `lower` of a jitted function returns; it has `compile`.
+          The lowered function, as from `lower` of a jitted one.
         """
         return self._advance.lower(*shapes)
 
     def create(
         self, arguments: Arguments, seeds: np.ndarray, params: Any, model_state: Any
     ) -> Lanes:
-        """Return lanes before their first update; all arguments have a leading lane axis.
+        """Return lanes before their first update.
 
         Args:
-          arguments: fp32 [lanes] each.
-          seeds: [lanes] int32.
-          params: from `Beginning`.
-          model_state: likewise.
+          arguments: Numbers of the trials, fp32 [lanes] each.
+          seeds: Seeds of the trials, int32 [lanes].
+          params: Parameters, from `Initialiser`.
+          model_state: Model state, from `Initialiser`.
         """
         return self._create(arguments, seeds, params, model_state)
 
     def merge(self, fresh: Lanes, lanes: Lanes, chosen: np.ndarray) -> Lanes:
-        """Return the fresh lanes where `chosen` [lanes] bool is True, the others elsewhere; those must not be used again."""
+        """Return fresh lanes where `chosen`, bool [lanes], is True, and `lanes` elsewhere.
+
+        The old `lanes` are donated and must not be used again.
+        """
         return self._merge(fresh, lanes, chosen)
 
-    def advance(self, lanes: Lanes, fed: Any, count: int) -> tuple[Lanes, History]:
-        """Take `count` steps in every lane; the lanes passed in must not be used again.
+    def advance(self, lanes: Lanes, fed: Any, count: int) -> tuple[Lanes, StepScalars]:
+        """Take steps in every lane; the old lanes are donated and must not be used again.
 
         Without vmap a lane stops after a loss that is not finite.
 
         Args:
-          lanes: trials under way.
-          fed: what `Feed.take` returned for each lane, with a leading lane axis.
-          count: at most `feed.num_steps`.
+          lanes: The running trials.
+          fed: The results of `Feed.take` for each lane, stacked on a leading lane axis.
+          count: Number of steps, at most `feed.num_steps`.
 
         Returns:
-          The lanes after these steps, and fp32 [lanes, `feed.num_steps`] of losses and distances, of which the first `count` count.
+          The lanes after these steps, and the scalars of the steps.
         """
         return self._advance(self.feed.shared, np.int32(count), lanes, fed)
 
     def variables(self, lanes: Lanes) -> tuple[Any, Any]:
-        """Return (params, model_state) as they are evaluated, averaged if the optimizer has `ema_decay`; a leading lane axis."""
+        """Return the evaluated (params, model_state): averages, if the optimizer keeps them."""
         state = self._average(lanes.state)
         return state.params, state.model_state
 
@@ -345,37 +356,35 @@ class Program:
 
     def _advanced(
         self, shared: Any, count: jax.Array, lane: Lanes, fed: Any
-    ) -> tuple[Lanes, History]:
+    ) -> tuple[Lanes, StepScalars]:
+        """Take steps in one lane, in a loop on the device."""
         blank = jnp.zeros((self.feed.num_steps,), jnp.float32)
         batched = self.spread.batched
 
-        def going(carry: Any) -> jax.Array:
-            done, _, history = carry
-            # In a batch the condition must be the same for all, or every step would select between old and new states.
-            sound = batched or (done == 0) | jnp.isfinite(history.losses[done - 1])
-            return (done < count) & sound
+        def goes_on(carry: Any) -> jax.Array:
+            done, _, taken = carry
+            # In a batch all lanes must have one condition, or vmap would select between old and
+            # new states in every step.
+            finite = batched or (done == 0) | jnp.isfinite(taken.losses[done - 1])
+            return (done < count) & finite
 
-        def body(carry: Any) -> Any:
-            done, state, history = carry
+        def take_step(carry: Any) -> Any:
+            done, state, taken = carry
             state, metrics = self._step(state, self.feed.batch(shared, fed, done))
             total, counted = metrics["loss"]
-            losses = history.losses.at[done].set(total / counted)
-            return (
-                done + 1,
-                state,
-                History(losses, self._farther(history.distances, done, state, lane.start)),
-            )
+            losses = taken.losses.at[done].set(total / counted)
+            distances = self._with_distance(taken.distances, done, state, lane.start)
+            return done + 1, state, StepScalars(losses, distances)
 
         with replicas.tracing_for(1):
-            carry = jax.lax.while_loop(
-                going, body, (jnp.int32(0), lane.state, History(blank, blank))
-            )
-        _, state, history = carry
-        return Lanes(state, lane.start), history
+            first = (jnp.int32(0), lane.state, StepScalars(blank, blank))
+            _, state, taken = jax.lax.while_loop(goes_on, take_step, first)
+        return Lanes(state, lane.start), taken
 
-    def _farther(
+    def _with_distance(
         self, distances: jax.Array, done: jax.Array, state: TrainState, start: Any
     ) -> jax.Array:
+        """Return the distances with that of the present step, if they are measured."""
         if not self._config.measure.distance:
             return distances
         moved = jax.tree.map(jnp.subtract, state.params, start)
@@ -383,19 +392,21 @@ class Program:
 
 
 def trust_ratios(state: TrainState) -> dict[str, Any]:
-    """Return the trust ratio of each layer at a training state's last update; nothing, if its optimizer has none.
+    """Return the trust ratio of each layer at the last update; {} if the optimizer has none.
 
     Args:
-      state: of one trial.
+      state: The training state of one trial.
 
     Returns:
-      `trust_ratio/PATH`, of a stack `trust_ratio/PATH[layer]` -> fp32 scalar.
+      fp32 scalars as `trust_ratio/PATH`, or `trust_ratio/PATH[layer]` for a stack.
     """
     metrics = optimizer_metrics(state.opt_state)
     return {name: value for name, value in metrics.items() if name.startswith("trust_ratio/")}
 
 
 def _merged(fresh: Lanes, lanes: Lanes, chosen: jax.Array) -> Lanes:
+    """Return fresh lanes where `chosen` is True, others elsewhere."""
+
     def pick(new: jax.Array, old: jax.Array) -> jax.Array:
         return jnp.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 

@@ -1,4 +1,4 @@
-"""Exact scores of trials on the splits of their problem."""
+"""Scores of trials on the splits of their problem, each example counted once."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from lbopt.sweep.lanes._program import Spread
 SPLITS = ("train", "validation", "test")
 
 Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""Metric -> (sums, counts) of each example of a split [examples], in its order."""
+"""Sums and counts of each metric on each example of a split, [examples] in its order."""
 
 
 class Tested(NamedTuple):
-    """What a trial scored on the test split.
+    """Scores of a trial on the test split.
 
     Attributes:
-      means: Metric -> mean over the split.
-      examples: The same of each example; None if they were not recorded.
+      means: Means over the split by metric.
+      examples: The metrics on each example; None if they were not recorded.
     """
 
     means: dict[str, float]
@@ -32,17 +32,19 @@ class Tested(NamedTuple):
 
 
 class Scorer:
-    """Metrics of each lane on every example of a split, padded and masked.
+    """Evaluates the trials of all lanes on a split; the last batch is padded and masked.
 
     Args:
-      problem: what is learned.
-      spread: how trials share a program.
-      global_batch_size: examples at a time, of every lane the same ones.
+      problem: The problem.
+      spread: How trials share a program.
+      global_batch_size: Number of examples in a call, the same ones for every lane.
     """
 
     def __init__(self, problem: Problem, spread: Spread, global_batch_size: int):
-        self._splits, self._size = problem.splits, global_batch_size
-        self._put, self._width = spread.put, spread.width
+        self._splits = problem.splits
+        self._size = global_batch_size
+        self._put = spread.put
+        self._width = spread.width
         each = metrics.of_each_example(problem.metric_fn)
         self._score = spread.jit(
             lambda batch, params, state: each(params, state, batch), num_shared=1
@@ -54,11 +56,12 @@ class Scorer:
 
         Args:
           split: "train", "validation" or "test".
-          params: with a leading lane axis.
-          model_state: likewise.
+          params: Parameters, with a leading lane axis.
+          model_state: Model state, with a leading lane axis.
 
         Returns:
-          For each lane: metric -> mean over the split, added up in float64; NaN or infinite where the lane has diverged.
+          Means by metric for each lane, summed in float64; NaN or infinite for a trial that has
+          diverged.
         """
         pairs = self.examples(split, params, model_state)
         return [means(pairs_of_lane) for pairs_of_lane in pairs]
@@ -69,7 +72,7 @@ class Scorer:
             jax.device_get(self._score(batch, params, model_state))
             for batch in self._batches(split)
         ]
-        # What lies behind the last example is padding.
+        # The last batch is padded.
         count = len(getattr(self._splits, split))
         joined = jax.tree.map(lambda *each: np.concatenate(each, axis=1)[:, :count], *batches)
         return [_lane(joined, lane) for lane in range(self._width)]
@@ -84,7 +87,7 @@ class Scorer:
 
 
 def means(pairs: Pairs) -> dict[str, float]:
-    """Return metric -> mean over examples, added up in float64."""
+    """Return the means over examples by metric, summed in float64."""
     totals: Any = {
         name: (np.sum(sums, dtype=np.float64), np.sum(counts, dtype=np.float64))
         for name, (sums, counts) in pairs.items()

@@ -1,4 +1,4 @@
-"""Trials in the lanes of one program: begun, advanced, scored and probed together."""
+"""The lanes of one program: their trials start, advance, and are scored and probed together."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from lbopt.sweep._record import Record
 from lbopt.sweep._trials import Trial
 from lbopt.sweep.lanes._arguments import Arguments
 from lbopt.sweep.lanes._gauges import make_probe
-from lbopt.sweep.lanes._program import Beginning, Lanes, Program, Spread
+from lbopt.sweep.lanes._program import Initialiser, Lanes, Program, Spread
 from lbopt.sweep.lanes._scores import Scorer, Tested, means
 
 _PROBED = 0
-"""Seed of the choice of the examples on which all trials of a problem are probed, and of the loss's draws there."""
+"""Seed of the examples on which all trials of a problem are probed, and of the loss there."""
 Made = TypeVar("Made")
 
 
 class Once(Generic[Made]):
-    """Make something the first time it is asked for; other threads that ask meanwhile wait.
+    """Calls a function once and keeps its result; other threads wait meanwhile.
 
     Args:
-      make: what makes it; what it raises is raised, and the next one who asks makes it anew.
+      make: The function. If it raises an error, the next call tries again.
     """
 
     def __init__(self, make: Callable[[], Made]):
-        self._make, self._lock = make, threading.Lock()
+        self._make = make
+        self._lock = threading.Lock()
         self._made: list[Made] = []
 
     @property
     def made(self) -> bool:
-        """Whether nobody would have to wait."""
+        """Whether the result is there."""
         return bool(self._made)
 
     def __call__(self) -> Made:
@@ -49,31 +50,37 @@ class Once(Generic[Made]):
 
 
 class Equipment:
-    """What all trials of a problem share.
+    """Programs that all trials of a problem share.
 
     Args:
-      problem: what is learned.
-      config: of the study.
-      spread: how trials share a program.
+      problem: The problem.
+      config: The config of the study.
+      spread: How trials share a program.
 
     Attributes:
-      begin: seeds -> fresh parameters, see `Beginning`.
-      score: see `Scorer`.
+      initialise: Function of seeds that returns fresh parameters, an `Initialiser`.
+      score: Function that evaluates, a `Scorer`.
     """
 
     def __init__(self, problem: Problem, config: SweepConfig, spread: Spread):
-        self.begin = Beginning(problem, spread)
+        self.initialise = Initialiser(problem, spread)
         at_once = min(config.train.eval_global_batch_size, spread.most_examples)
         self.score = Scorer(problem, spread, at_once)
-        self._problem, self._measure, self._spread = problem, config.measure, spread
+        self._problem = problem
+        self._measure = config.measure
+        self._spread = spread
 
     @functools.cached_property
     def probe(self) -> Callable[[Any, Any], dict[str, Any]]:
-        """(params, model_state), with a lane axis -> measurements of each lane, from the same examples in every trial."""
-        parts, train = self._measure.probe_parts, self._problem.splits.train
+        """Function of (params, model_state), with a lane axis, that returns the measurements.
+
+        All trials are probed on the same examples.
+        """
+        parts = self._measure.probe_parts
+        train = self._problem.splits.train
         indices = example_indices(len(train), _PROBED, 0, parts * self._measure.probe_part_size)
         batch = train.draw(indices, np.zeros_like(indices), _PROBED)
-        batch.pop(DAMAGED, None)  # the next good ones are in their places
+        batch.pop(DAMAGED, None)  # the next good records are in the places of damaged ones
         gauge = make_probe(self._problem.loss_fn, parts, dict(self._measure.phi_modules))
 
         def measured(batch: Any, params: Any, model_state: Any) -> dict[str, Any]:
@@ -83,18 +90,19 @@ class Equipment:
 
 
 class Session:
-    """The lanes of a program.
+    """The lanes of a program, and the trials in them.
 
     Args:
-      program: compiled.
-      equipment: of its problem, for as many lanes.
+      program: The program.
+      equipment: The shared programs of its problem, for the same number of lanes.
 
     Attributes:
-      width: number of lanes.
+      width: Number of lanes.
     """
 
     def __init__(self, program: Program, equipment: Equipment):
-        self._program, self._equipment = program, equipment
+        self._program = program
+        self._equipment = equipment
         self.width = program.spread.width
         self._lanes: Lanes | None = None
         self._seeds = np.zeros(self.width, np.int32)
@@ -103,14 +111,17 @@ class Session:
         """Put fresh trials into lanes.
 
         Args:
-          trials: lane -> trial, at least one. Other lanes go on, or at the first call get a copy that nobody looks at.
+          trials: Trials by lane, at least one. Other lanes keep their trials; at the first call
+            they get a copy of one of these.
         """
         for lane, trial in trials.items():
             self._seeds[lane] = trial.seed
-        some = next(iter(trials.values()))
-        each = [Arguments.of(trials.get(lane, some)) for lane in range(self.width)]
+        first = next(iter(trials.values()))
+        each = [Arguments.of(trials.get(lane, first)) for lane in range(self.width)]
         arguments = Arguments(*map(np.stack, zip(*each, strict=True)))
-        fresh = self._program.create(arguments, self._seeds, *self._equipment.begin(self._seeds))
+        fresh = self._program.create(
+            arguments, self._seeds, *self._equipment.initialise(self._seeds)
+        )
         if self._lanes is None or len(trials) == self.width:
             self._lanes = fresh
         else:
@@ -118,20 +129,21 @@ class Session:
             self._lanes = self._program.merge(fresh, self._lanes, chosen)
 
     def advance(self, records: Mapping[int, Record]) -> None:
-        """Take steps in all lanes, as many as the next one that has to be looked at allows, and one call is fed with at most.
+        """Take steps in all lanes, until a trial has to be probed or evaluated, or ends.
 
         Args:
-          records: lane -> the record of its trial, which is told of every step; lanes without one are not looked at.
+          records: Records of the trials by lane, to which the steps are added; lanes without one
+            are ignored.
         """
         feed = self._program.feed
         count = min(feed.num_steps, *(record.steps_to_next_stop for record in records.values()))
-        some = next(iter(records))
-        of = [records.get(lane, records[some]) for lane in range(self.width)]
-        fed = [feed.take(record.trial.seed, record.done, count) for record in of]
+        first = next(iter(records.values()))
+        of_lanes = [records.get(lane, first) for lane in range(self.width)]
+        fed = [feed.take(record.trial.seed, record.done, count) for record in of_lanes]
         stacked = jax.tree.map(lambda *each: np.stack(each), *fed)
         assert self._lanes is not None, "begin comes first"
-        self._lanes, history = self._program.advance(self._lanes, stacked, count)
-        losses, distances = (np.asarray(values)[:, :count] for values in history)
+        self._lanes, taken = self._program.advance(self._lanes, stacked, count)
+        losses, distances = (np.asarray(values)[:, :count] for values in taken)
         for lane, record in records.items():
             record.extend(losses[lane], distances[lane])
 
@@ -145,10 +157,10 @@ class Session:
         return [Tested(means(of_lane), of_lane) for of_lane in pairs]
 
     def probe(self) -> list[dict[str, float]]:
-        """Return what is measured of each lane's gradients, and the trust ratios of its last update.
+        """Return the measurements of `Probe.flat`, and `trust_ratio/PATH` of each layer.
 
         Returns:
-          For each lane: the names of `lbopt.sweep.lanes._gauges.Probe.flat` and `trust_ratio/PATH` -> number.
+          Numbers by name for each lane; the trust ratios are those of the last update.
         """
         assert self._lanes is not None, "begin comes first"
         found = {
