@@ -1,4 +1,4 @@
-"""Shards of a study that have nothing in common but a bucket are one study."""
+"""Shards of a study that share nothing but a bucket make one study."""
 
 import functools
 import json
@@ -36,7 +36,7 @@ def without_time(lines):
 @pytest.mark.process
 @pytest.mark.slow
 def test_two_shards_in_a_bucket_are_one_study(lbopt, cloud, config_file, tmp_path):
-    """Side by side; the one that ends last puts all of it, with the report, where the study is. Then anybody can report it."""
+    """The shard that ends last writes all trials, and the report, into the study's folder."""
     address, _ = cloud
     sweep = ["sweep", f"--config={config_file}", SHORT]
     shards = [lbopt(*sweep, f"--workdir={STUDY}", f"--shard={number}/2") for number in (1, 2)]
@@ -69,7 +69,7 @@ def test_two_shards_in_a_bucket_are_one_study(lbopt, cloud, config_file, tmp_pat
 
 @pytest.fixture
 def study(monkeypatch, tmp_path):
-    """Return a folder that stands for a study's in a bucket: shard 1 of 2 has begun there."""
+    """Return a folder in the place of a study's in a bucket, where shard 1 of 2 has started."""
     folder = tmp_path / "study"
     shard = folder / "shards" / "1-of-2"
     shard.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Fits of the distance from the start recover what was planted and agree with independent solvers."""
+"""Fits of the distance from the start recover planted curves, and agree with other solvers."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ def test_planted_slopes_are_recovered(steps, slope):
 
 @pytest.mark.parametrize(("exponent", "spread"), [(0.25, 0.0015), (0.5, 0.003), (1.0, 0.008)])
 def test_noise_of_two_percent_leaves_the_exponent_nearly_alone(exponent, spread):
-    """The spread of the exponent was measured over 300 other draws; 20 draws stay within four of it."""
+    """The spread of the exponent is that of 300 other samples; 20 samples stay within 4 times it."""
     steps = np.array(_fits.log_spaced_steps(3000, 64))
     for seed in range(20):
         noise = 1 + 0.02 * np.random.default_rng(1000 + seed).normal(size=64)
@@ -75,7 +75,7 @@ def test_the_larger_r2_names_the_curve(kind):
 
 
 def trapezoid(x):
-    """Return half the distance between the neighbours of each point; its own position stands for a missing one."""
+    """Return half the distance between the neighbours of each point, itself for a missing one."""
     around = np.concatenate([x[:1], x, x[-1:]])
     return (around[2:] - around[:-2]) / 2
 
@@ -94,7 +94,7 @@ def test_the_power_fit_is_scipys(kind):
     steps = np.array(_fits.log_spaced_steps(3000, 40))
     distances, weights = noisy(kind, steps), trapezoid(np.log(steps))
     power = _fits.fit_diffusion(steps, distances, 1).power
-    # curve_fit is another method, Levenberg-Marquardt on both parameters; it stops at relative changes of 1e-12.
+    # curve_fit is another method: Levenberg-Marquardt on both parameters, to 1e-12.
     (scale, exponent), _ = optimize.curve_fit(
         lambda t, scale, exponent: scale * t**exponent,
         steps.astype(float),
@@ -111,7 +111,7 @@ def test_the_power_fit_is_scipys(kind):
 
 
 def test_each_decade_weighs_alike_however_dense_the_points_are():
-    """Three decades of one slope and one of another: step by step, the last decade is nine tenths of the points."""
+    """Three decades have one slope and the last, nine tenths of the points, another."""
     kinked = lambda t: np.log(t) + np.maximum(np.log(t / 1000), 0)  # noqa: E731
     dense, sparse = np.arange(1, 10_001), np.array(_fits.log_spaced_steps(10_000, 200))
     slopes = [_fits.fit_diffusion(steps, kinked(steps), 1).log.slope for steps in (dense, sparse)]

@@ -1,4 +1,4 @@
-"""Gauges against closed forms: Gaussian gradients, quadratics, and finite differences of the project's models."""
+"""Probes against closed forms: Gaussian gradients, quadratics, finite differences of models."""
 
 import functools
 
@@ -20,7 +20,7 @@ NOISE = {"quiet": 0.5, "loud": 3.0}
 
 
 def squares(params, model_state, batch, rng):
-    """Half the squared distance from the examples, whose gradient is w - mean(x): as Gaussian as they are."""
+    """Return half the squared distance from the examples; its gradient w - mean(x) is Gaussian."""
     del rng
     each = sum(0.5 * jnp.sum(jnp.square(params[name] - batch[name]), axis=1) for name in params)
     return jnp.mean(each), (model_state, {})
@@ -45,7 +45,7 @@ def gaussian_probes():
 
 
 def assert_mean(values, expected, relative_spread):
-    """Check that the mean is right within 4 standard errors, and that these are small enough to say something."""
+    """Check that the mean is right within 4 standard errors, and that these are small."""
     standard_error = np.std(values, ddof=1) / np.sqrt(len(values))
     assert abs(np.mean(values) - expected) <= 4 * standard_error
     assert standard_error <= relative_spread * expected
@@ -65,7 +65,7 @@ def test_the_noise_scale_of_gaussian_gradients():
 
 
 def test_phi_of_gaussian_gradients():
-    """q / (1 + q), q the noise of a half over the signal; a leaf of 4,000 numbers is off that by 1/4,000 or so."""
+    """phi is q / (1 + q) up to 1/4,000 for 4,000 numbers; q is a half's noise over its signal."""
     probes = gaussian_probes()
     assert list(probes.phi_layers) == ["loud", "quiet"]
     variances = {name: sigma**2 / (NUM_PARTS * PART_SIZE / 2) for name, sigma in NOISE.items()}
@@ -153,7 +153,7 @@ def quadratic(params, model_state, batch, rng):
 
 
 def make_quadratic(seed=0):
-    """Return examples with symmetric matrices that are neither positive nor negative, and their means in fp64."""
+    """Return examples with indefinite symmetric matrices, and their means in fp64."""
     rng = np.random.default_rng(seed)
     matrices = rng.normal(size=(NUM_EXAMPLES, SIDE, SIDE))
     matrices = np.float32(matrices + matrices.transpose(0, 2, 1))
@@ -210,7 +210,7 @@ def test_at_rest_there_is_no_direction():
 
 
 def test_each_part_has_random_numbers_of_its_own_and_both_passes_the_same():
-    """With loss c |w|^2 / 2 and a random c for each part, gradient and Hessian have the same mean c only then."""
+    """For the loss c |w|^2 / 2 with a random c, gradient and Hessian then have the same mean c."""
 
     def loss_fn(params, model_state, batch, rng):
         del batch
@@ -258,13 +258,14 @@ def vdot(one, other):
 @pytest.mark.everyday("lstm")
 @pytest.mark.parametrize("name", ["cnn", "lstm"])
 def test_lipschitz_is_the_finite_difference_of_two_gradients(name):
-    """Within 1e-3: over 3e-4 either way rounding leaves 2e-4 or so; further away a ReLU or a maximum changes sides."""
+    """Differences over 3e-4 round by about 2e-4; larger ones cross kinks of ReLU or a maximum."""
     loss_fn, params, model_state, batch, probe = make_model(name)
     parts = _gauges.split_parts(batch, 2)
 
     @jax.jit
     def gradient(params):
-        each = lambda part: jax.grad(loss_fn, has_aux=True)(params, model_state, part, KEY)[0]  # noqa: E731
+        gradient = jax.grad(loss_fn, has_aux=True)
+        each = lambda part: gradient(params, model_state, part, KEY)[0]  # noqa: E731
         return jax.tree.map(lambda x: x.mean(0), jax.lax.map(each, parts))
 
     g = gradient(params)
@@ -298,7 +299,7 @@ def test_every_leaf_has_its_phi(name):
 
 
 def test_memory_does_not_grow_with_the_number_of_parts():
-    """The batch is an argument; 100,000 parameters are 400 kB, and a gradient for each part would be 6 MB more."""
+    """100,000 parameters are 400 kB, and a gradient for each slice would be 6 MB more."""
 
     def scratch(num_parts):
         params, batch = {"x": jnp.zeros(100_000)}, {"x": jnp.zeros((num_parts, 1))}

@@ -13,7 +13,7 @@ from lbopt.config import MeasureConfig, SearchConfig
 from lbopt.sweep import _trials, run_sweep
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
-# The global batch's statistics are summed in another order; momentum over 24 steps amplifies rounding (test_program).
+# Sums over the global batch have another order, and momentum over 24 steps amplifies rounding.
 RTOL = 2e-3
 MODULES = (("head", "^head/"), ("body", ""))
 
@@ -117,7 +117,7 @@ def test_two_processes_train_every_trial_together(
 
 
 def test_arms_whose_searches_differ_share_a_program(tmp_path):
-    """One has five candidates at a time and the other one: batched they find what each trial alone finds."""
+    """One arm has five candidates at a time and the other one; batching changes no result."""
     rows = []
     for batching in ("none", "vmap"):
         config = make_config(

@@ -22,8 +22,9 @@ from lbopt.sweep.lanes._arguments import Arguments
 from lbopt.sweep.search import Factors, Proposal
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
-# Of the movement ||w_T - w_0||: other programs round differently. LAMB's direction is sign-like where a gradient is all
-# rounding, so its trials are compared over the 3 steps of batch 1024, momentum's over the 24 of batch 128.
+# Relative to the movement ||w_T - w_0||: other programs round differently. LAMB's direction is like
+# a sign where a gradient is only rounding, so its trials are compared over the 3 steps of batch
+# 1024, and momentum's over the 24 steps of batch 128.
 TOLERANCE = 2e-5
 CELLS = [
     ("cnn", "momentum", 128, 24),
@@ -34,7 +35,7 @@ CELLS = [
     ("lstm", "momentum", 1024, 3),
 ]
 AS_SHIPPED = ("cnn", "lamb", 1024)
-"""The cell whose programs are optimized as those of a study are; the others compile as fast as can be."""
+"""The cell whose programs have the compiler options of a study; others compile faster."""
 MODELS = {
     "cnn": ModelConfig("cnn", (4, 8), 16),
     "mlp": ModelConfig("mlp", (16,)),
@@ -65,7 +66,7 @@ def cells_of(model):
 
 @pytest.fixture(scope="module")
 def cells():
-    """Of the tiny study with a network that has batch statistics."""
+    """Return the cells of the tiny study, with a network that has batch statistics."""
     return cells_of("cnn")
 
 
@@ -88,7 +89,7 @@ def three_trials(cell):
 
 
 def run(cell, wanted, batching, width=3):
-    """Train some trials to their ends, together where they share calls; return (params, model state, record) of each."""
+    """Train trials to their ends, together if batched; return parameters, state and record."""
     config = make_config(trial_batching=batching, trials_per_program=width)
     config.arms = (cell.arm,) * (cell.index + 1)  # errors name the cell's arm
     spread = Spread(config)
@@ -109,7 +110,7 @@ def run(cell, wanted, batching, width=3):
 
 
 def train_alone(cell, wanted):
-    """Run each trial as `lbopt train` would: the same config through recipes.build, step by step."""
+    """Run each trial step by step with the same config, as `lbopt train` would."""
     outcomes = []
     for trial in wanted:
         train = copy.deepcopy(cell.train)
@@ -171,7 +172,7 @@ def test_a_trial_that_diverges_disturbs_nobody_beside_it():
 
 
 def test_a_lane_that_is_free_early_takes_the_next_trial_and_disturbs_nobody(cells):
-    """Lane 1 has a third of the steps, and then another trial, while lane 0 goes on: bit for bit what each is in a session of its own."""
+    """Lane 1 gets another trial while lane 0 trains; each is bit for bit as in its own session."""
     cell = named(cells, "momentum", 128)
     config = make_config(trial_batching="vmap", trials_per_program=2)
     spread = Spread(config)
@@ -200,7 +201,7 @@ def test_a_lane_that_is_free_early_takes_the_next_trial_and_disturbs_nobody(cell
 
 
 def test_a_short_trial_runs_the_whole_schedule():
-    """Fidelity is a shorter run with the schedule rescaled: half the steps, half the warmup, the decay complete."""
+    """Half the fidelity is half the steps, half the warmup, and a complete decay."""
     config = make_config()
     config.arms[1].schedule.first_step = 0
     cell = named(make_cells(config, make_problems(config)), "lamb", 128)
@@ -285,7 +286,7 @@ def test_scores_equal_numpy(cells):
 
 
 def test_no_factorisation_is_batched():
-    """XLA's CPU pool can hang for ever on two batched ones; an LSTM's recurrent kernels are orthogonal."""
+    """XLA's CPU pool can hang on two batched ones; an LSTM's recurrent kernels are orthogonal."""
     config = make_config(trial_batching="vmap")
     problem = make_problem(config.train.data, ModelConfig("lstm", hidden=8))
     spread = Spread(config)
@@ -299,7 +300,7 @@ def test_no_factorisation_is_batched():
 
 
 def test_a_trial_without_weight_decay_is_not_one_with_a_decay_of_zero():
-    """Variants that adapt decayed leaves only are plain Adam then, also where weight decay is searched."""
+    """Variants that adapt decayed leaves only are plain Adam then, in a search too."""
     config = make_config()
     config.arms = config.arms[1:]
     config.arms[0].optimizer = OptimizerConfig("lamb", "timm", weight_decay=0.01)

@@ -1,4 +1,4 @@
-"""A trial under way: where it stops to be looked at, what ends it, and what its line says."""
+"""A running trial: when it is probed or evaluated, when it ends, and its row."""
 
 import numpy as np
 import pytest
@@ -123,7 +123,7 @@ def test_nothing_is_a_score_of_outputs_that_are_not_numbers():
 
 
 def test_runs_of_one_length_keep_the_same_steps_wherever_they_end():
-    """A mean over seeds is taken step by step: the steps must not depend on where a seed reached the target."""
+    """A mean over seeds is taken at each step, so all seeds must have the same steps."""
     target = {"target_metric": "eval/accuracy", "stop_at_target": True, "eval_every_steps": 10}
     curves = []
     for value in (110 / 24, 200 / 24, 999.0):

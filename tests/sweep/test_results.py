@@ -16,12 +16,16 @@ from lbopt.workdir import _bucket
 WRITER = """
 import pathlib, sys
 from lbopt.sweep import _results
-workdir, who, rows, dies = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "dies"
+workdir = pathlib.Path(sys.argv[1])
+who = int(sys.argv[2])
+rows = int(sys.argv[3])
+dies = sys.argv[4] == "dies"
 known = _results.Results(workdir)
 print("begun", flush=True)
 sys.stdin.readline()
 for number in range(rows):
-    row = dict.fromkeys(_results.REQUIRED, 1) | {"arm": "x" * 3000, "phase": "search", "seed": 1000 * who + number}
+    row = dict.fromkeys(_results.REQUIRED, 1)
+    row |= {"arm": "x" * 3000, "phase": "search", "seed": 1000 * who + number}
     known.add([row, {**row, "phase": "final"}])
 if dies:
     import os, signal
@@ -33,7 +37,7 @@ if dies:
 
 @pytest.mark.process
 def test_four_writers_of_which_two_die_in_a_line(tmp_path):
-    """What each had added is there whole, in its order, both rows of a write side by side; nothing else is."""
+    """The rows of each are there in its order, those of one write side by side, and no others."""
     rows = {0: 40, 1: 40, 2: 10, 3: 20}
     writers = [
         subprocess.Popen(

@@ -69,7 +69,7 @@ def test_every_final_trial_has_its_test_examples(finished, rows):
 
 @pytest.mark.process
 def test_a_row_says_what_was_measured(rows):
-    """That scores are of the split they are named after is shown by test_program and by test_measured_where."""
+    """Other tests show that scores are those of the split in their names: see test_program."""
     for row in rows:
         assert (
             len(
@@ -208,7 +208,7 @@ def test_if_one_thread_fails_the_others_stop_at_their_next_look(monkeypatch, tmp
 
 
 def test_the_lane_of_a_trial_that_diverges_is_free_at_once(monkeypatch, tmp_path):
-    """Five candidates for four lanes: the last one gets that of the fourth, which diverges, while the other three still train."""
+    """The fourth of four lanes diverges, and gets the fifth candidate while the others train."""
     config = make_config(
         trial_batching="vmap", trials_per_program=4, global_batch_sizes=(128,), final_seeds=(7,)
     )

@@ -97,7 +97,7 @@ def test_random_draws_stay_the_same_between_versions():
 
 
 def test_a_halton_sequence_spreads_evenly():
-    """Of one searched factor, each of the 32 equal parts of the range has exactly one of 32 points."""
+    """With one searched factor, each of 32 equal slices of the range has one of 32 points."""
     alone = parts(halton_candidates(Space([(0.1, 10.0), (1.0, 1.0), (1.0, 1.0)]), 33, 5))
     assert sorted(np.floor(alone * 32 + 1e-9).astype(int)) == list(range(32))
     second = parts(halton_candidates(WIDE, 28, 5), "warmup", 0.25, 4.0)

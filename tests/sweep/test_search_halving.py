@@ -1,4 +1,4 @@
-"""Rungs and brackets: the published example, and who stays."""
+"""Rungs and brackets: the published example, and the candidates that remain."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ def fine(value, tie=0.0):
 
 
 def test_the_brackets_are_those_of_the_published_example():
-    """eta 3, budgets 10 to 500, from SMAC's documentation; its own sum of budgets leaves the candidates out."""
+    """SMAC's documentation has eta 3 and budgets 10 to 500; its sum leaves the candidates out."""
     brackets = hyperband_brackets(3, 10, 500)
     assert counts(brackets) == [[27, 9, 3, 1], [12, 4, 1], [6, 2], [4]]
     longest = [500 / 27, 500 / 9, 500 / 3, 500.0]

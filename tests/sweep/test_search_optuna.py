@@ -1,4 +1,4 @@
-"""Optuna as the asker: who is pruned, what it learns, and what it must not do."""
+"""Search by Optuna: what it prunes and learns, and what it must not do."""
 
 import itertools
 import math
@@ -62,7 +62,7 @@ def test_three_factors_are_searched_in_their_ranges():
 
 
 def test_tpe_learns_where_random_draws_do_not():
-    """Mean distance of the last eight of 32 from the optimum, in natural logarithms, over three seeds."""
+    """The measure is the mean distance of the last 8 of 32 candidates from the optimum, in logs."""
 
     def distance(sampler):
         last = [
@@ -79,7 +79,7 @@ def test_tpe_learns_where_random_draws_do_not():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tpe_stays_away_from_where_runs_diverge(seed):
-    """Two fifths of the range; of the last 12 candidates one or two are lost, but 8 to 12 if told as failed trials."""
+    """Of the last 12 candidates one or two diverge; told as failed trials, 8 to 12 would."""
 
     def cliff(proposal):
         rate = proposal.factors.learning_rate
@@ -149,7 +149,7 @@ def test_if_all_runs_diverge_the_rule_is_run_at_full_length(pruner, lost):
 
 @pytest.mark.parametrize("eta", range(2, 12))
 def test_optunas_hyperband_gets_a_bracket_for_every_rung(eta):
-    """It computes floor(log_eta(max_resource / min_resource)) + 1, whose logarithm of 3^5 is below 5."""
+    """Optuna takes floor(log_eta(max / min)) + 1 in floating point, where log_3(3^5) < 5."""
     kinds = types.SimpleNamespace(pruners=types.SimpleNamespace(HyperbandPruner=dict))
     for steps in range(1, 12):
         made = _adaptive._make_pruner(

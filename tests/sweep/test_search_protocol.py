@@ -65,7 +65,10 @@ def test_a_search_that_is_over_stays_over(search):
 
 @pytest.mark.process
 def test_libraries_wait_until_a_method_needs_them():
-    program = "import sys, lbopt.sweep.search; print(sorted({'optuna', 'scipy.stats'} & set(sys.modules)))"
+    program = (
+        "import sys, lbopt.sweep.search; "
+        "print(sorted({'optuna', 'scipy.stats'} & set(sys.modules)))"
+    )
     said = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

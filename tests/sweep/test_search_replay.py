@@ -1,4 +1,4 @@
-"""What holds of every method: it is replayed exactly, begins with the rule, and finds what is there to be found."""
+"""Every search method replays exactly, begins with the rule, and finds the optimum."""
 
 import json
 import math
@@ -29,7 +29,10 @@ every_method = pytest.mark.parametrize("fields", CONFIGS.values(), ids=CONFIGS)
 
 
 def valley(proposal):
-    """Lowest at 3 times the rule's rate and little warmup; short runs favour smaller rates; large rates diverge."""
+    """Return a score that is best at 3 times the rule's rate and a short warmup.
+
+    Short runs favour smaller rates, and large rates diverge.
+    """
     rate, warmup, _ = proposal.factors
     if rate > 8:
         return Score(math.inf, 0.0)
@@ -66,7 +69,7 @@ def run_all():
 @pytest.mark.process
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_another_process_asks_for_the_very_same_runs(hash_seed):
-    """With another order of Python's sets of strings; the digits of repr tell floats apart exactly."""
+    """The processes have other hash seeds; `repr` shows floats exactly."""
     program = f"import runpy; print(runpy.run_path({__file__!r})['run_all']())"
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     said = subprocess.run(
@@ -111,7 +114,7 @@ def test_no_run_is_asked_for_twice_and_every_round_has_one_length(fields):
     ],
 )
 def test_a_better_rate_is_found_at_a_part_of_the_cost(method, most):
-    """The chosen rate is within 1.5 times of the best, where the rule is 3 times off, at `most` of the full runs."""
+    """The chosen rate is within a factor of 1.5 of the best, after at most `most` full runs."""
     config = SearchConfig(**CONFIGS[method])
     rounds = run(config)
     scored = [pair for asked, scores in rounds for pair in zip(asked, scores, strict=True)]

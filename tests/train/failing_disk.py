@@ -1,10 +1,16 @@
-"""Run `lbopt train` or `lbopt sweep` on a disk that fails: `python failing_disk.py FOLDER CASES ARGUMENTS...`, with failing_disk.c loaded before libc.
+"""Run `lbopt train` or `lbopt sweep` on a disk that fails, with failing_disk.c loaded before libc.
 
-CASES is JSON: [[N, number of the error, whether it goes on failing, NAME], ...] (see failing_disk.c); or a number: so many cases at
-random among all operations of a run; or "kinds": the first and the last of each kind of operation (its numbers aside), by turns with each error, once and for good. Each start is a fork of a process that has imported everything and touched no device. A run on a
-failing disk has 30 s; then the same command is given again, on a disk that works. Prints a JSON line for each case:
-{"case", "failed": the call, "code", "seconds", "said": lines of stderr, "again": exit code, "equal": whether it ends where one does that
-nothing has befallen}. The first line is of the run without a fault.
+    python failing_disk.py FOLDER CASES ARGUMENTS...
+
+CASES is JSON: a list of [N, number of the error, whether all later calls fail too, NAME] (see
+failing_disk.c); or a number of cases, at random among all operations of a run; or "kinds" for the
+first and the last operation of each kind (apart from numbers), each error in turn, once and for
+good. Each start is a fork of a process that has imported everything and touched no device. A run on
+a failing disk has 30 s; then the same command runs again on a disk that works.
+
+Prints a JSON line for the run without a fault, and one for each case: {"case", "failed": the call,
+"code", "seconds", "said": lines of stderr, "again": exit code of the second run, "equal": whether
+it ends like the run without a fault}.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """Train by `lbopt train`, but die by SIGKILL: `python killed_run.py WHERE STEP ARGUMENTS...`.
 
-WHERE is "step" (before the program of the step after STEP starts) or "save" (in the background thread, when everything
-of checkpoint STEP is written and about to get its name).
+WHERE is "step" (before the step after STEP) or "save" (in the background thread, when checkpoint
+STEP is written, before it gets its name).
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What aggregators remember goes into a checkpoint and comes back: bit for bit, or cut anew where devices are grouped in another way."""
+"""The memory of aggregators in checkpoints: restored bit for bit, or rebuilt for other devices."""
 
 import jax
 import jax.numpy as jnp

@@ -165,7 +165,7 @@ class Device:
 def test_the_state_is_copied_on_devices_if_there_is_room_beside_what_steps_use(
     tmp_path, monkeypatch, free_bytes, copied
 ):
-    """Whoever copies writes in a thread. By what was used before the first step there would be room in either case."""
+    """With a copy, a thread writes. Before the first step there would be room in either case."""
     devices = [Device(device) for device in jax.local_devices()[:2]]
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
     state, size = (
@@ -177,12 +177,11 @@ def test_the_state_is_copied_on_devices_if_there_is_room_beside_what_steps_use(
     threads = []
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.prepare(state)
-        devices[1].stats["peak_bytes_in_use"] = (
-            1000 - free_bytes
-        )  # a step has run; this device's use is what counts
+        # A step has run, and this device has used the most.
+        devices[1].stats["peak_bytes_in_use"] = 1000 - free_bytes
         checkpoints.save(state, None, before=lambda: threads.append(threading.current_thread()))
         checkpoints.wait()
-        # The peak has the copy in it now: nothing is looked for again.
+        # The peak includes the copy now, but room is not checked again.
         devices[1].stats["peak_bytes_in_use"] = 1000 + size
         checkpoints.save(
             make_state(2, num_devices=2),
@@ -195,7 +194,7 @@ def test_the_state_is_copied_on_devices_if_there_is_room_beside_what_steps_use(
 
 
 class SlowFolder(SoloJob):
-    """A job of two whose second process sees what is new in the folder after so many looks."""
+    """A job of two whose second process sees the newest checkpoint after some looks."""
 
     count = 2
 
@@ -262,7 +261,7 @@ OF_BEFORE = {
 
 @pytest.mark.parametrize("name", OF_BEFORE)
 def test_a_checkpoint_whose_ratios_lay_in_the_parameters_containers_is_read(name, tmp_path):
-    """The archive was made when they did, by three updates of each optimizer with these gradients."""
+    """An earlier version made the archive by three updates of each optimizer."""
     with tarfile.open(pathlib.Path(__file__).with_name("states_in_containers.tgz")) as archive:
         archive.extractall(tmp_path, filter="data")
     rng = np.random.default_rng(0)

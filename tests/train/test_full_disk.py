@@ -1,4 +1,4 @@
-"""A disk that takes no more ends the work with exit code 3 and one line, and nothing that was whole is damaged."""
+"""A full or failing disk ends a run with exit code 3 and one line, and damages nothing."""
 
 import concurrent.futures
 import contextlib
@@ -87,7 +87,7 @@ def test_two_that_write_one_file_at_once_do_not_meet(tmp_path, monkeypatch):
     ]
 
 
-# Which file is the first to be too large: a line has one long number, an event a frame around every scalar.
+# The file that is too large first: a line has one long number, an event a frame per scalar.
 FIRST = {"metrics.jsonl": (10**80, "a"), "tensorboard": (1, "abcdefghijklmnopqrstuvwxyz")}
 
 
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
 
 
 def test_a_process_whose_save_has_failed_waits_for_nobody(monkeypatch):
-    """Others wait for it: of two processes with one full disk neither came to an end. Orbax meets them in a `finally`."""
+    """The others wait for it, so neither would end: Orbax meets them in a `finally`."""
     waited = []
     monkeypatch.setattr(_orbax.jax, "process_count", lambda: 2)
     monkeypatch.setattr(
@@ -236,7 +236,7 @@ def get_config(row="smoke"):
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs LD_PRELOAD and /proc")
 def test_calls_that_fail_end_the_run_with_one_line(tmp_path, command, cases):
-    """The worst calls make a checkpoint's folders, which Orbax does in a thread that others wait for."""
+    """The worst calls make a checkpoint's folders: Orbax makes them in a thread by default."""
     library = tmp_path / "failing_disk.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, SHIM, "-ldl"], check=True)
     (tmp_path / "study.py").write_text(STUDY.format(str(SHIM.parent)))
@@ -259,7 +259,7 @@ def test_calls_that_fail_end_the_run_with_one_line(tmp_path, command, cases):
     for case in found:
         assert (case["again"], case["equal"]) == (0, True), case
         if case["code"] == 0 and cases == "kinds":
-            continue  # the call did not come, or nothing depended on it: the run is equal to one that nothing has befallen
+            continue  # the call was not made, or its failure did not matter
         assert case["failed"], case
         assert case["code"] == 3, case
         assert len(case["said"]) == 1, case

@@ -40,11 +40,9 @@ def test_a_run_of_broken_gradients_stops_with_one_line(train, tmp_path, capsys, 
 
     assert train(folder, *GUARDED, before=before) == 2
     err = capsys.readouterr().err
-    assert (
-        "config.optimizer.skip_limit: more gradients in a row than that were not finite by step 7 (3 were skipped in all)"
-        in err
-    )
-    assert "lower config.schedule.base_learning_rate" in err
+    assert "config.optimizer.skip_limit: " in err
+    assert "by step 7 (3 were" in err
+    assert "config.schedule.base_learning_rate" in err
     assert "Traceback" not in err
     assert bits(saved_state(folder, *GUARDED, step=6).params) == spoilt["params"]
 
@@ -95,7 +93,7 @@ def test_stalled_weights_are_told_of_once():
     [(None, False), ({"bytes_limit": 2**50}, False), ({"bytes_limit": 2**20}, True)],
 )
 def test_a_state_has_to_fit_the_memory_of_a_device_that_says_it(stats, too_large):
-    """One that says nothing has its own: the host's is smaller than that of its eight devices together."""
+    """A device that does not report its memory may have more than the host."""
     device = types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
     whole = jax.ShapeDtypeStruct(
         (2**40,), "float32", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])

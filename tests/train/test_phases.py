@@ -1,4 +1,4 @@
-"""A run of two phases in one workdir: another batch and schedule, moments kept or reset, resumed in either."""
+"""A run of two phases: another batch and schedule, moments kept or reset, resumed in either."""
 
 import dataclasses
 import json
@@ -39,8 +39,10 @@ def get_config(arg="keep"):
         optimizer=OptimizerConfig("lamb", weight_decay=0.01, ema_decay=0.5, ema_ramp=False),
         schedule=ScheduleConfig(0.02, warmup_rule="none", warmup_steps=2.0),
         checkpoint=CheckpointConfig(every_steps=2), parallel=ParallelConfig(num_devices=2),
-        phase2=PhaseConfig(num_steps={SECOND}, global_batch_size=128, num_microsteps=2, eval_global_batch_size=100,
-            schedule=ScheduleConfig(0.01, base_batch_size=128, warmup_rule="none", warmup_steps=2.0),
+        phase2=PhaseConfig(num_steps={SECOND}, global_batch_size=128, num_microsteps=2,
+            eval_global_batch_size=100,
+            schedule=ScheduleConfig(
+                0.01, base_batch_size=128, warmup_rule="none", warmup_steps=2.0),
             optimizer_state=arg or "keep"))
 """
     )
@@ -122,7 +124,7 @@ def test_the_second_phase_goes_on_with_its_own_batch_and_warms_up_from_zero(stra
     assert [line["examples_seen"] for line in seen] == np.cumsum(sizes).tolist()
     rates = [line["train/learning_rate"] for line in seen]
     first, second = rates[:FIRST], rates[FIRST:]
-    # Warmup of two steps; the updates are counted from 1, and the line reaches 0 one step after the last.
+    # Warmup of two steps; updates count from 1, and the decay ends one step after the last.
     assert first == pytest.approx(
         [0.01, 0.02, *(0.02 * (1 - k / 5) for k in range(1, 5))], rel=1e-6
     )

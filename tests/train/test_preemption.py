@@ -1,4 +1,4 @@
-"""SIGTERM: the step in progress is finished, the state saved, the exit code is 75, the same command goes on."""
+"""SIGTERM: the run finishes its step, saves its state, exits with 75, and can be resumed."""
 
 import json
 import os
@@ -24,11 +24,12 @@ def terminate_at(last, number=signal.SIGTERM):
 def test_a_terminated_run_goes_on_where_it_stopped(
     step, train, reference, bits, saved_state, logged, tmp_path, capsys
 ):
-    """7 and 1 have no checkpoint of their own, 9 has one, 12 has one with an evaluation, after 19 comes the last."""
+    """1 and 7 have no checkpoint, 9 has one, 12 one with an evaluation; 19 is the last but one."""
     assert train(tmp_path, before=terminate_at(step)) == 75
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == (
-        f"lbopt train: stopped at step {step} of 20 with the state saved; run the same command again to go on"
+        f"lbopt train: stopped at step {step} of 20 with the state saved; run the same command "
+        "again to go on"
     )
     assert sum(line.startswith("lbopt train:") for line in said) == 1
     state = bits(saved_state(tmp_path))

@@ -25,7 +25,8 @@ PRETRAINED = """
 from lbopt.config import *
 def get_config(arg=""):
     return TrainConfig(
-        name="small bert", num_steps=2, global_batch_size=8, eval_global_batch_size=64, log_every_steps=1,
+        name="small bert", num_steps=2, global_batch_size=8, eval_global_batch_size=64,
+        log_every_steps=1,
         data=DataConfig("pydoc_mlm", sequence_length=16, max_predictions=2, vocab_size=512),
         model=ModelConfig("bert", size="tiny", max_length=64, scan_layers=arg == "scanned"),
         schedule=ScheduleConfig(0.01, warmup_rule="none"), parallel=ParallelConfig(num_devices=1),
@@ -115,7 +116,7 @@ def test_another_activation_is_refused_wherever_it_is_known(file, learned, tmp_p
 
 
 def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, learned, tmp_path):
-    """The data are lowercased; what the run starts from was lowercased too, says nothing, or was not."""
+    """The data are lowercased; the text of the network was too, was not, or is not known."""
     places = {kind: tmp_path / kind for kind in ("huggingface", "safetensors", "workdir")}
     for kind in ("huggingface", "safetensors"):
         assert (

@@ -1,4 +1,4 @@
-"""A damaged checkpoint is named and never used: a run goes back to the one before, and nothing is deleted."""
+"""A damaged checkpoint is never used: a run resumes from the one before, and deletes nothing."""
 
 import gc
 import json
@@ -263,7 +263,7 @@ def test_what_cannot_be_read_now_is_not_taken_for_damaged(workdir, error, monkey
 
 
 def damage_at_random(folder, rng):
-    """Cut one file short or flip one bit of it; bytes that nothing depends on are as likely as others."""
+    """Truncate a file at random, or flip one of its bits; some bytes do not matter."""
     files = [file for file in all_files(folder) if file.stat().st_size]
     file = files[rng.integers(len(files))]
     data = bytearray(file.read_bytes())
@@ -275,7 +275,7 @@ def damage_at_random(folder, rng):
 
 
 def noisy_state(step=0):
-    """Numbers that no compression makes smaller: they lie in the files as they are."""
+    """Return a state of random numbers, which compression leaves as they are."""
     noise = jax.random.normal(jax.random.key(step), (100, 200))
     return lbopt.TrainState.create({"kernel": noise}, {}, optax.sgd(0.1)).replace(
         step=jnp.int32(step)
@@ -307,7 +307,7 @@ def newest(workdir):
 
 
 def test_random_damage_never_yields_other_parameters(noisy):
-    """50 times on the newer one, and every second time on the older one too: an intact one, or a refusal."""
+    """The newer checkpoint is damaged 50 times, and every second time the older one too."""
     rng = np.random.default_rng(0)
     wanted = {step: values(noisy_state(step)) for step in (3, 6)}
     outcomes = []
@@ -336,7 +336,7 @@ def flip_in_arrays(workdir, rng):
 
 @pytest.mark.parametrize("looked_at", [True, False])
 def test_only_the_checksums_see_a_flipped_bit_of_an_array(noisy, looked_at, monkeypatch):
-    """Without them it would reach the parameters unnoticed: that is why there are any."""
+    """Without them it would reach the parameters unnoticed."""
     if not looked_at:
         monkeypatch.setattr(_checkpoint, "differing", lambda found, wanted: [])
     rng, workdir = np.random.default_rng(1), noisy()
@@ -348,7 +348,7 @@ def test_only_the_checksums_see_a_flipped_bit_of_an_array(noisy, looked_at, monk
 
 @pytest.mark.slow
 def test_many_damaged_arrays_are_one_line(tmp_path, capfd):
-    """Of the command: threads that still read the other arrays print nothing."""
+    """Threads that still read other arrays print nothing."""
 
     def make(step=0):
         params = {f"layer_{i}": jax.random.normal(jax.random.key(i), (640, 100)) for i in range(40)}

@@ -1,4 +1,4 @@
-"""metrics.jsonl and the TensorBoard event files: the same scalars, under names that do not change."""
+"""metrics.jsonl and TensorBoard's event files: the same scalars, under fixed names."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ def masked(data):
 
 
 def events(folder):
-    """Read every event in the order of writing: length, its checksum, data, its checksum, again and again."""
+    """Read all events in the order of writing; each is length, checksum, data, checksum."""
     found = []
     for file in sorted(folder.iterdir()):
         content = file.read_bytes()
