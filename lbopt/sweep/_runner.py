@@ -81,7 +81,7 @@ def run_sweep(
         if any(job.together("trials finished", watch.requested)):
             raise Preempted(
                 f"stopped with {len(results.rows)} trials saved; run the same command again to "
-                "go on"
+                "resume"
             )
     return results.rows
 

@@ -95,7 +95,7 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
         progress = stack.enter_context(Progress(total, start, silent=not is_first))
         if watch.requested and job.count == 1:
             raise Preempted(
-                f"stopped before step {start + 1} of {total}; run the same command again to go on"
+                f"stopped before step {start + 1} of {total}; run the same command again to resume"
             )
         progress.say(_first_line(run, start, total, job))
 
@@ -397,7 +397,7 @@ class _PhaseLoop:
             _say_if_broken(self.status, self.checkpoints, self.progress.say)
             raise Preempted(
                 f"stopped at step {step} of {self.total} with the state saved; run the same "
-                "command again to go on"
+                "command again to resume"
             )
 
     def _is_due(self, step: int, every_steps: float) -> bool:

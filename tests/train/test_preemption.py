@@ -29,7 +29,7 @@ def test_a_terminated_run_goes_on_where_it_stopped(
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == (
         f"lbopt train: stopped at step {step} of 20 with the state saved; run the same command "
-        "again to go on"
+        "again to resume"
     )
     assert sum(line.startswith("lbopt train:") for line in said) == 1
     state = bits(saved_state(tmp_path))
