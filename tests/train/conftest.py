@@ -1,4 +1,4 @@
-"""A run of 20 steps that takes a second once compiled, the command that makes it, and what it left behind."""
+"""A run of 20 steps, a second long when compiled; its command, states and logged lines."""
 
 import dataclasses
 import functools
@@ -27,7 +27,10 @@ def _load(overrides):
 
 
 def _flags(overrides):
-    """Return the flags of the short run and some more; epochs between evaluations stand for steps."""
+    """Return the flags of the short run and some more.
+
+    If these give epochs between evaluations, steps between them are left out.
+    """
     by_epochs = any(flag.startswith("--config.eval_every_epochs=") for flag in overrides)
     small = [flag for flag in SMALL if not (by_epochs and "eval_every_steps" in flag)]
     return [*small, *overrides]
@@ -60,7 +63,7 @@ def command():
 def train(command, plan_of, monkeypatch):
     """Return a function (workdir, *overrides, before=...) -> exit code of `lbopt train`.
 
-    `before(step, state, batch)` is called before every training step, with the number the step will have.
+    `before(step, state, batch)` is called before every training step, with its number.
     """
 
     def run(workdir, *overrides, before=None):
@@ -92,7 +95,7 @@ def bits():
 
 @pytest.fixture(scope="session")
 def saved_state(plan_of):
-    """Return a function (workdir, *overrides, step=None) -> the saved state, the newest one unless a step is given."""
+    """Return a function (workdir, *overrides, step=None) -> the state of a step, or the newest."""
 
     def restore(workdir, *overrides, step=None):
         plan = plan_of(*overrides)
@@ -132,7 +135,7 @@ def reference(plan_of, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def start_process():
-    """Return a function (*arguments of Python) -> the process, its standard error in a pipe, and its output if that is wanted."""
+    """Return a function (*arguments of Python, stdout=False) -> a process with pipes."""
 
     def begin(*arguments, stdout=False):
         output = subprocess.PIPE if stdout else subprocess.DEVNULL

@@ -1,7 +1,10 @@
-"""Train by `lbopt train`, killed by SIGKILL at random moments again and again: `python many_kills.py KILLS SEED WORKDIR ARGUMENTS...`.
+"""Train by `lbopt train`, with many starts killed by SIGKILL at random moments.
 
-Each start is a fork of a process that has imported everything and touched no device. Prints, as JSON, how many kills came before the
-first step of a start, while a checkpoint was being written, and otherwise; then lets the run end.
+    python many_kills.py KILLS SEED WORKDIR ARGUMENTS...
+
+Each start is a fork of a process that has imported everything and touched no device. Prints, as
+JSON, the numbers of kills before the first step of a start, while a checkpoint was written, and at
+other times; then the run ends undisturbed.
 """
 
 import collections
@@ -59,7 +62,7 @@ def wait_for(happened):
 
 
 def kill(pid, workdir, rng, before):
-    """Kill a start at a random moment: mostly soon after its first step, or after its first checkpoint."""
+    """Kill a start at a random moment, mostly soon after its first step or checkpoint."""
     kind = rng.random()
     if kind < 0.2:
         time.sleep(rng.uniform(0, 2))
