@@ -66,9 +66,10 @@ def fit_diffusion(
       [recalled 80%]. The abstract of The Limit of the Batch Size, arXiv 2006.08517, says that its
       results contradict that.
     """
-    t, d = np.asarray(steps, float), np.asarray(distances, float)
+    t = np.asarray(steps, float)
     inside = (t >= from_step) & (t <= (np.inf if to_step is None else to_step))
-    t, d = t[inside], d[inside]
+    t = t[inside]
+    d = np.asarray(distances, float)[inside]
     if len(t) < FEWEST_POINTS or not np.isfinite(d).all() or np.ptp(d) == 0:
         return None
     weights = _widths(np.log(t))

@@ -262,7 +262,7 @@ def _check_probes(config: SweepConfig, train: TrainConfig, problem: Problem) -> 
             place = "config.measure.phi_modules"
             raise UserError(place, modules, f"{error}", code="mismatch") from error
     place = "config.measure.probe_part_size"
-    fix = f"the training set has {examples} examples; use at most that in all parts"
+    fix = f"the training set has {examples} examples; use at most that in all slices"
     require(measure.probe_parts * size <= examples, place, size, fix, code="mismatch")
     mixes = train.loss.mixup_alpha and size % 2
     require(not mixes, place, size, "mixup mixes pairs; give an even number", code="conflict")
@@ -278,10 +278,13 @@ def _resolve(
     search = config.arm_search(index)
     with config.naming_trials(index):
         resolved = resolve_schedule(schedule, size, examples, train.num_epochs, train.num_steps)
+
+        # A multiple of 0 is 0: a search over it would run equal candidates.
         fix = "the search varies the warmup, and a multiple of none is none; give the arm a warmup"
         varies = _varies(search, "warmup") and resolved.warmup_steps <= 0
-        field, rule = "schedule.warmup_rule", schedule.warmup_rule
-        require(not varies, field, rule, fix, code="conflict")
+        rule = schedule.warmup_rule
+        require(not varies, "schedule.warmup_rule", rule, fix, code="conflict")
+
         fix = (
             "the search varies the weight decay, and a multiple of none is none; give the arm "
             "some, or a search of its own"

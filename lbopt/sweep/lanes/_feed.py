@@ -70,9 +70,9 @@ class Feed:
         )
 
     def _take(self, seed: int, start: int, count: int) -> Any:
-        size, examples = self._cell.global_batch_size, len(self._train)
+        size = self._cell.global_batch_size
         if self._indexed:
-            order = example_indices(examples, seed, start * size, count * size)
+            order = example_indices(len(self._train), seed, start * size, count * size)
             return order.reshape(count, size).astype(np.int32)
         batches = TrainBatches(self._train, seed, size, start + count)
         found = [batches[start + step] for step in range(count)]

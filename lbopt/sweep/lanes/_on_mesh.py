@@ -64,7 +64,8 @@ class MeshProgram:
         self.problem = cell.problem
         self.config = config
         tx = _arguments.make_tx(cell, decays)
-        loss_fn, stacked = cell.problem.loss_fn, cell.problem.stacked
+        loss_fn = cell.problem.loss_fn
+        stacked = cell.problem.stacked
         with config.naming_trials(cell.index):
             self.mesh = build_mesh(self.train.parallel)
             self.step = make_step(self.train, loss_fn, tx, self.mesh, stacked)

@@ -31,7 +31,8 @@ class Range(NamedTuple):
         >>> round(Range(0.1, 10.0).at(0.75), 6)
         3.162278
         """
-        low, high = math.log(self.low), math.log(self.high)
+        low = math.log(self.low)
+        high = math.log(self.high)
         return self.nearest(math.exp(low + share * (high - low)))
 
 
