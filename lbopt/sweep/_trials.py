@@ -152,18 +152,15 @@ def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
     for index, problem in enumerate(problems):
         with config.naming_trials(index):
             _check_sizes(config, index, problem)
-    cells = [
-        Cell(
-            index,
-            arm,
-            train := config.cell_train(index, size, _num_devices(config)),
-            problems[index],
-            size,
-            _resolve(config, train, index, size, len(problems[index].splits.train)),
-        )
-        for index, arm in enumerate(config.arms)
-        for size in config.global_batch_sizes
-    ]
+
+    cells = []
+    for index, (arm, problem) in enumerate(zip(config.arms, problems, strict=True)):
+        for size in config.global_batch_sizes:
+            train = config.cell_train(index, size, _num_devices(config))
+            resolved = _resolve(config, train, index, size, len(problem.splits.train))
+            cells.append(Cell(index, arm, train, problem, size, resolved))
+
+    # A trial on one device runs its replicas and microsteps one after another.
     if config.trial_devices == "one":
         for cell in cells:
             with config.naming_trials(cell.index):

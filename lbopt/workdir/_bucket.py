@@ -73,6 +73,7 @@ def local_workdir(
     if not paths.is_address(workdir):
         yield workdir
         return
+
     job = SoloJob() if job is None else job
     root = bucket_path(workdir)
     with tempfile.TemporaryDirectory(prefix="lbopt-workdir-") as folder:
@@ -83,10 +84,11 @@ def local_workdir(
                 mirror.download()
                 yield folder
         except LboptError as error:
-            for part in ("field", "value", "reason"):
-                text = getattr(error, part)
+            # The user knows the folder in the bucket, not the mirror.
+            for name in ("field", "value", "reason"):
+                text = getattr(error, name)
                 if isinstance(text, str):
-                    setattr(error, part, text.replace(folder, workdir))
+                    setattr(error, name, text.replace(folder, workdir))
             raise
         except Preempted as error:
             raise Preempted(str(error).replace(folder, workdir)) from error

@@ -98,6 +98,8 @@ def open_workdir(
         job.together("workdir opened", True)
         yield folder
         return
+
+    # Refuse before anything is written, and again under the lock.
     refuse_another_run(folder, kind, compare)
     make_writable_folder(folder)
     with _locked(folder, shard), shard.held(folder) if shard else contextlib.nullcontext():
@@ -105,16 +107,12 @@ def open_workdir(
             remove_leftovers(folder)
             saved = refuse_another_run(folder, kind, compare)
             now = _versions.describe_environment(num_devices)
+            file = folder / "config.json"
             if saved is None:
                 _refuse_strangers(folder)
-                write_json(
-                    folder / "config.json",
-                    {"kind": kind, "config": config, "command": command, **now},
-                )
+                write_json(file, {"kind": kind, "config": config, "command": command, **now})
             elif now != _versions.last_environment(saved):
-                write_json(
-                    folder / "config.json", {**saved, "resumed": [*saved.get("resumed", []), now]}
-                )
+                write_json(file, {**saved, "resumed": [*saved.get("resumed", []), now]})
         job.together("workdir opened", True)
         yield folder
 
