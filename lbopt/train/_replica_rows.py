@@ -121,8 +121,8 @@ def fitted(
     slices_before = slices_now if slices is None else slices
     if before != now:
         say(
-            f"warning: {before} replicas saved this state and there are {now} now: what the "
-            "aggregator remembers of each was rebuilt, every replica has the mean"
+            f"warning: {before} replicas saved this state and there are {now} now: the "
+            "aggregator's memory of each was rebuilt, every replica has the mean"
         )
     elif slices_before == slices_now:
         return state

@@ -109,15 +109,15 @@ def test_on_fewer_devices_what_replicas_remember_is_rebuilt(workdir, train, save
     """And nothing else: the step after it starts from the mean of the rows that were saved."""
     workdir, seen = workdir("error feedback"), {}
     two = (*AGGREGATED, "--config.parallel.num_devices=2")
-    watch = lambda step, state, batch: seen.setdefault("first", jax.tree.map(np.asarray, state))  # noqa: E731
+
+    def watch(step, state, batch):
+        seen.setdefault("first", jax.tree.map(np.asarray, state))
+
     newest = whole_checkpoints(workdir)[-1]
     saved = jax.tree.map(np.asarray, saved_state(workdir, *AGGREGATED, step=newest))
     assert train(workdir, *two, before=watch) == 0
     said = capsys.readouterr().err
-    assert (
-        "warning: 4 replicas saved this state and there are 2 now: what the aggregator remembers of each was rebuilt"
-        in said
-    )
+    assert "warning: 4 replicas saved this state and there are 2 now: " in said
     assert whole_checkpoints(workdir)[-1] == 20
     first = seen["first"]
     jax.tree.map(np.testing.assert_array_equal, first.params, saved.params)
