@@ -62,7 +62,7 @@ def test_three_factors_are_searched_in_their_ranges():
 
 
 def test_tpe_learns_where_random_draws_do_not():
-    """The measure is the mean distance of the last 8 of 32 candidates from the optimum, in logs."""
+    """Compared is the mean log distance of the last 8 of 32 candidates from the optimum."""
 
     def distance(sampler):
         last = [
