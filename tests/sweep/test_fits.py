@@ -52,7 +52,7 @@ def test_planted_slopes_are_recovered(steps, slope):
 
 @pytest.mark.parametrize(("exponent", "spread"), [(0.25, 0.0015), (0.5, 0.003), (1.0, 0.008)])
 def test_noise_of_two_percent_leaves_the_exponent_nearly_alone(exponent, spread):
-    """The spread is that of the exponent in 300 other samples; 20 samples stay within 4 times it."""
+    """The spread is that of the exponent in 300 other samples; 20 samples stay within 4 spreads."""
     steps = np.array(_fits.log_spaced_steps(3000, 64))
     for seed in range(20):
         noise = 1 + 0.02 * np.random.default_rng(1000 + seed).normal(size=64)
