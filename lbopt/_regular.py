@@ -1,4 +1,4 @@
-"""Opening files that must be regular ones: a FIFO or a device in the place of one would be waited for without end."""
+"""Opening of regular files only; opening a FIFO or a device in their place could wait forever."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def open_regular(path: str | os.PathLike[str], mode: str = "rb", **options: Any)
     """Open a file as `open` does, unless it is a FIFO, a socket or a device.
 
     Args:
-      path: The file, or a link to it.
-      mode: Mode of `open`.
-      **options: Other arguments of `open`, `encoding` for instance.
+      path: the file, or a link to it.
+      mode: mode of `open`.
+      **options: other arguments of `open`, `encoding` for instance.
 
     Raises:
-      OSError: If it cannot be opened; with "a FIFO, not a regular file" as `strerror` if it is one, at once.
+      OSError: if the file cannot be opened, or at once with errno EINVAL if it is not regular.
     """
     return open(path, mode, opener=_opener, **options)
 
@@ -35,10 +35,10 @@ def read_regular(path: Any) -> bytes:
     """Return the content of a file of a folder or a bucket.
 
     Args:
-      path: A `pathlib.Path`, opened by `open_regular`, or a path of a bucket.
+      path: `pathlib.Path`, or a path in a bucket.
 
     Raises:
-      OSError: If it cannot be read, or is no regular file.
+      OSError: if it cannot be read, or is not regular.
     """
     if not isinstance(path, pathlib.Path):
         return path.read_bytes()
@@ -54,9 +54,10 @@ def check_regular(mode: int, path: str) -> None:
 
 
 def _opener(path: str, flags: int) -> int:
-    with contextlib.suppress(FileNotFoundError):  # `flags` say whether it is made
-        check_regular(os.stat(path).st_mode, path)  # first: to open a device can do something
-    # Non-blocking, because the file can have been replaced since; a regular file ignores that.
+    # Before opening, as opening a device can have effects. `flags` say whether a file is created.
+    with contextlib.suppress(FileNotFoundError):
+        check_regular(os.stat(path).st_mode, path)
+    # Non-blocking, as the file may have been replaced since; regular files ignore the flag.
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     try:
         check_regular(os.fstat(descriptor).st_mode, path)

@@ -1,4 +1,4 @@
-"""How text from outside is shown: names of a config, a file or a class on a terminal, a page, in a table or a shell's line."""
+"""Text from outside, made safe to show: on a terminal, on a page, in a table or a shell command."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Return text whose control characters, marks of direction and halves of surrogate pairs are written as escapes.
+    r"""Return text with escapes for control characters, direction marks and lone surrogates.
 
     Args:
-      text: Any.
-      keep: Characters that stay as they are, a newline for instance.
+      text: any text.
+      keep: characters that stay as they are, a newline for instance.
 
     >>> printable("a\x1b[31mb\nc\u202e")
     'a\\x1b[31mb\\nc\\u202e'
@@ -34,13 +34,13 @@ def one_line(text: str) -> str:
     'runs/a b: it is missing;\\x1b[2J make it'
     """
     line = printable(" ".join(text.split()))
-    return (
-        line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
-    )
+    if len(line) <= _LONGEST:
+        return line
+    return f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
 
 
 def shell_line(words: Iterable[str]) -> str:
-    r"""Return a command as a user would type it, in one line that bash takes apart into these words.
+    r"""Return a command as a user would type it, one line that bash splits into these words.
 
     >>> shell_line(["lbopt", "report", "--workdir=my runs"]), shell_line(["a\nb", "$(id)"])
     ("lbopt report '--workdir=my runs'", "$'a\\x0ab' '$(id)'")
@@ -49,13 +49,13 @@ def shell_line(words: Iterable[str]) -> str:
 
 
 def show(*lines: str) -> None:
-    """Print lines to standard output, each as one; see `printable`."""
+    """Print lines to standard output, each made `printable`."""
     for line in lines:
         print(printable(line))
 
 
 def spreadsheet_cell(text: str) -> str:
-    r"""Return text for a CSV file that no spreadsheet takes for a formula, in one line.
+    r"""Return text as one line of a CSV file that no spreadsheet takes for a formula.
 
     >>> spreadsheet_cell("=1+1"), spreadsheet_cell("LAMB + LEGW")
     ("'=1+1", 'LAMB + LEGW')
@@ -71,11 +71,14 @@ def _is_visible(letter: str) -> bool:
 def _shell_word(word: str) -> str:
     if all(map(_is_visible, word)):
         return shlex.quote(word)
-    letters = (
-        "\\" + letter if letter in "\\'" else letter if _is_visible(letter) else _as_bytes(letter)
-        for letter in word
-    )
-    return f"$'{''.join(letters)}'"
+    return f"$'{''.join(map(_escaped, word))}'"
+
+
+def _escaped(letter: str) -> str:
+    """Return a letter as it is written inside $'...' of bash."""
+    if letter in "\\'":
+        return "\\" + letter
+    return letter if _is_visible(letter) else _as_bytes(letter)
 
 
 def _as_bytes(letter: str) -> str:

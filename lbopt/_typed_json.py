@@ -1,4 +1,7 @@
-"""Read JSON files of ours: types are checked, nesting and size are bounded, and what is wrong is said by field."""
+"""JSON files of lbopt, read with checks of types, nesting and size.
+
+Errors are one line that begins with the field.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,19 @@ from lbopt._regular import open_regular
 from lbopt.errors import EnvironmentProblem
 
 MOST_BYTES = 1 << 26
-"""Of a file that is one document: ours have some kilobytes."""
+"""Maximum size of a file that is one document; those of lbopt have some kilobytes."""
 MOST_LINES_BYTES = 1 << 32
-"""Of a file of lines, in all."""
+"""Maximum size of a file of lines."""
 DEEPEST = 64
-"""Nesting of ours is below ten."""
+"""Maximum nesting; that of lbopt's files is below ten."""
 _BOM = b"\xef\xbb\xbf"
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(?P<place>.*)`$", re.DOTALL)
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""An integer that a program can take further."""
+"""An integer of 64 bits."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Finite = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
-"""A number with which a program can compute: its square is finite too."""
+"""A number whose square is finite too."""
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e308)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Exponent = Annotated[float, msgspec.Meta(ge=-100, le=100)]
@@ -39,14 +42,17 @@ def decode(data: bytes, kind: Any = Any) -> Any:
     """Return JSON data whose types are those of `kind`.
 
     Args:
-      data: UTF-8. NaN and Infinity are numbers, as Python writes them.
-      kind: What the data must be: a `TypedDict` or another type that msgspec knows. Fields that it does not name are not checked.
+      data: JSON in UTF-8. NaN and Infinity are numbers, as Python writes them.
+      kind: type of the data: a `TypedDict` or another type that msgspec knows. Fields that it does
+        not name are not checked.
 
     Returns:
-      Dicts, lists, text and numbers as they are in `data`, those that `kind` does not name too.
+      Dicts, lists, text and numbers as they are in `data`, with the fields that `kind` does not
+      name.
 
     Raises:
-      ValueError: In one line naming the field, if it is no such JSON, or nested deeper than `DEEPEST`.
+      ValueError: if the data are not JSON of this type, or nested deeper than `DEEPEST`. The
+        message is one line that begins with the field.
 
     >>> decode(b'{"step": [1]}', dict[str, int])
     Traceback (most recent call last):
@@ -59,50 +65,51 @@ def decode(data: bytes, kind: Any = Any) -> Any:
 
 
 def convert(data: Any, kind: type[_Kind]) -> _Kind:
-    """Return JSON data as `kind`: a dataclass of it, for instance.
+    """Return JSON data as an instance of `kind`, a dataclass for instance.
 
     Raises:
-      ValueError: In one line naming the field, if its types are others.
+      ValueError: if a type differs. The message is one line that begins with the field.
     """
     try:
         return msgspec.convert(data, kind)
     except (msgspec.ValidationError, OverflowError) as error:
-        said = _in_our_words(str(error))
-    if said.startswith("[...]") and isinstance(data, dict):  # msgspec does not say which of them
+        line = _field_first(str(error))
+    # For a value of a dict msgspec does not say which one.
+    if line.startswith("[...]") and isinstance(data, dict):
         for name, value in data.items():
             try:
                 msgspec.convert(value, typing.get_args(kind)[1])
             except (msgspec.ValidationError, OverflowError):
-                said = said.replace("[...]", name, 1)
+                line = line.replace("[...]", name, 1)
                 break
-    raise ValueError(said)
+    raise ValueError(line)
 
 
 def read_file(file: Any, kind: Any = Any, most_bytes: int = MOST_BYTES) -> Any:
-    """Return what the JSON file holds; see `decode`.
+    """Return the content of a JSON file; see `decode`.
 
     Args:
-      file: A `pathlib.Path`, or a path of a bucket.
-      kind: See `decode`.
-      most_bytes: That the file may have.
+      file: `pathlib.Path`, or a path in a bucket.
+      kind: type of the data, as for `decode`.
+      most_bytes: maximum size of the file.
 
     Raises:
-      OSError: If it cannot be read, or is no regular file.
-      ValueError: If it is larger, or see `decode`.
+      OSError: if it cannot be read, or is no regular file.
+      ValueError: if it is larger, or its content is not JSON of this type.
     """
     return decode(read_bytes(file, most_bytes), kind)
 
 
 def read_bytes(file: Any, most_bytes: int) -> bytes:
-    """Return a file's bytes without a mark of UTF-8 before them.
+    """Return the bytes of a file, without the byte order mark of UTF-8.
 
     Args:
-      file: A `pathlib.Path`, or a path of a bucket.
-      most_bytes: That it may have.
+      file: `pathlib.Path`, or a path in a bucket.
+      most_bytes: maximum size of a file of this machine.
 
     Raises:
-      OSError: If it cannot be read, or is no regular file.
-      ValueError: If it is larger.
+      OSError: if it cannot be read, or is no regular file.
+      ValueError: if it is larger.
     """
     if not isinstance(file, pathlib.Path):
         return file.read_bytes().removeprefix(_BOM)
@@ -113,29 +120,31 @@ def read_bytes(file: Any, most_bytes: int) -> bytes:
 
 
 class Record(dict[str, Any]):
-    """A group of fields of a file, which says where it is from if one is asked for that it does not have.
+    """A dict of fields of a file, whose error for a missing field names the file.
 
     Args:
-      fields: Name -> value.
-      place: The file and where in it, for the message.
-      fix: The end of the message.
+      fields: name -> value.
+      place: the file and the place in it, the field of the error.
+      fix: end of the error's message, what to do.
 
     Raises:
-      EnvironmentProblem: By `record["name"]`, if there is none.
+      EnvironmentProblem: by `record["name"]`, if it has no such field.
     """
 
     __slots__ = ("fix", "place")
 
     def __init__(self, fields: Mapping[str, Any], place: str, fix: str):
         super().__init__(fields)
-        self.place, self.fix = place, fix
+        self.place = place
+        self.fix = fix
 
     def __missing__(self, name: str) -> Any:
-        raise EnvironmentProblem(f"{self.place} has no {name!r}; {self.fix}")
+        reason = f"it has no {name!r}; {self.fix}"
+        raise EnvironmentProblem(self.place, reason=reason, code="damaged")
 
 
 def records(data: Any, place: str, fix: str) -> Any:
-    """Return JSON data with a `Record` in the place of every dict; see there."""
+    """Return JSON data with a `Record`, whose arguments these are, in the place of every dict."""
     if isinstance(data, dict):
         named = {name: records(value, f"{place}: {name}", fix) for name, value in data.items()}
         return Record(named, place, fix)
@@ -149,16 +158,15 @@ def _parse(data: bytes) -> Any:
         found = _parsed(data)
     except RecursionError as error:
         raise ValueError(f"nested deeper than {DEEPEST}") from error
-    brackets = data.count(b"[") + data.count(
-        b"{"
-    )  # most of ours have fewer than are allowed in one another
+    # Most files have fewer brackets in all than may be nested, and need no walk.
+    brackets = data.count(b"[") + data.count(b"{")
     if brackets > DEEPEST and _is_deeper_than(found, DEEPEST):
         raise ValueError(f"nested deeper than {DEEPEST}")
     return found
 
 
 def _parsed(data: bytes) -> Any:
-    """Parse by msgspec, which is fast, and what it takes for no JSON as Python does: `NaN` and half a surrogate pair."""
+    """Parse by msgspec, which is fast, else by `json`, which also takes NaN and lone surrogates."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -169,12 +177,11 @@ def _parsed(data: bytes) -> Any:
 
 
 def _is_deeper_than(data: Any, most: int) -> bool:
-    level = [data]
+    groups = [data]
     for _ in range(most + 1):
-        level = [
-            child for group in level for child in _children(group) if isinstance(child, dict | list)
-        ]
-        if not level:
+        children = (child for group in groups for child in _children(group))
+        groups = [child for child in children if isinstance(child, dict | list)]
+        if not groups:
             return False
     return True
 
@@ -186,9 +193,14 @@ def _children(group: Any) -> Iterator[Any]:
         yield from group
 
 
-def _in_our_words(said: str) -> str:
-    """Put the field first: "Expected `int`, got `str` - at `$.a[0]`" -> "a[0]: expected int, got str"."""
-    found = _PLACE.search(said)
-    what = (said[: found.start()] if found else said).replace("`", "").replace("array", "list")
-    what = what[:1].lower() + what[1:]
-    return f"{found['place']}: {what}" if found else what
+def _field_first(message: str) -> str:
+    """Put the field before a message of msgspec.
+
+    >>> _field_first("Expected `int`, got `str` - at `$.a[0]`")
+    'a[0]: expected int, got str'
+    """
+    found = _PLACE.search(message)
+    reason = (message[: found.start()] if found else message).replace("`", "")
+    reason = reason.replace("array", "list")
+    reason = reason[:1].lower() + reason[1:]
+    return f"{found['place']}: {reason}" if found else reason

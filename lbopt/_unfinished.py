@@ -1,4 +1,7 @@
-"""Hidden files and folders in which something is written before it gets its name: `.NAME.NUMBER`, locked by whoever writes."""
+"""Hidden files and folders `.NAME.NUMBER`, written before they are renamed to NAME.
+
+The process that writes one holds a lock on it.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,28 @@ _YOUNG_S = 60.0
 
 
 def beside(place: pathlib.Path, ending: str = "") -> pathlib.Path:
-    """Return a hidden name beside `place` that nobody else has: containers on one disk have all the same pid."""
+    """Return a unique hidden name beside `place`.
+
+    Its number is random and no process id, as containers on one disk can have the same id.
+    """
     return place.with_name(f".{place.name}.{secrets.randbits(32)}{ending}")
 
 
 def lock(descriptor: int) -> None:
-    """Hold an open file or folder until it is closed, for `remove`; some file systems have no locks."""
+    """Lock an open file or folder until it is closed, so that `remove` leaves it alone.
+
+    Some file systems have no locks; there it does nothing.
+    """
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager
 def folder(place: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Make a hidden folder beside `place`, without those of killed processes; what is not renamed is removed at the end."""
+    """Make a hidden folder beside `place`, and remove it at the end unless it was renamed.
+
+    Folders that killed processes left there are removed first.
+    """
     remove(place.parent, re.compile(rf"\.{re.escape(place.name)}\.\d+\.partial"))
     made = beside(place, ".partial")
     made.mkdir()
@@ -44,12 +56,16 @@ def folder(place: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def remove(around: pathlib.Path, names: re.Pattern[str]) -> None:
-    """Remove what killed processes have left in a folder under such names.
+    """Remove files and folders that killed processes left.
 
-    A process that is at work, on any host that sees the locks of this folder, holds a lock on what it writes. One that began
-    within the last minute may not have got it yet: what is young stays.
+    A working process, on any host that sees the locks of this folder, holds a lock on the files
+    that it writes. It may not have the lock in the first minute, so young files stay.
+
+    Args:
+      around: folder that is searched.
+      names: regular expression for the whole names of the files and folders to remove.
     """
-    with contextlib.suppress(OSError):  # it is in nobody's way
+    with contextlib.suppress(OSError):  # leftovers do no harm
         for entry in list(around.iterdir()):
             if names.fullmatch(entry.name) and time.time() - entry.lstat().st_mtime > _YOUNG_S:
                 with contextlib.suppress(OSError):

@@ -171,7 +171,7 @@ def require(
 def require_choice(field: str, value: Any, choices: Iterable[str]) -> None:
     """Raise `UserError` with the choices, and the nearest one, unless `value` is among them."""
     known = sorted(choices)
-    if value in known:
+    if isinstance(value, str) and value in known:
         return
     near = difflib.get_close_matches(str(value)[:100], known, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""

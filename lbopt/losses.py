@@ -22,36 +22,46 @@ def softmax_cross_entropy(
     Args:
       logits: [batch, classes], or with more leading axes.
       labels: [batch] int class indices.
-      label_smoothing: e. The target is 1 - e on the right class, and e spread over classes by the rule.
-      smoothing_rule: "all_classes" adds e / C to each of C classes, the right one too (Szegedy et al., arXiv 1512.00567,
-        section 7; TensorFlow and MLPerf). "other_classes" gives e / (C - 1) to each of the others (NUS-HPC-AI-Lab's
-        pytorch-lamb and LARS-ImageNet-PyTorch). A rule at e is the other one at e (C - 1) / C.
+      label_smoothing: amount e in [0, 1). The target is 1 - e on the right class, and e spread over
+        classes by the rule.
+      smoothing_rule: "all_classes" adds e / C to each of C classes, the right one too (Szegedy et
+        al., arXiv:1512.00567v3, section 7; TensorFlow and MLPerf). "other_classes" gives
+        e / (C - 1) to each of the others (NUS-HPC-AI-Lab's pytorch-lamb and LARS-ImageNet-PyTorch).
+        "other_classes" at e is "all_classes" at e C / (C - 1).
 
     Returns:
-      [batch] fp32, like the labels.
+      The losses, [batch] fp32, shaped like the labels.
+
+    Raises:
+      UserError: for an unknown rule.
 
     >>> import jax.numpy as jnp
     >>> [round(float(loss), 4) for loss in softmax_cross_entropy(jnp.zeros((1, 4)), jnp.array([2]))]
     [1.3863]
     """
+    require_choice("smoothing_rule", smoothing_rule, SMOOTHING_RULES)
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
     classes = logits.shape[-1]
     one_hot = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
-    require_choice("smoothing_rule", smoothing_rule, SMOOTHING_RULES)
-    uniform = (
-        label_smoothing
-        if smoothing_rule == "all_classes"
-        else label_smoothing * classes / (classes - 1)
-    )
+    uniform = label_smoothing
+    if smoothing_rule == "other_classes":
+        uniform = label_smoothing * classes / (classes - 1)
     target = one_hot * (1 - uniform) + uniform / classes
     return -jnp.sum(target * log_p, axis=-1)
 
 
 def l2_penalty(params: types.Params, weight: float) -> jax.Array:
-    """Return weight / 2 times the sum of squares, in fp32, of all parameters but those of normalisation layers.
+    """Return weight / 2 times the sum of squares of all parameters except normalization layers'.
 
-    Biases of other layers count, as in tensorflow/tpu, models/official/{resnet,efficientnet}, which leave out what has
-    "batch_normalization" in its name.
+    Biases of other layers count, as in tensorflow/tpu, models/official/{resnet,efficientnet}, which
+    leave out variables with "batch_normalization" in their names.
+
+    Args:
+      params: the parameters.
+      weight: coefficient of the penalty.
+
+    Returns:
+      An fp32 scalar.
     """
     counted = masks.exclude_roles("norm")(params)
     squares = [

@@ -1,8 +1,9 @@
-"""Metrics as (sum, count) pairs: the only form that adds up exactly over batches and devices."""
+"""Metrics as (sum, count) pairs, which add up exactly over batches and devices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +14,19 @@ from lbopt.errors import UserError
 
 
 def summed(values: jax.Array, mask: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-    """Return (sum, count) of per-example values in fp32, over the examples where `mask` is True.
+    """Return (sum, count) of values, two fp32 scalars, over the examples where `mask` is True.
 
-    Masked-out values do not count even where they are NaN.
+    Args:
+      values: [batch] real values, one of each example.
+      mask: [batch] bool, or None for all examples. Values where it is False do not count, even if
+        they are NaN.
 
     Raises:
       UserError: for complex values, whose imaginary part fp32 would drop.
     """
     if jnp.iscomplexobj(values):
-        raise UserError(f"values = {values.dtype}: give real ones, jnp.abs(values) for instance")
+        fix = f"its dtype is {values.dtype}; give real values, jnp.abs(values) for instance"
+        raise UserError("values", reason=fix, code="type")
     values = values.astype(jnp.float32)
     if mask is None:
         return jnp.sum(values), jnp.asarray(values.size, jnp.float32)
@@ -31,13 +36,13 @@ def summed(values: jax.Array, mask: jax.Array | None = None) -> tuple[jax.Array,
 def classification(
     logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array | None = None
 ) -> types.Metrics:
-    """Return loss and top-1 accuracy.
+    """Return the metrics `loss` and `accuracy` (top-1) of a batch.
 
     Args:
-      logits: [batch, classes].
-      labels: [batch] int.
-      losses: [batch] the loss of each example.
-      mask: [batch] bool, False on padding; None if there is none.
+      logits: [batch, classes] floating-point logits.
+      labels: [batch] int class indices.
+      losses: [batch] losses of the examples.
+      mask: [batch] bool, False on padding; None without padding.
     """
     correct = jnp.argmax(logits, axis=-1) == labels
     return {"loss": summed(losses, mask), "accuracy": summed(correct, mask)}
@@ -68,9 +73,16 @@ def of_each_example(metric_fn: types.MetricFn) -> types.MetricFn:
 
 
 def means(batches: Iterable[types.Metrics]) -> dict[str, float]:
-    """Add up the pairs of many batches in float64 on the host and divide once.
+    """Return the mean of each metric: pairs are added up in float64 on the host, and divided once.
 
-    A pair called `perplexity` is of negative log-likelihoods, and the exponential comes after the division.
+    A pair called `perplexity` holds negative log-likelihoods; the exponential is taken after the
+    division.
+
+    Args:
+      batches: metrics of batches, which need not have the same names.
+
+    Raises:
+      UserError: for a metric that is no pair of real numbers.
 
     >>> means([{"accuracy": (3.0, 4.0)}, {"accuracy": (1.0, 1.0)}])
     {'accuracy': 0.8}
@@ -80,25 +92,26 @@ def means(batches: Iterable[types.Metrics]) -> dict[str, float]:
     totals: dict[str, np.ndarray] = {}
     for batch in batches:
         for name, pair in batch.items():
-            if not (isinstance(pair, tuple | list) and len(pair) == 2):
-                raise UserError(
-                    f"metrics/{name}: a {type(pair).__name__}; give (sum over examples, number of examples)"
-                )
-            if any(np.shape(part) or np.iscomplexobj(part) for part in pair):
-                kind = " and ".join(
-                    f"{np.asarray(part).dtype}{list(np.shape(part))}" for part in pair
-                )
-                raise UserError(
-                    f"metrics/{name}: {kind}; give one real number each, under a name of its own"
-                )
-            totals[name] = totals.get(name, np.zeros(2)) + np.asarray(
-                [float(part) for part in pair]
-            )
+            _check_pair(name, pair)
+            numbers = np.asarray([float(number) for number in pair])
+            totals[name] = totals.get(name, np.zeros(2)) + numbers
     return {name: _finish(name, float(total / count)) for name, (total, count) in totals.items()}
+
+
+def _check_pair(name: str, pair: Any) -> None:
+    """Raise `UserError` unless a metric is a pair of real numbers."""
+    field = f"metrics/{name}"
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        fix = f"a {type(pair).__name__}; give (sum over examples, number of examples)"
+        raise UserError(field, reason=fix, code="type")
+    if any(np.shape(number) or np.iscomplexobj(number) for number in pair):
+        kinds = [f"{np.asarray(number).dtype}{list(np.shape(number))}" for number in pair]
+        fix = f"{' and '.join(kinds)}; give two real numbers, and each metric a name of its own"
+        raise UserError(field, reason=fix, code="type")
 
 
 def _finish(name: str, mean: float) -> float:
     if name != "perplexity":
         return mean
-    with np.errstate(over="ignore"):  # a run that has diverged
+    with np.errstate(over="ignore"):  # in a run that diverged
         return float(np.exp(mean))

@@ -1,6 +1,6 @@
-"""The one rule for every path that a user gives: it is of this machine, or, where a bucket is taken too, gs://BUCKET/FOLDER.
+"""The rule for paths from users: a path of this machine, for some fields also gs://BUCKET/FOLDER.
 
-`pathlib` takes an address for a relative path: it would make a folder called `gs:`.
+`pathlib` takes an address for a relative path and would make a folder called `gs:`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ _SCHEMES = "abfss?|az|file|ftps?|gcs|gs|hdfs|hf|https?|s3[an]?|sftp|ssh|wasbs?"
 _ADDRESS = re.compile(
     rf".*://.*|\w[\w+.-]+:/.*|({_SCHEMES}):.*|(.*/)?({_SCHEMES}):(/.*)?", re.IGNORECASE | re.DOTALL
 )
-_LONGEST_NAME, _LONGEST = 255, 4095
-"""Bytes of a file's name, and of a path, on Linux (limits.h)."""
+# Bytes of a file's name and of a path on Linux (limits.h).
+_LONGEST_NAME = 255
+_LONGEST = 4095
 _DEEPEST = 500
-"""Folders in folders: `pathlib` makes them by recursion."""
+"""Maximum number of nested folders, as `pathlib` makes them by recursion."""
 _BUCKET = re.compile(r"gs://[^/]+(/(?!\.{1,2}(/|$))[^/]+)+/*", re.DOTALL)
-"""A folder of a bucket: no part of the path is empty, "." or ".."."""
+"""A folder of a bucket; no part of its path is empty, "." or ".."."""
 
 
 def is_address(path: GivenPath) -> bool:
-    """Return whether a path is an address, or one that lost a slash, and no path of this machine.
+    """Return whether a path is an address, also one that lost a slash, and no path of this machine.
 
-    >>> [is_address(path) for path in ("s3://b/run", pathlib.Path("gs://b/run"), "S3:", "/home/me/gs:/b", "file:/tmp")]
-    [True, True, True, True, True]
-    >>> [is_address(path) for path in ("runs/batch:1024", "recipe.py:smoke", "/runs/12:30/a", "a:b/c", "gs/b")]
-    [False, False, False, False, False]
+    >>> [is_address(path) for path in ("s3://b/run", pathlib.Path("gs://b"), "S3:", "file:/tmp")]
+    [True, True, True, True]
+    >>> [is_address(path) for path in ("runs/batch:1024", "recipe.py:smoke", "/12:30/a", "gs/b")]
+    [False, False, False, False]
     """
     return _ADDRESS.fullmatch(os.fspath(path)) is not None
 
@@ -42,11 +43,12 @@ def local(path: GivenPath, field: str) -> pathlib.Path:
     """Return a path of this machine, with a `~` at its beginning expanded.
 
     Args:
-      path: What the user gave.
-      field: The flag, field or argument, for the message.
+      path: path from the user.
+      field: flag, field or argument that holds it, for the error.
 
     Raises:
-      UserError: If it is an address, has a null character, is too long, is too deep, or begins with the home of nobody.
+      UserError: if it is an address, contains a null character, is too long or too deep, or begins
+        with the home folder of an unknown user.
     """
     text = os.fspath(path)
     fix = "give a path of this machine (a mounted bucket has one), not an address"
@@ -54,19 +56,14 @@ def local(path: GivenPath, field: str) -> pathlib.Path:
     require("\0" not in text, field, text, "a path has no null character; leave it out")
     parts = [len(part.encode(errors="replace")) for part in text.split("/")]
     fix = f"names have {_LONGEST_NAME} bytes at most, and paths {_LONGEST}; use a shorter one"
-    require(
-        max(parts) <= _LONGEST_NAME and sum(parts) + len(parts) - 1 <= _LONGEST, field, text, fix
-    )
-    require(
-        len(parts) <= _DEEPEST,
-        field,
-        text,
-        f"it has more than {_DEEPEST} folders in folders; use fewer",
-    )
+    is_short = max(parts) <= _LONGEST_NAME and sum(parts) + len(parts) - 1 <= _LONGEST
+    require(is_short, field, text, fix)
+    fix = f"it has more than {_DEEPEST} nested folders; use fewer"
+    require(len(parts) <= _DEEPEST, field, text, fix)
+
     path = pathlib.Path(text)
-    if (
-        not text.startswith("~") and path.parts[:1] and path.parts[0].startswith("~")
-    ):  # ./~ is no home
+    # `pathlib` makes ~ of ./~, which is no home folder.
+    if not text.startswith("~") and path.parts[:1] and path.parts[0].startswith("~"):
         return pathlib.Path.cwd() / path
     try:
         return path.expanduser()
@@ -75,40 +72,39 @@ def local(path: GivenPath, field: str) -> pathlib.Path:
 
 
 def local_or_bucket(path: GivenPath, field: str) -> str:
-    """Return a path of this machine as it was given, or gs://BUCKET/FOLDER without slashes at its end.
+    """Return a path of this machine unchanged, or gs://BUCKET/FOLDER without slashes at its end.
 
     Args:
-      path: What the user gave.
-      field: The flag, field or argument, for the message.
+      path: path or address from the user.
+      field: flag, field or argument that holds it, for the error.
 
     Raises:
-      UserError: If it is another address, or none of `local`.
+      UserError: if it is another address, or a path that `local` refuses.
 
-    >>> local_or_bucket("gs://bucket/runs/one/", "--workdir"), local_or_bucket("runs/one", "--workdir")
-    ('gs://bucket/runs/one', 'runs/one')
+    >>> local_or_bucket("gs://bucket/runs/one/", "--workdir")
+    'gs://bucket/runs/one'
     """
     text = os.fspath(path)
     if not is_address(text):
         local(text, field)
         return text
     require(_BUCKET.fullmatch(text), field, text, "give a folder, or gs://BUCKET/FOLDER")
-    fix = (
-        "clients of buckets take a name with * ? [ ] or a backslash for a pattern; use another name"
-    )
+    fix = "bucket clients read a name with * ? [ ] or a backslash as a pattern; use another name"
     require(not re.search(r"[*?\[\]\\]", text), field, text, fix)
     return text.rstrip("/")
 
 
 def of_user(environ: Mapping[str, str], variable: str, below_home: str) -> pathlib.Path:
-    """Return the user's folder of one kind; a variable with a relative path is ignored (XDG Base Directory Specification 0.8).
+    """Return a folder of the user, as the XDG Base Directory Specification 0.8 defines it.
 
     Args:
-      environ: `os.environ`.
-      variable: Its name, `XDG_CACHE_HOME` for instance.
-      below_home: The folder in the home folder where the variable is not set.
+      environ: environment variables, `os.environ`.
+      variable: name of the variable, `XDG_CACHE_HOME` for instance. It is ignored if its path is
+        relative.
+      below_home: path below the home folder, used if the variable is not set.
 
     Raises:
-      FileNotFoundError: If there is no home folder.
+      FileNotFoundError: if the user has no home folder.
 
     >>> of_user({"XDG_CACHE_HOME": "/cache"}, "XDG_CACHE_HOME", ".cache").as_posix()
     '/cache'
@@ -123,28 +119,26 @@ def of_user(environ: Mapping[str, str], variable: str, below_home: str) -> pathl
 
 
 def writable(path: GivenPath, field: str) -> pathlib.Path:
-    """Return the path of a file, looked at before the work whose result it gets.
+    """Return the path of a file that can be written; call it before the work that fills the file.
 
     Args:
-      path: What the user gave.
-      field: The flag, for the message.
+      path: path from the user.
+      field: flag that holds it, for the error.
 
     Raises:
-      UserError: If it is none of `local`, or cannot be written.
+      UserError: if `local` refuses the path, or the file cannot be written.
     """
     file = local(path, field)
-    real = os.path.realpath(file)  # what a link leads to may not be there yet
-    there = os.path.exists(real)
+    real = os.path.realpath(file)  # the target of a link may not exist yet
+    existed = os.path.exists(real)
     try:
         open(real, "a").close()
-        if not there:
+        if not existed:
             os.unlink(real)
     except OSError as error:
-        fix = "give a file in a folder that exists and is yours"
-        raise UserError(
-            field,
-            os.fspath(path),
-            f"it cannot be written ({error.strerror}); {fix}",
-            code="resource",
-        ) from error
+        fix = (
+            f"it cannot be written ({error.strerror}); give a file in a folder that exists and is "
+            "yours"
+        )
+        raise UserError(field, os.fspath(path), fix, code="resource") from error
     return file

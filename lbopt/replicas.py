@@ -1,8 +1,9 @@
-"""What a function being traced may know of the replicas it will run on.
+"""Facts about the replicas of a program, for functions that are being traced.
 
-A model that normalises over groups of replicas has to know how many there are, and a model must not know about meshes.
-The step functions of `lbopt.parallel` state it here while they trace; `lbopt.BatchNorm` reads it. The context is part of
-the key of jit's caches, so a jitted part of a model is traced anew for another number of replicas.
+A model that normalizes over groups of replicas has to know their number, and a model must not know
+about meshes. The step functions of `lbopt.parallel` state the replicas here while they trace, and
+`lbopt.BatchNorm` reads them. The context is part of the key of jit's caches, so a jitted part of a
+model is traced anew for another number of replicas.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-STATISTICS, GRADIENTS, STATE, METRICS, UPDATE, PARAMETERS = (
-    "batch_statistics",
-    "reduce_gradients",
-    "reduce_state",
-    "reduce_metrics",
-    "update",
-    "gather_parameters",
-)
-"""Scopes (`jax.named_scope`) of what replicas exchange, by which a compiled program says what an exchange is for."""
+# Scopes (`jax.named_scope`) of exchanges between replicas. They show in a compiled program what a
+# collective is for.
+STATISTICS = "batch_statistics"
+GRADIENTS = "reduce_gradients"
+STATE = "reduce_state"
+METRICS = "reduce_metrics"
+UPDATE = "update"
+PARAMETERS = "gather_parameters"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,15 @@ class Replicas:
     """The data-parallel replicas of the program being traced.
 
     Attributes:
-      count: how many replicas share the global batch.
-      axis_name: the mapped axis when the function sees one replica's part of the batch (`pmap`); None when it sees
+      count: number of replicas that share the global batch.
+      axis_name: mapped axis if the function sees the shard of one replica (`pmap`); None if it sees
         the whole global batch (`jit`).
-      grid: (rows, columns) of the torus on which replica r is at (r // columns, r % columns); None if there is none.
-      own_keys: each replica draws from a key of its own, and not from one for the global batch.
-      rows: each of these is so many replicas, which run one after another: the function sees one of each.
+      grid: (rows, columns) of the torus, with replica r at (r // columns, r % columns); None if
+        there is no torus.
+      own_keys: whether each replica has a random key of its own, instead of one for the global
+        batch.
+      rows: number of replicas that each of the `count` simulates by running them sequentially; the
+        function sees one at a time.
     """
 
     count: int = 1
@@ -49,12 +52,12 @@ _CURRENT = jax.make_user_context(default_value=None)
 
 
 def current() -> Replicas | None:
-    """Return the replicas of the program being traced; None if nobody stated them."""
+    """Return the replicas of the program being traced; None outside of a step."""
     return _CURRENT.value
 
 
 def mapped() -> int:
-    """Return into how many replicas' parts the batch was split before the traced function saw one of them."""
+    """Return the number of shards of the global batch, of which the traced function sees one."""
     here = current()
     return 1 if here is None else here.rows * (here.count if here.axis_name else 1)
 
@@ -73,13 +76,23 @@ def tracing_for(
 
 @contextlib.contextmanager
 def one_after_another(rows: int) -> Iterator[None]:
-    """State that each of the replicas is so many, while the function is traced that they run in turn."""
+    """State that each replica simulates `rows` replicas, while their function is traced."""
     with _CURRENT(dataclasses.replace(current() or Replicas(), rows=rows)):
         yield
 
 
 def example_numbers(num_examples: int) -> jax.Array:
-    """Return the numbers [num_examples] int32 of the examples that the traced function sees, among all that one key draws for."""
+    """Return the places of the examples that the traced function sees.
+
+    They count the examples that share a random key: those of the global batch, or of one replica if
+    each has a key of its own.
+
+    Args:
+      num_examples: number of examples that the function sees.
+
+    Returns:
+      [num_examples] int32.
+    """
     here = current()
     numbers = jnp.arange(num_examples)
     if here is None or here.axis_name is None or here.own_keys:

@@ -1,4 +1,7 @@
-"""Which leaves are stacks of layers (`nn.scan`): stated by a predicate or by the model's metadata, never guessed from sizes."""
+"""Which leaves are stacks of layers, as `nn.scan` makes them.
+
+A predicate or the model's metadata says so; it is never guessed from sizes.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from lbopt import tree, types
+from lbopt.errors import UserError
 
 
 class LayerAxes(int):
-    """How many axes of a leaf count layers, and which.
+    """How many axes of a leaf count layers, and which axes.
 
     Attributes:
-      axes: the axes, ascending; the first ones if only their number was said. Below 0 they count from the end, until `resolve_stacked` knows the leaf.
+      axes: the axes, ascending; 0, 1, ... if only their number is given. Negative axes count from
+        the end; `resolve_stacked` makes them positive.
     """
 
     axes: tuple[int, ...]
@@ -38,11 +43,11 @@ class LayerAxes(int):
 
     @property
     def leads(self) -> bool:
-        """Whether no other axis stands before them."""
+        """Whether they are the leading axes."""
         return self.axes == tuple(range(self))
 
     def layers(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the numbers of layers of a leaf of this shape."""
+        """Return the sizes of these axes in a leaf of this shape."""
         return tuple(shape[axis] for axis in self.axes)
 
     def one(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -52,53 +57,71 @@ class LayerAxes(int):
 
 @dataclasses.dataclass(frozen=True)
 class StackedPaths:
-    """Which leaves are stacks, by path; see `stacked_paths` and `stacked_from_metadata`."""
+    """A predicate on paths that says which leaves are stacks.
+
+    `stacked_paths` makes one from patterns, `stacked_from_metadata` one from a model's boxes.
+
+    Attributes:
+      found: path -> its axes of layers, from metadata; None for one from patterns.
+      patterns: regular expressions, searched in the path.
+      axes: axes of layers of the leaves whose path matches a pattern.
+    """
 
     found: Mapping[str, LayerAxes] | None
     patterns: tuple[str, ...] = ()
     axes: LayerAxes = LayerAxes(1)  # noqa: RUF009 - it does not change
 
     def __call__(self, name: str, leaf: Any = None) -> LayerAxes:
-        """Return the axes that count layers."""
+        """Return the axes that count layers in the leaf of this name."""
         del leaf
         if not isinstance(name, str):
-            raise ValueError(
-                f"{self!r} needs the name of a parameter; inside optax.inject_hyperparams, name stacked in static_args, or it is taken for a schedule"
+            fix = (
+                "it is called with the name of a parameter; inside optax.inject_hyperparams, name "
+                "stacked in static_args, or it is taken for a schedule"
             )
+            raise UserError("stacked", self, fix, code="type")
         if self.found is not None:
             return self.found.get(name, LayerAxes(0))
-        return (
-            self.axes
-            if any(re.search(pattern, name) for pattern in self.patterns)
-            else LayerAxes(0)
-        )
+        matches = any(re.search(pattern, name) for pattern in self.patterns)
+        return self.axes if matches else LayerAxes(0)
 
     def check(self, params: types.Params) -> None:
-        """Raise ValueError if a pattern matches nothing, or if leaves of one stack, whose paths begin alike up to the end of the match, differ in the number of layers."""
+        """Raise `UserError` if the patterns do not fit the parameters.
+
+        Each pattern must match a parameter. The leaves of one stack, whose paths are equal up to
+        the end of the match, must have the same number of layers.
+        """
         names = tree.leaf_names(params)
         idle = [
             pattern
             for pattern in self.patterns
             if not any(re.search(pattern, name) for name in names)
         ]
+        # If all are idle, `resolve_stacked` reports that nothing is stacked.
         if idle and len(idle) < len(self.patterns):
-            raise ValueError(
-                f"stacked = {self!r}: {idle[0]!r} matches none of the {len(names)} parameters ({tree.some(names)}): mend it, or leave it out"
+            fix = (
+                f"{idle[0]!r} matches none of the {len(names)} parameters ({tree.some(names)}); "
+                "correct the pattern, or leave it out"
             )
-        seen: dict[str, tuple[str, tuple[int, ...]]] = {}
+            raise UserError("stacked", self, fix)
+
+        first_of_stack: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name, leaf in tree.by_name(params).items():
-            match = next(
-                filter(None, (re.search(pattern, name) for pattern in self.patterns)), None
-            )
+            matches = filter(None, (re.search(pattern, name) for pattern in self.patterns))
+            match = next(matches, None)
             if match is None or not _has_axes(leaf, self.axes):
                 continue
             layers = self.axes.layers(jnp.shape(leaf))
-            other, wanted = seen.setdefault(name[: match.end()], (name, layers))
+            stack = name[: match.end()]
+            other, wanted = first_of_stack.setdefault(stack, (name, layers))
             if layers != wanted:
-                raise ValueError(
-                    f"stacked = {self!r}: axis {self.axes.axes[0]} has size {wanted[0]} at {other!r} and {layers[0]} at {name!r}: the leaves of a stack "
-                    f"have as many layers each; say which axis counts them, stacked_paths(..., axis={int(self.axes.axes[0] == 0)})"
+                axis = self.axes.axes[0]
+                fix = (
+                    f"axis {axis} has size {wanted[0]} at {other!r} and {layers[0]} at {name!r}, "
+                    "but the leaves of a stack have the same number of layers; give the axis that "
+                    f"counts them, stacked_paths(..., axis={int(axis == 0)})"
                 )
+                raise UserError("stacked", self, fix, code="mismatch")
 
     def __repr__(self) -> str:
         if self.found is not None:
@@ -108,25 +131,27 @@ class StackedPaths:
 
 
 def stacked_paths(*patterns: str, axis: int = 0) -> StackedPaths:
-    r"""Say that the leaves whose path matches one of the regular expressions are stacks of layers.
+    r"""Return a predicate: leaves whose path matches a regular expression are stacks of layers.
 
     Args:
-      *patterns: searched (`re.search`) in the full path.
-      axis: the axis that counts layers: 1 for `nn.scan(..., variable_axes={"params": 1})`, MaxText's default; -1 for the last axis of each leaf.
+      *patterns: regular expressions, searched (`re.search`) in the full path.
+      axis: axis that counts layers. It is 1 for `nn.scan(..., variable_axes={"params": 1})`, the
+        default of MaxText; -1 is the last axis of each leaf.
 
     Returns:
-      A value for `stacked`. Applied to parameters it raises ValueError if the leaves of a stack differ in the number of layers.
+      A value for `stacked`. It is checked against the parameters: the leaves of a stack must have
+      the same number of layers.
 
     Raises:
-      ValueError: for no pattern, one that is no regular expression, or an axis that is no number.
+      UserError: without a pattern, for one that is no regular expression, or an axis that is no
+        whole number.
 
     >>> stacked_paths(r"encoder/layers/")("encoder/layers/Dense_0/kernel", None)
     1
     """
     if not isinstance(axis, (int, np.integer)) or isinstance(axis, bool):
-        raise ValueError(
-            f"axis = {tree.said(axis)}: give the number of the axis that counts layers"
-        )
+        fix = "give the number of the axis that counts layers"
+        raise UserError("axis", axis, fix, code="type")
     return StackedPaths(None, tree.check_patterns(patterns), LayerAxes((int(axis),)))
 
 
@@ -134,27 +159,31 @@ def stacked_from_metadata(boxed: types.PyTree, axis_name: str = "layers") -> Sta
     """Read from a model's own metadata which leaves are stacks of layers, and along which axis.
 
     Args:
-      boxed: parameters as the model was initialised, their partitioning metadata still around them: every leaf that is
-        a box with `names` (`flax.linen.Partitioned`, as `nn.scan(..., metadata_params={nn.PARTITION_NAME: "layers"})`
-        makes it) or a variable of Flax NNX with `out_sharding` (`nnx.vmap(..., transform_metadata={nnx.PARTITION_NAME: "layers"})`) is read,
-        others are not stacks.
-      axis_name: the name of the layer axis.
+      boxed: parameters as the model initialises them, with partitioning metadata. Leaves with the
+        axis `axis_name` are stacks, whether they are boxes with `names` (`flax.linen.Partitioned`,
+        made by `nn.scan(..., metadata_params={nn.PARTITION_NAME: "layers"})`) or variables of Flax
+        NNX with `out_sharding` (`nnx.vmap(..., transform_metadata={nnx.PARTITION_NAME:
+        "layers"})`). Other leaves are no stacks.
+      axis_name: name of the axis that counts layers.
 
     Raises:
-      ValueError: if no leaf has such an axis, or if Flax wrote it in another place than it is in.
+      UserError: if no leaf has such an axis, or if Flax wrote its name in the wrong place.
     """
-    found, shapes = {}, {}
-    for path, box in jax.tree_util.tree_leaves_with_path(
+    found: dict[str, LayerAxes] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    boxes = jax.tree_util.tree_leaves_with_path(
         boxed, is_leaf=lambda node: _axis_names(node) is not None
-    ):
-        axes = tuple(axis for axis, name in enumerate(_axis_names(box) or ()) if name == axis_name)
+    )
+    for path, box in boxes:
+        names = _axis_names(box) or ()
+        axes = tuple(axis for axis, name in enumerate(names) if name == axis_name)
         if axes:
             found[tree.path_name(path)] = LayerAxes(axes)
             shapes[tree.path_name(path)] = jnp.shape(jax.tree.leaves(box)[0])
+
     if not found:
-        raise ValueError(
-            f"axis_name = {tree.said(axis_name)}: no leaf's metadata names that axis; pass the boxed parameters"
-        )
+        fix = "no leaf's metadata names that axis; pass the boxed parameters"
+        raise UserError("axis_name", axis_name, fix, code="missing")
     _check_places(found, shapes, axis_name)
     return StackedPaths(found)
 
@@ -162,83 +191,84 @@ def stacked_from_metadata(boxed: types.PyTree, axis_name: str = "layers") -> Sta
 def _check_places(
     found: Mapping[str, LayerAxes], shapes: Mapping[str, tuple[int, ...]], axis_name: str
 ) -> None:
-    """Raise ValueError for the names of layers along axis -1: Flax writes them before the last axis, not behind it."""
+    """Raise `UserError` for layers along axis -1, whose name Flax writes before the last axis."""
     if not all(axes.axes == (len(shapes[name]) - 2,) for name, axes in found.items()):
         return
     places = {axes.axes for axes in found.values()}
-    sizes, last = ({shape[axis] for shape in shapes.values()} for axis in (-2, -1))
-    if len(places) > 1 or (places != {(0,)} and len(sizes) > 1 and len(last) == 1):
-        raise ValueError(
-            f"axis_name = {axis_name!r}: the metadata name the axis before the last of every leaf, where Flax puts the names of axis -1 by mistake; "
-            "give Flax that axis as a number >= 0, or say here lbopt.stacked_paths(..., axis=-1)"
+    named_sizes = {shape[-2] for shape in shapes.values()}
+    last_sizes = {shape[-1] for shape in shapes.values()}
+
+    # The named axis may be right. It is wrong if only the last axis has one size in all leaves.
+    last_counts_layers = places != {(0,)} and len(named_sizes) > 1 and len(last_sizes) == 1
+    if len(places) > 1 or last_counts_layers:
+        fix = (
+            "the metadata names the axis before the last of every leaf, where Flax by mistake puts "
+            "the name of axis -1; give Flax that axis as a number >= 0, or use "
+            "lbopt.stacked_paths(..., axis=-1)"
         )
+        raise UserError("axis_name", axis_name, fix)
 
 
 def _axis_names(node: Any) -> tuple[Any, ...] | None:
-    """Return the names of a box's axes; None for what is no box."""
+    """Return the names of a box's axes; None if the node is no box."""
     if hasattr(node, "get_metadata"):
         metadata = node.get_metadata()
-        return tuple(
-            metadata.get("out_sharding")
-            or metadata.get("sharding_names")
-            or metadata.get("sharding")
-            or ()
-        )
+        keys = ("out_sharding", "sharding_names", "sharding")
+        return tuple(next(filter(None, map(metadata.get, keys)), ()))
     return tuple(node.names) if hasattr(node, "names") and hasattr(node, "unbox") else None
 
 
 def resolve_stacked(stacked: types.Stacked, params: types.Params) -> types.PyTree:
-    """Turn `stacked` in any accepted form into a pytree of `LayerAxes`: which axes of each leaf count layers.
+    """Turn `stacked` in any accepted form into a pytree of `LayerAxes`, shaped like `params`.
 
     Args:
-      stacked: None (no stacks), a predicate (path, leaf) -> bool, number of leading layer axes or `LayerAxes`, or a pytree of such.
+      stacked: None (no stacks); a predicate (path, leaf) -> bool, number of leading layer axes or
+        `LayerAxes`; or a pytree of such values.
       params: the parameters.
 
     Raises:
-      ValueError: if a leaf lacks that axis, if nothing is stacked, or if a value is not a bool or a count.
+      UserError: if a leaf lacks the axis, if nothing is stacked, or if a value is of another type.
     """
     if stacked is None:
         return jax.tree.map(lambda _: LayerAxes(0), params)
     if isinstance(stacked, (str, bool, int)):
-        raise ValueError(
-            f"stacked = {tree.said(stacked)}: give a predicate (path, leaf) -> bool, for instance lbopt.stacked_paths('^layers/'), or None"
+        fix = (
+            "give a predicate (path, leaf) -> bool, for instance lbopt.stacked_paths('^layers/'), "
+            "or None"
         )
+        raise UserError("stacked", stacked, fix, code="type")
+
     if tree.is_function(stacked):
         if isinstance(stacked, StackedPaths):
             stacked.check(params)
-        tree.check_takes(
-            stacked,
-            2,
-            "stacked",
-            "the path and the leaf and returns a bool or the number of leading layer axes",
-        )
-        counts = tree.map_with_name(
+        does = "the path and the leaf and returns a bool or the number of leading layer axes"
+        tree.check_takes(stacked, 2, "stacked", does)
+        found = tree.map_with_name(
             lambda name, leaf: _layer_axes(name, stacked(name, leaf), leaf), params
         )
     else:
-        counts = tree.map_with_name(_layer_axes, tree.spread(stacked, params, "stacked"), params)
-    if jax.tree.leaves(params) and not any(jax.tree.leaves(counts)):
-        raise ValueError(
-            f"stacked = {tree.said(stacked)} marks none of the parameters ({tree.some(tree.leaf_names(params))}): pass stacked=None if there are no stacks"
-        )
-    return counts
+        found = tree.map_with_name(_layer_axes, tree.spread(stacked, params, "stacked"), params)
+
+    if jax.tree.leaves(params) and not any(jax.tree.leaves(found)):
+        names = tree.some(tree.leaf_names(params))
+        fix = f"it marks none of the parameters ({names}); pass None if there are no stacks"
+        raise UserError("stacked", stacked, fix)
+    return found
 
 
 def _layer_axes(name: str, count: Any, leaf: Any) -> LayerAxes:
+    """Return the layer axes of one leaf, none of them negative."""
     if not isinstance(count, (bool, int, np.bool_, np.integer)) or count < 0:
-        raise ValueError(
-            f"stacked at {name!r} is {tree.said(count)}: give a bool or the number of leading layer axes"
-        )
+        fix = "give a bool or the number of leading layer axes"
+        raise UserError(f"stacked/{name}", count, fix, code="type")
     axes = count if isinstance(count, LayerAxes) else LayerAxes(int(count))
     if not _has_axes(leaf, axes):
-        which = (
-            f"{int(axes)}"
-            if axes.leads
-            else f"along axis {axes.axes[0] if axes.axes[0] < 0 else axes.axes[-1]}"
+        leading = "leading " if axes.leads else ""
+        fix = (
+            f"the leaf has shape {jnp.shape(leaf)} and no such {leading}axis of layers; give an "
+            "axis that it has, or leave it out"
         )
-        raise ValueError(
-            f"stacked at {name!r} is {which}, but the leaf has shape {jnp.shape(leaf)}: it has no such {'leading ' * axes.leads}axis of layers"
-        )
+        raise UserError(f"stacked/{name}", axes, fix)
     return axes if axes.leads else LayerAxes(tuple(axis % jnp.ndim(leaf) for axis in axes.axes))
 
 
@@ -246,19 +276,25 @@ def _has_axes(leaf: Any, axes: LayerAxes) -> bool:
     return all(-jnp.ndim(leaf) <= axis < jnp.ndim(leaf) for axis in axes.axes)
 
 
-def leading(stacked: types.Stacked, params: types.Params, who: str) -> list[int]:
-    """Return how many leading axes of each leaf count layers, in leaf order.
+def leading(stacked: types.Stacked, params: types.Params, needs: str) -> list[int]:
+    """Return the number of leading layer axes of each leaf, in leaf order.
+
+    Args:
+      stacked: as in `resolve_stacked`.
+      params: the parameters.
+      needs: name of the algorithm that takes layers along leading axes only, for the error.
 
     Raises:
-      ValueError: as `resolve_stacked`, or, naming the leaf, if another axis stands before them.
+      UserError: as `resolve_stacked`, or if another axis stands before those of a leaf's layers.
     """
     found = tree.by_name(resolve_stacked(stacked, params))
     for name, axes in found.items():
         if not axes.leads:
-            raise ValueError(
-                f"{who}: stacked at {name!r} says that axis {axes.axes[0]} counts layers, and here it has to be the first: "
-                "move it with jnp.moveaxis, or leave that leaf out of stacked to take it as one matrix"
+            fix = (
+                f"{needs} needs layers along the first axis; move it there with jnp.moveaxis, or "
+                "leave the leaf out of stacked to take it as one matrix"
             )
+            raise UserError(f"stacked/{name}", axes, fix)
     return [int(axes) for axes in found.values()]
 
 
@@ -266,5 +302,8 @@ def one_layer(params: types.Params, stacked: types.PyTree) -> types.Params:
     """Return the shapes of one layer of each stack; `params` itself if nothing is stacked."""
     if stacked is None or not any(jax.tree.leaves(stacked)):
         return params
-    one = lambda leaf, axes: jax.ShapeDtypeStruct(axes.one(jnp.shape(leaf)), leaf.dtype)  # noqa: E731
+
+    def one(leaf: Any, axes: LayerAxes) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(axes.one(jnp.shape(leaf)), leaf.dtype)
+
     return jax.tree.map(one, params, stacked)

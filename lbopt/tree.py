@@ -1,36 +1,37 @@
-"""Names and norms of parameter trees."""
+"""Names, structure and norms of trees of parameters."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 
-from lbopt import errors, types
+from lbopt import types
+from lbopt.errors import UserError
 
 
 def path_name(path: tuple[Any, ...]) -> str:
     """Return a key path as `a/b/c`, the form in which masks and messages name a leaf.
 
-    >>> import jax
-    >>> [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path({"dense": {"bias": 0, "kernel": 0}})]
+    >>> tree = {"dense": {"bias": 0, "kernel": 0}}
+    >>> [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     ['dense/bias', 'dense/kernel']
     """
     return "/".join(path_parts(path))
 
 
 def path_parts(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return the names of the keys on a path, the inside of a box left out."""
-    if (
-        len(path) > 1
-        and isinstance(path[-1], jax.tree_util.GetAttrKey)
-        and path[-1].name == "value"
-    ):
-        path = path[:-1]  # the inside of a box: flax.linen.Partitioned, the variables of flax.nnx
+    """Return the names of the keys on a path, without the key inside a box.
+
+    A box is `flax.linen.Partitioned` or a variable of `flax.nnx`, which keep the array in `value`.
+    """
+    last = path[-1] if len(path) > 1 else None
+    if isinstance(last, jax.tree_util.GetAttrKey) and last.name == "value":
+        path = path[:-1]
     return tuple(_key_name(key) for key in path)
 
 
@@ -38,9 +39,8 @@ def _key_name(key: Any) -> str:
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             name = getattr(key, attribute)
-            return (
-                "/".join(map(str, name)) if isinstance(name, tuple) else str(name)
-            )  # flax.traverse_util.flatten_dict
+            # flax.traverse_util.flatten_dict makes keys of tuples.
+            return "/".join(map(str, name)) if isinstance(name, tuple) else str(name)
     return str(key)
 
 
@@ -67,67 +67,72 @@ def some(names: list[str]) -> str:
 
 
 def is_function(given: Any) -> bool:
-    """Return whether an argument is a function to call, and not a pytree that is callable, as every Equinox module is."""
+    """Return whether an argument is a function, and no callable pytree, as Equinox modules are."""
     values = [] if isinstance(given, jax.tree_util.Partial) else jax.tree.leaves(given)
     return callable(given) and all(callable(value) for value in values)
 
 
-def check_takes(fn: Callable[..., Any], number: int, argument: str, what: str) -> None:
-    """Raise ValueError unless a function given for `argument` can be called with this number of arguments, `what` for the message."""
-    try:
-        inspect.signature(fn).bind(*range(number))
-    except TypeError as error:
-        raise ValueError(f"{argument} = {said(fn)}: give a function that takes {what}") from error
-    except ValueError:  # some of those written in C have no signature
-        return
+def check_takes(fn: Callable[..., Any], number: int, argument: str, does: str) -> None:
+    """Raise `UserError` unless a function can be called with this number of arguments.
 
-
-def said(value: Any) -> str:
-    """Return a value in one short line, for messages.
-
-    >>> import numpy as np
-    >>> said(True), said(np.zeros((1000, 2)))
-    ('True', 'an array of shape (1000, 2)')
+    Args:
+      fn: the function.
+      number: how many positional arguments it gets.
+      argument: name of the argument that the function was given for.
+      does: end of the sentence "give a function that takes ...", for the message.
     """
-    return errors.brief(value)
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # some functions written in C have no signature
+        return
+    try:
+        signature.bind(*range(number))
+    except TypeError as error:
+        fix = f"give a function that takes {does}"
+        raise UserError(argument, fn, fix, code="type") from error
 
 
 def spread(given: types.PyTree, params: types.Params, argument: str) -> types.PyTree:
-    """Return a pytree shaped like `params` from one that gives a value per leaf or per subtree, as Optax takes its masks.
+    """Return a pytree shaped like `params` from one with a value per leaf or per subtree.
 
-    Leaves are matched by name, so a container may be of another type and a box may be there on one side only. A value may stand where `params` has
-    an empty subtree (None, `optax.MaskedNode`).
+    Optax takes masks in this form. Leaves are matched by name, so containers may be of other types
+    and boxes may be on one side only. A value may also stand where `params` has an empty subtree
+    (None, `optax.MaskedNode`).
+
+    Args:
+      given: the values.
+      params: the parameters.
+      argument: name of the argument that `given` is, for the error.
 
     Raises:
-      ValueError: if a leaf gets no value, or a value no place.
+      UserError: if a leaf gets no value, or a value belongs to no leaf.
 
-    >>> spread({"body": True, "head": {"bias": False}}, {"body": {"bias": 0, "kernel": 0}, "head": {"bias": 0}}, "mask")
+    >>> params = {"body": {"bias": 0, "kernel": 0}, "head": {"bias": 0}}
+    >>> spread({"body": True, "head": {"bias": False}}, params, "mask")
     {'body': {'bias': True, 'kernel': True}, 'head': {'bias': False}}
     """
     values = {path_parts(path): value for path, value in jax.tree_util.tree_leaves_with_path(given)}
     leaves = [path_parts(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+
+    # The longest beginning of each leaf's path that has a value.
     starts = [
         next((leaf[:n] for n in range(len(leaf), -1, -1) if leaf[:n] in values), None)
         for leaf in leaves
     ]
-    without = [leaf for leaf, start in zip(leaves, starts, strict=True) if start is None]
-    astray = [
-        place
-        for place in values.keys() - set(starts)
-        if not any(_meet(place, hole) for hole in _holes(params))
-    ]
-    if without or astray:
-        names = sorted("/".join(parts) for parts in (*without, *astray))
-        raise ValueError(
-            f"{argument} has another structure than params (they differ at {', '.join(names[:4]) or 'the root'}): "
-            "give one value per parameter, or per subtree"
-        )
+
+    missing = [leaf for leaf, start in zip(leaves, starts, strict=True) if start is None]
+    unused = values.keys() - set(starts)
+    holes = _empty_paths(params) if unused else []
+    unused = {place for place in unused if not any(_overlap(place, hole) for hole in holes)}
+    if missing or unused:
+        _refuse_structure(argument, {"/".join(parts) for parts in (*missing, *unused)})
+
     structure: Any = jax.tree.structure(params)
     return structure.unflatten([values[start] for start in starts if start is not None])
 
 
-def _holes(params: types.Params) -> list[tuple[str, ...]]:
-    """Return the paths of what holds no array: None, empty containers, what `optax.masked` took out."""
+def _empty_paths(params: types.Params) -> list[tuple[str, ...]]:
+    """Return the paths of subtrees without leaves: None, empty containers, `optax.MaskedNode`."""
 
     def is_empty(node: Any) -> bool:
         return not jax.tree.leaves(node)
@@ -136,109 +141,130 @@ def _holes(params: types.Params) -> list[tuple[str, ...]]:
     return [path_parts(path) for path, node in nodes if is_empty(node)]
 
 
-def _meet(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+def _overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Return whether one path begins with the other."""
     shorter = min(len(one), len(other))
     return one[:shorter] == other[:shorter]
 
 
-def check_structure(selected: types.PyTree, params: types.Params, argument: str) -> None:
-    """Raise ValueError unless a pytree given for `argument` has one leaf per parameter."""
-    ours: Any = jax.tree.structure(selected)
+def _refuse_structure(argument: str, differences: Iterable[str]) -> NoReturn:
+    places = ", ".join(sorted(differences)[:4]) or "the root"
+    fix = (
+        f"its structure differs from that of the parameters, at {places}; give one value per "
+        "parameter, or per subtree"
+    )
+    raise UserError(argument, reason=fix, code="type")
+
+
+def check_structure(given: types.PyTree, params: types.Params, argument: str) -> None:
+    """Raise `UserError` unless `given`, the value of `argument`, has one leaf per parameter."""
+    ours: Any = jax.tree.structure(given)
     if ours != jax.tree.structure(params):
-        unknown = sorted(set(leaf_names(selected)) ^ set(leaf_names(params)))
-        raise ValueError(
-            f"{argument} has another structure than params (they differ at {', '.join(unknown[:4]) or 'the root'}): give one value per parameter"
-        )
+        _refuse_structure(argument, set(leaf_names(given)) ^ set(leaf_names(params)))
 
 
 def check_updates(updates: types.PyTree, params: types.PyTree) -> None:
-    """Raise ValueError unless updates have the structure and the shapes of the parameters (or of the state)."""
+    """Raise `UserError` unless updates have the structure and shapes of the parameters (or state).
+
+    They must be real where the parameters are real, and complex where those are complex.
+    """
     check_structure(updates, params, "updates")
+    check_inexact(updates, "updates")
 
     def check(name: str, update: Any, param: Any) -> None:
+        field = f"updates/{name}"
         if jnp.shape(update) != jnp.shape(param):
-            raise ValueError(
-                f"updates at {name!r} have shape {jnp.shape(update)}, the parameter has {jnp.shape(param)}: "
+            fix = (
+                f"its shape is {jnp.shape(update)}, that of the parameter {jnp.shape(param)}; "
                 "give the gradients of these parameters"
             )
+            raise UserError(field, reason=fix, code="type")
         if jnp.iscomplexobj(update) != jnp.iscomplexobj(param):
             wanted = "complex" if jnp.iscomplexobj(param) else "real"
-            raise ValueError(
-                f"updates at {name!r} are {update.dtype}, the parameter is {param.dtype}: give {wanted} gradients"
+            fix = (
+                f"its dtype is {update.dtype}, that of the parameter {param.dtype}; give {wanted} "
+                "gradients"
             )
+            raise UserError(field, reason=fix, code="type")
 
-    check_inexact(updates, "the gradient")
     map_with_name(check, updates, params)
 
 
+def check_inexact(leaves: types.PyTree, argument: str) -> None:
+    """Raise `UserError` for the first leaf that is no floating-point or complex array.
+
+    Args:
+      leaves: any pytree.
+      argument: name of the argument that it is; the error's field is `argument/path/of/leaf`.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(leaves):
+        name = path_name(path)
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is not None and jnp.issubdtype(dtype, jnp.inexact):
+            continue
+        field = f"{argument}/{name}" if name else argument
+        if dtype is None and isinstance(leaf, (float, complex)):
+            fix = "a number and no array; make it one with jnp.asarray"
+            raise UserError(field, leaf, fix, code="type")
+        is_float0 = dtype == jax.dtypes.float0
+        kind = "float0 (the gradient of an integer)" if is_float0 else dtype or type(leaf).__name__
+        fix = f"{kind}, not a floating-point array; take the leaf out with optax.masked"
+        raise UserError(field, reason=fix, code="type")
+
+
 def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the patterns, or raise ValueError if there are none or one is not a regular expression."""
+    """Return the patterns, all of which must be regular expressions.
+
+    Raises:
+      UserError: if there is none, or one is no regular expression.
+    """
     if not patterns:
-        raise ValueError("patterns = (): give at least one regular expression")
+        fix = "give at least one regular expression"
+        raise UserError("patterns", patterns, fix, code="missing")
     for pattern in patterns:
         try:
             re.compile(pattern).search("")
         except (re.error, TypeError) as error:
-            raise ValueError(
-                f"pattern = {said(pattern)}: not a regular expression ({error})"
-            ) from error
+            fix = f"not a regular expression ({error}); correct it, or escape it by re.escape"
+            raise UserError("pattern", pattern, fix) from error
     return patterns
 
 
 def wide_dtype(dtype: Any) -> Any:
-    """Return fp32, or the dtype itself where it is wider: the precision of norms, moments and accumulators."""
+    """Return fp32, or a wider `dtype` itself: the precision of norms, moments and accumulators."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
-        return jnp.dtype(jnp.float32)  # JAX promotes none of 8 bits or less
-    with jax.numpy_dtype_promotion(
-        "standard"
-    ):  # widening is meant, also where a program forbids it by accident
+        return jnp.dtype(jnp.float32)  # JAX promotes no dtype of 8 bits or less
+    # Widening is meant, so it is right also in a program that forbids implicit promotion.
+    with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(dtype, jnp.float32)
 
 
 def real_dtype(dtype: Any) -> Any:
-    """Return the dtype of a norm: fp32, or the wider dtype; of complex numbers the dtype of their parts."""
+    """Return the dtype of a norm of this dtype: `wide_dtype`, and for complex ones its parts'."""
     return jnp.finfo(wide_dtype(dtype)).dtype
 
 
 def total(parts: Iterable[jax.Array]) -> jax.Array:
     """Return the sum of arrays, in fp32 or the widest of their dtypes."""
-    with jax.numpy_dtype_promotion("standard"):  # see above
+    with jax.numpy_dtype_promotion("standard"):  # as in `wide_dtype`
         return sum(parts, jnp.zeros((), jnp.float32))
-
-
-def check_inexact(leaves: types.PyTree, what: str) -> None:
-    """Raise ValueError naming the first leaf that holds neither floating-point nor complex numbers."""
-
-    def check(name: str, leaf: Any) -> None:
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
-            kind = "float0 (the gradient of an integer)" if dtype == jax.dtypes.float0 else dtype
-            is_number = dtype is None and isinstance(leaf, (float, complex))
-            fix = (
-                "make it one with jnp.asarray"
-                if is_number
-                else "take the leaf out with optax.masked"
-            )
-            raise ValueError(
-                f"{what} at {name!r} is {kind or type(leaf).__name__}, not a floating-point array: {fix}"
-            )
-
-    map_with_name(check, leaves)
 
 
 def square_norm(
     x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None
 ) -> jax.Array:
-    """Return the sum of squares, of |x|^2 for complex numbers, in fp32 or wider whatever the dtype of `x`.
+    """Return the sum of squares (of |x|^2 for complex numbers), in fp32 or wider.
 
     Args:
-      x: any array.
-      layer_axes: the axes that count layers and are kept: one sum per layer.
-      axis_name: mapped axis or axes over which `x` is split, when this runs inside `shard_map` on one part of it.
+      x: array of any shape and dtype.
+      layer_axes: axes that count layers; they are kept, with one sum per layer.
+      axis_name: inside `shard_map`, the mapped axis or axes over which `x` is split; sums are taken
+        over them too.
 
     Returns:
-      An array with as many axes as `x`, of size 1 but for the layers, ready to be multiplied with `x`; a scalar if there are no `layer_axes`.
-      In fp32 it is infinite for norms from 1.8e19 on and 0 below 1e-23: a norm is `l2_norm`, not its root.
+      A scalar without `layer_axes`, else an array with the axes of `x`, of size 1 except for the
+      layers, so that it broadcasts against `x`. In fp32 it is infinite for norms from 1.8e19 on and
+      0 below 1e-23, so take norms with `l2_norm`, not as a root of this.
     """
     wide = x.astype(wide_dtype(x.dtype))
     axes = tuple(axis for axis in range(x.ndim) if axis not in layer_axes)
@@ -247,21 +273,28 @@ def square_norm(
 
 
 def square(x: jax.Array) -> jax.Array:
-    """Return x^2, or |x|^2 for complex numbers, a real array."""
+    """Return x^2, or |x|^2 for complex numbers: a real array."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jnp.square(x.real) + jnp.square(x.imag)
     return jnp.square(x)
 
 
-class Squares(NamedTuple):
-    """A sum of squares taken twice, as no fp32 number holds the square of 1e20 or of 1e-25.
+# Powers of two, by which a sum of squares is scaled so that fp32 holds it.
+_UP = 2.0**48
+_DOWN = 2.0**-50
+_NEAR_ONE = 2.0**28
 
-    The scales are powers of two, so the root is that of the plain sum bit for bit where that is in range: up to norms of 2^15 it is `up`'s.
-    `down` serves above; what is too small for it is below 2^-28 of the norm.
+
+class Squares(NamedTuple):
+    """A sum of squares at two scales, since fp32 holds the square of neither 1e20 nor 1e-25.
+
+    The scales are powers of two, so the root equals that of the plain sum bit for bit where fp32
+    holds that sum. Norms up to 2^15 come from `up`, larger ones from `down`; what `down` loses to
+    underflow is below 2^-28 of the norm.
 
     Attributes:
       up: sum of |2^48 x|^2, fp32 or wider.
-      down: sum of |2^-50 x|^2.
+      down: sum of |2^-50 x|^2, of the same shape and dtype.
     """
 
     up: jax.Array
@@ -274,76 +307,72 @@ class Squares(NamedTuple):
         return jnp.sqrt(jnp.where(is_small, self.up, self.down)) * back
 
     def over(self, axis_name: types.AxisName) -> Squares:
-        """Return the sums over a mapped axis, by one collective; themselves without one."""
+        """Return the sums over a mapped axis, by one collective; unchanged if it is None."""
         return self if axis_name is None else Squares(*jax.lax.psum(jnp.stack(self), axis_name))
 
 
-_UP, _DOWN = 2.0**48, 2.0**-50
-
-
 def squares(leaves: Iterable[jax.Array], layer_axes: tuple[int, ...] = ()) -> Squares:
-    """Return the sum of squares of all numbers of all leaves, or one per layer; see `square_norm` for the shape."""
+    """Return the sum of squares over all leaves together; shapes are those of `square_norm`."""
+    leaves = list(leaves)
 
-    def of_all(scale: float) -> jax.Array:
+    def at_scale(scale: float) -> jax.Array:
         return total(_scaled_square_norm(leaf, scale, layer_axes) for leaf in leaves)
 
-    leaves = list(leaves)
-    return Squares(of_all(_UP), of_all(_DOWN))
+    return Squares(at_scale(_UP), at_scale(_DOWN))
 
 
 def _scaled_square_norm(x: jax.Array, scale: float, layer_axes: tuple[int, ...]) -> jax.Array:
     wide = x.astype(wide_dtype(x.dtype))
-    return square_norm(
-        scaled(wide, scale), layer_axes
-    )  # times a complex number infinity is not a number
+    # By parts: an infinite complex number times a complex one is not a number.
+    return square_norm(scaled(wide, scale), layer_axes)
 
 
 def map_parts(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """Apply `fn` to an array, or to the real and the imaginary parts of a complex one."""
+    """Apply `fn` to a real array, or to the real and the imaginary part of a complex one."""
     return jax.lax.complex(fn(x.real), fn(x.imag)) if jnp.iscomplexobj(x) else fn(x)
 
 
 def scaled(x: jax.Array, factor: float | jax.Array) -> jax.Array:
-    """Return a real or complex array times a real number, in the array's dtype; strict promotion multiplies neither a complex one nor another dtype."""
+    """Return a real or complex array times a real number, in the array's dtype.
+
+    A plain product is refused under strict promotion if `x` is complex or the dtypes differ.
+    """
     return map_parts(lambda part: part * jnp.asarray(factor, part.dtype), x)
 
 
 def l2_norm(
     x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None
 ) -> jax.Array:
-    """Return the L2 norm, or one per layer of a stack, in fp32 or wider whatever the dtype; see `square_norm` for the arguments.
+    """Return the L2 norm, or one per layer of a stack, in fp32 or wider; see `square_norm`.
 
-    In fp32 it is right from 1e-33 to 1e34 (`Squares`), for the price of a second sum in the same pass. `optax.scale_by_trust_ratio` and
-    `optax.global_norm` add up plain squares, which are infinite from norms of 1.8e19 and 0 below 1e-23; and in the dtype of
-    the parameters, so that with bf16 parameters ratios are off by up to half a percent.
+    In fp32 it is right from 1e-33 to 1e34 (`Squares`), for the price of a second sum in the same
+    pass. `optax.scale_by_trust_ratio` and `optax.global_norm` add plain squares, whose norms are
+    infinite from 1.8e19 on and 0 below 1e-23. They do so in the parameters' dtype: with bf16
+    parameters, trust ratios are off by up to half a percent.
     """
     return squares([x], layer_axes).over(axis_name).norm()
 
 
 def global_norm(gradient: types.PyTree) -> jax.Array:
-    """Return the L2 norm over every leaf together, a scalar in fp32 or wider; see `l2_norm`."""
+    """Return the L2 norm over all leaves together, a scalar in fp32 or wider; see `l2_norm`."""
     return squares(jax.tree.leaves(gradient)).norm()
 
 
 def norm_near_one(
     x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None
 ) -> jax.Array:
-    """Return `l2_norm` by one sum, right in fp32 from 1e-27 to 6e10: of what is computed on the way, as the directions of Adam.
+    """Return `l2_norm` by one sum, right in fp32 from 1e-27 to 6e10, enough for Adam's directions.
 
-    XLA computes such directions again in the pass that applies them; with two sums it writes them to memory in between, and
-    LANS takes 16 words of traffic per parameter instead of 12 (TPU v3).
+    With one sum XLA recomputes the directions in the pass that applies them. With two it writes
+    them to memory in between: LANS then moves 16 words per parameter instead of 12 (TPU v3).
     """
     norm = _scaled_square_norm(x, _NEAR_ONE, layer_axes)
     return jnp.sqrt(norm if axis_name is None else jax.lax.psum(norm, axis_name)) / _NEAR_ONE
-
-
-_NEAR_ONE = 2.0**28
 
 
 def unzip_pairs(like: types.PyTree, pairs: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
     """Turn a tree of pairs into a pair of trees; `like` has the structure above the pairs."""
     structure: Any = jax.tree.structure(like)
     flat = structure.flatten_up_to(pairs)
-    return structure.unflatten([first for first, _ in flat]), structure.unflatten(
-        [second for _, second in flat]
-    )
+    firsts = structure.unflatten([first for first, _ in flat])
+    return firsts, structure.unflatten([second for _, second in flat])

@@ -1,4 +1,4 @@
-"""Type aliases that every room shares."""
+"""Type aliases that all packages share."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ Params = PyTree
 """A pytree of floating-point arrays, usually the `params` collection of a Flax model."""
 
 ModelState = Mapping[str, PyTree]
-"""The other Flax collections of a model, for instance `{"batch_stats": ...}`; `{}` if it has none."""
+"""The other Flax collections of a model, `{"batch_stats": ...}` for instance; `{}` without any."""
 
 Batch = Mapping[str, Any]
-"""Arrays whose leading axis is the batch, for instance `{"image": [batch, 8, 8], "label": [batch]}`."""
+"""Arrays whose leading axis is the batch: `{"image": [batch, 8, 8], "label": [batch]}`."""
 
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
-"""Name -> (sum over examples, number of examples): the only form that adds up exactly over devices."""
+"""Name -> (sum over examples, number of examples), which adds up exactly over devices."""
 
 Mask = bool | None | PyTree | Callable[[Params], PyTree]
-"""Which leaves a transform touches: None or True all, False none, a pytree of bools, or params -> pytree."""
+"""Leaves that a transform touches: None or True for all, False for none, a pytree of bools, or
+params -> such a pytree."""
 
 Stacked = None | PyTree | Callable[[str, Any], bool | int]
-"""Which leaves are stacks of layers: None for none, (path, leaf) -> bool or number of leading layer axes, or a pytree."""
+"""Leaves that are stacks of layers: None for none, (path, leaf) -> bool or number of leading layer
+axes, or a pytree of these."""
 
 AxisName = str | tuple[str, ...] | None
 """A mapped axis, or several, of `shard_map` or `pmap`; None outside of them."""
@@ -38,13 +40,13 @@ Loss = jax.Array | tuple[jax.Array, jax.Array]
 LossFn = Callable[[Params, ModelState, Batch, jax.Array], tuple[Loss, tuple[ModelState, Metrics]]]
 """(params, model_state, batch, rng) -> (loss, (new model_state, metrics)).
 
-The loss of a batch is sum / weight. Where a step splits the batch, over microsteps or replicas, it divides
-the sum of the parts' gradients by the sum of their weights: the gradient is that of the whole batch. No
-gradient flows through the weight.
+The loss of a batch is sum / weight. A step that splits the batch over microsteps or replicas
+divides the sum of the parts' gradients by the sum of their weights, which is the gradient of the
+whole batch. No gradient flows through the weight.
 
-A mean alone is enough where equal numbers of examples weigh the same, so that every part of a batch has the
-same weight: a mean over examples, or a sum divided by a constant. A mean over counted tokens, or over the
-examples that a mask leaves, needs the pair.
+A mean alone is enough if every part of a batch has the same weight: for a mean over examples, or a
+sum divided by a constant. A mean over counted tokens, or over the examples that a mask leaves,
+needs the pair.
 """
 
 MetricFn = Callable[[Params, ModelState, Batch], Metrics]

@@ -1,14 +1,12 @@
 """Metric sums and losses against float64 NumPy."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusal import refused
 
 from lbopt import losses, metrics
-from lbopt.errors import UserError
 
 
 def reference_losses(logits, labels, smoothing):
@@ -67,7 +65,7 @@ def test_smoothing_on_the_other_classes_leaves_the_right_one_alone(examples):
     others = (log_p.sum(-1) + p) / 9  # mean of log p over the nine other classes
     got = losses.softmax_cross_entropy(jnp.asarray(logits), labels, smoothing, "other_classes")
     np.testing.assert_allclose(got, (1 - smoothing) * p - smoothing * others, rtol=2e-6, atol=1e-6)
-    with pytest.raises(UserError, match="smoothing_rule = 'some'"):
+    with refused("smoothing_rule", "some", "choice"):
         losses.softmax_cross_entropy(jnp.asarray(logits), labels, smoothing, "some")
 
 
@@ -197,7 +195,8 @@ def test_means_divides_once():
 def test_means_adds_in_float64():
     batch = {"loss": (jnp.float32(0.1), jnp.float32(1))}
     got = metrics.means(batch for _ in range(10_000))
-    # an fp32 running sum of ten thousand tenths is off by more than 1e-5; these are exact multiples of fp32(0.1)
+    # An fp32 running sum of ten thousand tenths is off by more than 1e-5; these are exact multiples
+    # of fp32(0.1).
     assert got["loss"] == pytest.approx(float(np.float32(0.1)), rel=1e-12)
 
 
@@ -213,13 +212,8 @@ def test_means_takes_metrics_that_only_some_batches_have():
 
 
 def test_complex_numbers_and_arrays_are_no_metrics():
-    with pytest.raises(UserError, match=r"^values = complex64: give real ones, jnp.abs"):
+    with refused("values", code="type"):
         metrics.summed(jnp.array([3 + 4j]))
-    for total, kind in (
-        (jnp.asarray(3 + 4j), "complex64[]"),
-        (np.ones(3, np.float32), "float32[3]"),
-    ):
-        with pytest.raises(
-            UserError, match=f"^metrics/a: {re.escape(kind)} and int.*; give one real number each"
-        ):
+    for total in (jnp.asarray(3 + 4j), np.ones(3, np.float32)):
+        with refused("metrics/a", code="type"):
             metrics.means([{"a": (total, 3)}])

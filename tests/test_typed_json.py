@@ -1,12 +1,12 @@
-"""JSON of ours is read by type, within bounds, and what is wrong is one line that names the field."""
+"""JSON is read by type and within bounds; an error is one line that names the field."""
 
 import json
 from typing import TypedDict
 
 import pytest
+from refusal import troubled
 
 from lbopt import _typed_json
-from lbopt.errors import EnvironmentProblem
 
 DEEP = 10**5
 
@@ -96,5 +96,5 @@ def test_a_record_names_what_it_lacks():
     found = _typed_json.records({"a": [{"b": 1}]}, "config.json", "restore it")
     assert found == {"a": [{"b": 1}]}
     assert found["a"][0].get("c") is None
-    with pytest.raises(EnvironmentProblem, match=r"^config.json: a\[0\] has no 'c'; restore it$"):
+    with troubled("config.json: a[0]", code="damaged"):
         found["a"][0]["c"]

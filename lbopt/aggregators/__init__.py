@@ -1,4 +1,4 @@
-"""What must see each replica's gradient before the mean: agvm, low-bit and compressed reductions, PowerSGD."""
+"""Aggregators of replicas' gradients: AGVM, low-bit and compressed reductions, PowerSGD."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""AGVM: each module's rate follows the noise of its gradient."""
+"""Adaptive gradient variance modulation (AGVM): modules with noisy gradients take smaller steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import tree, types
+from lbopt import _scalars, tree, types
 from lbopt.aggregators import _protocol
 from lbopt.aggregators._disagreement import phi_modules
 from lbopt.aggregators._group import Group
@@ -23,25 +23,20 @@ from lbopt.transforms import (
     LayerNormsState,
     ModuleOf,
     ModuleScaleState,
-    is_number,
     is_placeholder,
-    require_above,
-    require_at_least,
-    require_bounds,
-    require_decay_rate,
-    require_whole,
     resolve_labels,
     squarable,
 )
 
 
 class AgvmState(NamedTuple):
-    """What is known of each module.
+    """The factor and the gradient noise of each module.
 
     Attributes:
-      count: int32 scalar, steps so far.
-      scale: module -> fp32 scalar, the running mean of its factor.
-      phi: module -> fp32 scalar, when it was last measured; 1 before, and where a half is zero.
+      count: int32 scalar, number of steps so far.
+      scale: module -> fp32 scalar, running mean of its factor.
+      phi: module -> fp32 scalar, the last measurement; 1 before the first, and if the mean gradient
+        of a half is zero.
     """
 
     count: jax.Array  # type: ignore[assignment]
@@ -61,73 +56,79 @@ def agvm(
     adam_b2: float | None = None,
     adam_eps: float = 1e-8,
 ) -> Aggregator:
-    r"""Adaptive gradient variance modulator: scale each module's update by its gradient's noise, relative to an anchor's.
+    r"""Scale the update of each module by its gradient noise, relative to an anchor module's.
 
-    At steps t with start <= t <= stop and t divisible by `interval`, with a_k and b_k the mean gradients of module k over the first and the
-    second half of the replicas:
+    At steps t with start <= t <= stop and t divisible by `interval`, with a_k and b_k the mean
+    gradients of module k over the first and the second half of the R replicas:
 
         phi_k = 1 - cos(a_k, b_k)
         mu_k <- alpha mu_k + (1 - alpha) sqrt(clip((phi_anchor + eps) / (phi_k + eps)))
 
-    The updates are the mean gradients. `scale_by_agvm`, last in the chain, multiplies by mu_k from `start` to `stop`, and by 1 before and after.
-    Only at the steps that measure phi are twice as many bytes reduced: one all-reduce of the sum and of the difference of the halves.
+    The updates are the mean gradients. `scale_by_agvm`, last in the chain, multiplies by mu_k from
+    `start` to `stop`, and by 1 before and after. Steps that measure phi reduce twice as many bytes,
+    by one all-reduce of the sum and the difference of the halves.
 
     Args:
-      labels: the module of each parameter, see `lbopt.scale_by_agvm`, which has to be given the same.
-      anchor: the module that the others are compared with; the backbone, of a detector.
-      interval: measure so often, in steps.
-      start: first step that may measure and scale; after the warmup.
-      stop: the last; None for no end.
-      alpha: what the running mean keeps; 1 never leaves mu = 1.
-      clip: bounds of the quotient, inside the root; None for none.
-      eps: added to both sides of the quotient.
-      adam_b2: for Adam's family: compare not gradients but a / (sqrt(v') + adam_eps), v' = adam_b2 v + (1 - adam_b2) (a / R)^2, with the
-        optimizer's second moment v; None to compare gradients.
-      adam_eps: see there.
+      labels: module of each parameter, the same as those of `lbopt.scale_by_agvm`.
+      anchor: name of the module that the others are compared with, a detector's backbone for
+        instance.
+      interval: number of steps between measurements, >= 1.
+      start: first step that may measure and scale, the end of the warmup for instance; >= 0.
+      stop: last step that may measure and scale; None for no end.
+      alpha: decay rate of the running mean, in [0, 1]; 1 never leaves mu = 1.
+      clip: (low, high) for the quotient, inside the root; None for no bounds.
+      eps: constant > 0 added to both sides of the quotient.
+      adam_b2: decay rate of the second moment, for optimizers of Adam's family. Instead of
+        gradients it compares a / (sqrt(v') + adam_eps), with v' = adam_b2 v + (1 - adam_b2) (a / R)^2 and the
+        optimizer's second moment v. None compares gradients.
+      adam_eps: constant >= 0 in that quotient.
 
     Returns:
-      An `Aggregator` for an even number of replicas; it gives `agvm_scale`, `agvm_phi` and `agvm_modules`. It refuses an optimizer without
-      `scale_by_agvm`, and one that takes a trust ratio after it.
+      An `Aggregator` for an even number of replicas, which passes `agvm_scale`, `agvm_phi` and
+      `agvm_modules` to the optimizer. It refuses an optimizer without `scale_by_agvm`, and one that
+      takes a trust ratio after it.
 
     Raises:
-      ValueError: naming an argument that is out of range; of its `init`, for an odd number of replicas, an anchor that is no module, or
-        labels that do not fit the parameters.
+      UserError: for an argument that is out of range; by its `init`, for an odd number of replicas,
+        an anchor that is no module, or labels that do not fit the parameters.
 
     Note:
-      The hook compares what two of its ranks hold; here, as there, these are the means of the halves. It divides by R once more before v' mixes
-      them in, and so does this. The paper's own form places clip and eps elsewhere [recalled 80%: not read there].
+      The published hook compares the gradients of two of its ranks, which are the means of the
+      halves too. It divides by R once more before v' mixes them in, and so does this. The paper
+      places clip and eps elsewhere [recalled 80%: not read there].
 
     References:
-      Large-batch Optimization for Dense Visual Predictions, arXiv 2210.11078; github.com/Sense-X/AGVM at b60d598, `agvm_optimizer_hook.py`,
-      whose defaults these are.
+      Large-batch Optimization for Dense Visual Predictions, arXiv:2210.11078;
+      github.com/Sense-X/AGVM at b60d598, `agvm_optimizer_hook.py`, whose defaults these are.
     """
-    for name, value, low in (("interval", interval, 1), ("start", start, 0)):
-        require_whole(name, value, low)
+    interval = _scalars.whole("interval", interval)
+    start = _scalars.whole("start", start, 0)
     if stop is not None:
-        require_whole("stop", stop, start)
-    if not is_number(alpha) or not 0 <= alpha <= 1:
+        stop = _scalars.whole("stop", stop, start)
+    if not _scalars.is_number(alpha) or not 0 <= alpha <= 1:
         raise UserError("alpha", alpha, "give a number in [0, 1]")
-    require_bounds("clip", clip)
-    require_above("eps", eps, 0)
-    require_at_least("adam_eps", adam_eps, 0)
+    _scalars.require_bounds("clip", clip)
+    _scalars.require_above("eps", eps, 0)
+    _scalars.require_at_least("adam_eps", adam_eps, 0)
     if adam_b2 is not None:
-        require_decay_rate("adam_b2", adam_b2)
+        _scalars.require_decay_rate("adam_b2", adam_b2)
 
     def init(params: types.Params, num_replicas: int) -> AggregatorState:
         if num_replicas % 2:
-            raise ValueError(
-                f"agvm: {num_replicas} replicas have no two halves; use an even number (replicas_per_device=2)"
-            )
+            fix = "agvm compares two halves of the replicas; use an even number of replicas"
+            raise UserError("num_replicas", num_replicas, fix)
         if is_placeholder(params):
             return AggregatorState(shared=UNKNOWN_PARAMS)
         modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
         if anchor not in modules:
             fix = f"use one of the modules {sorted(modules)}"
             raise UserError("anchor", anchor, fix, code="choice")
-        scale, phi = (
-            {module: jnp.ones((), jnp.float32) for module in modules} for _ in range(2)
-        )  # donated apart
-        return AggregatorState(shared=AgvmState(jnp.zeros((), jnp.int32), scale, phi))
+
+        # Arrays of their own for each field, as each is donated to the step.
+        def ones() -> dict[str, jax.Array]:
+            return {module: jnp.ones((), jnp.float32) for module in modules}
+
+        return AggregatorState(shared=AgvmState(jnp.zeros((), jnp.int32), ones(), ones()))
 
     def preconditioned(gradient: types.PyTree, nu: types.PyTree, num_replicas: int) -> types.PyTree:
         if adam_b2 is None:
@@ -196,9 +197,10 @@ def agvm(
 def _mean_and_halves(
     group: Group, grads: types.PyTree
 ) -> tuple[types.PyTree, types.PyTree, types.PyTree]:
-    """Return the means over all replicas, the first half and the second, by one reduction of the sum and the difference of the halves.
+    """Return the mean gradients over all replicas, over the first half and over the second.
 
-    The sum is added up as the plain mean's is, so that nothing changes where all scales stay 1.
+    One reduction takes the sum and the difference of the halves. The sum is added up as that of the
+    plain mean, so nothing changes while all factors stay 1.
     """
     total = group.num_replicas
     sign = jnp.where(group.numbers() < total // 2, 1.0, -1.0)
@@ -206,7 +208,8 @@ def _mean_and_halves(
     def signed(x: jax.Array) -> jax.Array:
         return x * sign.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
 
-    # Without the barrier XLA moves the sum, which a plain step has too, out of the condition, and takes it here once more.
+    # Without the barrier XLA moves the sum, which a plain step has too, out of the condition, and
+    # takes it here a second time.
     sums, differences = jax.lax.optimization_barrier(
         group.sum((grads, jax.tree.map(signed, grads)))
     )
@@ -216,33 +219,40 @@ def _mean_and_halves(
 
 
 _MAY_FOLLOW = (LayerNormsState, EmaState)
-"""States of transforms that look at the last update, and leave it."""
+"""States of transforms that read the last update and do not change it."""
 
 
 def _check_chain(opt_state: Any, params: types.Params) -> None:
-    """See that the scale is applied, and that nothing changes the update afterwards."""
+    """Raise `UserError` unless `scale_by_agvm` applies the factors, and last in the chain."""
     order = _links(opt_state, jax.tree.structure(params))
     if optax.MultiStepsState in order:
-        raise ValueError(
-            "optax.MultiSteps hands nothing on to scale_by_agvm: use num_microsteps of make_train_step"
+        fix = (
+            "optax.MultiSteps passes no factors to scale_by_agvm; use num_microsteps of "
+            "make_train_step"
         )
+        raise UserError("tx", reason=fix, code="conflict")
     if ModuleScaleState not in order:
-        raise ValueError(
-            "agvm finds a scale that nobody applies: put lbopt.scale_by_agvm(labels) last in the optimizer's chain"
+        fix = (
+            "no link applies the factors that agvm finds; put lbopt.scale_by_agvm(labels) last in "
+            "the optimizer's chain"
         )
+        raise UserError("tx", reason=fix, code="missing")
     after = [kind for kind in order[order.index(ModuleScaleState) + 1 :] if kind not in _MAY_FOLLOW]
     if after:
-        raise ValueError(
-            f"scale_by_agvm comes before {after[0].__name__} in the optimizer's chain, and a trust ratio there would undo it: put it last"
+        fix = (
+            f"scale_by_agvm comes before {after[0].__name__} in the optimizer's chain, and a trust "
+            "ratio there would undo it; put it last"
         )
+        raise UserError("tx", reason=fix, code="conflict")
 
 
 def _links(state: Any, like_params: Any) -> list[type]:
-    """Return the types of the states of a chain, those of wrappers and of what they wrap too, in order.
+    """Return the types of the states in a chain, of wrappers and of what they wrap, in order.
 
     Args:
-      state: of an optimizer, or a part of it.
-      like_params: the structure of the parameters. In a state what has it too, a moment or a sum of gradients, is no link.
+      state: state of an optimizer, or a part of it.
+      like_params: structure of the parameters. A part of a state that has it, a moment or a sum of
+        gradients, is no link.
     """
     inner = functools.partial(_links, like_params=like_params)
     if (

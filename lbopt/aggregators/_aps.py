@@ -1,4 +1,4 @@
-"""Auto-precision scaling: gradients are reduced in a few bits, each layer at its own power of two."""
+"""Auto-precision scaling (APS): gradients reduced in few bits, scaled by a power of 2 per layer."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from lbopt import stacks, types
+from lbopt import _scalars, stacks, types
 from lbopt.aggregators import _protocol, _wire
 from lbopt.aggregators._group import Group, Shares, largest
 from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._quantize import OVERFLOWS, ROUNDINGS, Format, Overflow, Rounding, quantize
 from lbopt.aggregators._scaling import ceil_log2, ldexp
 from lbopt.aggregators._wire import WireBytes, ring_bytes
-from lbopt.transforms import require_choice, require_flag
+from lbopt.errors import require_choice
 
 Accumulate = Literal["fp32", "same", "kahan"]
 ACCUMULATIONS = ("fp32", "same", "kahan")
 _SEED = 1
 _UNROLL = 8
-"""So many replicas are added between two writes of a sum."""
+"""Number of replicas that are added between two writes of a sum."""
 
 
 def aps(
@@ -37,48 +37,54 @@ def aps(
         E = max over replicas of ceil(log2(R max|g|)),   s = 2^(exponent_bits - 1) - 1 - E
         q_i = Q(2^s g_i),   sum = Q(sum of q_i),   update = 2^-s sum / R
 
-    The shift lets the sum reach, but not pass, the format's highest exponent (one less where numbers without a mantissa are rounded
-    stochastically, which may double them). A layer that is zero everywhere is not shifted.
+    The shift lets the sum reach, but not pass, the format's highest exponent. It is one less where
+    numbers without a mantissa are rounded stochastically, which may double them. A layer that is
+    zero everywhere is not shifted.
 
-    What is sent has few bits: each device gets the rounded pieces of all replicas that it is to sum (all-to-all), in the narrowest dtype that
-    holds the format, sums them in the replicas' order, and sends the rounded sum to all (all-gather). A format of less than 8 bits still takes 8
-    on the wire.
+    Few bits travel. By an all-to-all each device gets the rounded slices of all replicas that it
+    sums, in the narrowest dtype that holds the format. It sums them in the order of the replicas,
+    and an all-gather sends the rounded sum to all. A format of less than 8 bits still takes 8.
 
     Args:
-      exponent_bits: 2 to 8.
-      mantissa_bits: 0 to 23; (8, 23) rounds nothing.
-      accumulate: "fp32" (the sum is rounded once), "same" (every partial sum is rounded) or "kahan" (likewise, with Kahan's compensation,
-        each of whose operations is rounded).
-      shift: False for the format alone, s = 0.
-      overflow: see `lbopt.float_quantize`.
-      rounding: of gradients and of fp32 sums; see `lbopt.float_quantize`. "same" and "kahan" round partial sums to nearest.
-      stacked: which leaves are stacks of layers, each with a shift of its own; see `lbopt.stacked_paths`.
+      exponent_bits: bits of the exponent, 2 to 8.
+      mantissa_bits: bits of the mantissa, 0 to 23; (8, 23) rounds nothing.
+      accumulate: "fp32" rounds the sum once; "same" rounds every partial sum; "kahan" does so with
+        Kahan's compensation, each of whose operations is rounded.
+      shift: whether layers are shifted; False is the format alone, s = 0.
+      overflow: value of numbers beyond the largest (see `lbopt.float_quantize`).
+      rounding: rounding of gradients and of fp32 sums (see `lbopt.float_quantize`). "same" and
+        "kahan" round partial sums to nearest.
+      stacked: leaves that are stacks of layers, each layer with a shift of its own (see
+        `lbopt.stacked_paths`).
 
     Returns:
-      An `Aggregator` whose state is a count. Gradients of any floating dtype are taken in fp32, and updates have their dtype.
+      An `Aggregator` whose state is a count. Gradients of any floating dtype are computed in fp32;
+      updates have the dtype of the gradients.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      UserError: for an argument that is out of range.
 
     Note:
-      The published code rounds gradients before it sums them only where it shifts. Without a shift each is rounded here too, since nothing
-      else could travel in few bits. Its sums are those of "same" and "kahan"; there an all-zero layer becomes NaN.
+      The published code rounds gradients before the sum only where it shifts. Here they are also
+      rounded without a shift, since nothing else could travel in few bits. The published sums are
+      those of "same" and "kahan"; there a layer of zeros becomes NaN.
 
     References:
-      Wang et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv 1911.08907; github.com/drcut/CPD at ddd9a67,
-      `dist_util.py: sum_gradients`.
+      Wang et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv:1911.08907;
+      github.com/drcut/CPD at ddd9a67, `dist_util.py: sum_gradients`.
     """
     to = Format(exponent_bits, mantissa_bits)
     require_choice("accumulate", accumulate, ACCUMULATIONS)
-    require_flag("shift", shift)
+    _scalars.require_flag("shift", shift)
     require_choice("overflow", overflow, OVERFLOWS)
     require_choice("rounding", rounding, ROUNDINGS)
     dtype = to.carrier(overflow)
-    # Drawn upwards, a number without a mantissa may double, and the highest power of two is then the largest number.
+    # Rounded up at random, a number without a mantissa may double, and the highest power of two is
+    # then the largest number.
     highest = to.max_exponent - (1 if rounding == "stochastic" and mantissa_bits == 0 else 0)
 
     def draws(key: jax.Array, leaves: list[jax.Array]) -> list[Any]:
-        """Return random bits for the leaves [r, ...] of one replica; they do not depend on how leaves are sent."""
+        """Return random bits for the leaves [r, ...] of one replica, however leaves are sent."""
         if rounding != "stochastic":
             return [None] * len(leaves)
         return [

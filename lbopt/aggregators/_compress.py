@@ -15,13 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lbopt import tree
+from lbopt import _scalars
 from lbopt.aggregators import _wire
 from lbopt.aggregators._group import Group, Shares, largest, matrix_width
 from lbopt.aggregators._quantize import Format, quantize
 from lbopt.aggregators._scaling import ceil_log2, ldexp
-from lbopt.errors import UserError
-from lbopt.transforms import is_number, require_whole
+from lbopt.errors import UserError, brief
 
 Route = Literal["sum", "gather", "exchange"]
 Message = dict[str, jax.Array]
@@ -337,14 +336,13 @@ def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
 def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
     """Return n -> k."""
     if (fraction is None) == (k is None):
-        fix = f"give one of this and {{k}} = {tree.said(k)}"
+        fix = f"give one of this and {{k}} = {brief(k)}"
         raise UserError("fraction", fraction, fix, code="conflict", also=["k"])
     if k is not None:
-        require_whole("k", k, 1)
-        wanted = int(k)
+        wanted = _scalars.whole("k", k)
         return lambda n: min(n, wanted)
     part = fraction
-    if not is_number(part) or part is None or not 0 < part <= 1:
+    if not _scalars.is_number(part) or part is None or not 0 < part <= 1:
         raise UserError("fraction", part, "give a number in (0, 1]")
     return lambda n: min(n, max(1, math.ceil(part * n - 1e-9)))
 

@@ -1,4 +1,4 @@
-"""How much two gradients disagree: the noise gauge of AGVM, for a whole gradient, a leaf or a module."""
+"""The disagreement of two gradients, by which AGVM measures noise: in all, by leaf, by module."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from lbopt import tree, types
 def phi(one: types.Params, other: types.Params) -> jax.Array:
     """Return 1 - cos of the angle between two gradients, each taken as one vector.
 
-    For g = m + sigma n over R parts, n standard normal, phi is q / (1 + q) with q = (sigma^2 / (R / 2)) / mean(m^2).
+    For gradients m + sigma n of R replicas, with standard normal n, the phi of the means over two
+    halves is q / (1 + q), with q = (sigma^2 / (R / 2)) / mean(m^2).
 
     Args:
-      one: gradient of one half of the parts.
-      other: of the other half, a pytree of the same shapes.
+      one: mean gradient of one half of the replicas.
+      other: mean gradient of the other half, a pytree of the same shapes.
 
     Returns:
-      fp32 scalar in [0, 2], not a number if one of them is zero. Half the squared distance of the unit vectors, which
-      keeps its digits where the angle is small.
+      An fp32 scalar in [0, 2], NaN if one of the gradients is zero. It is half the squared distance
+      of the unit vectors, which keeps its digits for small angles.
 
     >>> print(phi({"w": jnp.array([1.0, 0.0])}, {"w": jnp.array([0.0, 3.0])}))
     1.0
 
     References:
-      AGVM, arXiv 2210.11078: phi of a module, with the halves of the replicas.
+      Large-batch Optimization for Dense Visual Predictions (AGVM), arXiv:2210.11078.
     """
     return 0.5 * square_norm(jax.tree.map(jnp.subtract, _unit(one), _unit(other)))
 
@@ -34,15 +35,15 @@ def phi_layers(one: types.Params, other: types.Params) -> dict[str, jax.Array]:
     """Return `phi` of each leaf, by its path.
 
     Args:
-      one: gradient of one half of the parts.
-      other: of the other half, a pytree of the same shapes.
+      one: mean gradient of one half of the replicas.
+      other: mean gradient of the other half, a pytree of the same shapes.
 
     Returns:
-      Path, such as "Dense_0/kernel" -> fp32 scalar in [0, 2], not a number where a leaf is zero in one of them.
+      Path, "Dense_0/kernel" for instance -> fp32 scalar in [0, 2], NaN if one of the gradients of
+      the leaf is zero. A stack of scanned layers is one leaf.
 
     Note:
-      AGVM takes whole modules of a detector, such as its backbone: `phi_modules`. Leaves are what trust ratios belong to, and the two
-      can be laid side by side. A stack of scanned layers is one leaf.
+      AGVM takes whole modules (`phi_modules`). Leaves can be compared with their trust ratios.
     """
     leaves = zip(tree.leaf_names(one), jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return {name: phi(ours, theirs) for name, ours, theirs in leaves}
@@ -54,12 +55,13 @@ def phi_modules(
     """Return `phi` of each module.
 
     Args:
-      labels: pytree of strings like the gradients, the module of each leaf.
-      one: gradient of one half of the parts.
-      other: of the other half, a pytree of the same shapes.
+      labels: module of each leaf, a pytree of strings like the gradients.
+      one: mean gradient of one half of the replicas.
+      other: mean gradient of the other half, a pytree of the same shapes.
 
     Returns:
-      Module -> fp32 scalar in [0, 2], not a number where it is zero in one of them; in the order in which the modules come.
+      Module -> fp32 scalar in [0, 2], NaN if one of its gradients is zero; in the order of the
+      leaves.
     """
     modules: dict[str, tuple[list[jax.Array], list[jax.Array]]] = {}
     for label, ours, theirs in zip(*map(jax.tree.leaves, (labels, one, other)), strict=True):
@@ -75,5 +77,6 @@ def square_norm(gradient: types.PyTree) -> jax.Array:
 
 
 def _unit(gradient: types.PyTree) -> types.PyTree:
+    """Return a gradient divided by its norm over all leaves, in fp32 or wider."""
     norm = tree.global_norm(gradient)
     return jax.tree.map(lambda g: g.astype(tree.wide_dtype(g.dtype)) / norm, gradient)

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lbopt import stacks, types
+from lbopt import _scalars, stacks, types
 from lbopt.aggregators import _compress, _protocol
 from lbopt.aggregators._compress import Compressor
 from lbopt.aggregators._group import Group
 from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._wire import WireBytes, ring_bytes
-from lbopt.transforms import require_at_least, require_decay_rate, require_flag
 
 _SEED = 0
 """Of what compressors draw; every step and leaf has a key of its own."""
@@ -95,7 +94,7 @@ def ef21(
       Richtarik et al., EF21, arXiv 2106.05203; Fatkhullin et al., Momentum Provably Improves Error Feedback, arXiv 2305.15155.
     """
     _compress.require_compressor(compressor)
-    require_decay_rate("momentum", momentum)
+    _scalars.require_decay_rate("momentum", momentum)
 
     def averaged(g: jax.Array, memory: Memory, first: jax.Array) -> jax.Array:
         return jnp.where(first, g, momentum * memory.velocity + (1 - momentum) * g)
@@ -142,7 +141,7 @@ def econtrol(
       Gao, Islamov, Stich, EControl: Fast Distributed Optimization with Compression and Error Control, arXiv 2311.05645.
     """
     _compress.require_compressor(compressor)
-    require_at_least("eta", eta, 0)
+    _scalars.require_at_least("eta", eta, 0)
 
     def said(g: jax.Array, memory: Memory) -> jax.Array:
         return g - memory.estimate + eta * memory.error
@@ -179,7 +178,7 @@ def _feedback(
       averaged: (gradient, memory, whether it is the first step) -> what takes the gradient's place.
       dense_start: let the estimate begin as the first gradient.
     """
-    dense_start = require_flag("dense_start", dense_start)
+    dense_start = _scalars.require_flag("dense_start", dense_start)
     mirrors = "estimate" in kept
 
     def init(params: types.Params, num_replicas: int) -> AggregatorState:

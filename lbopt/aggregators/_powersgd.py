@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lbopt import stacks, types
+from lbopt import _scalars, stacks, types
 from lbopt.aggregators import _protocol, _wire
 from lbopt.aggregators._group import Group
 from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._scaling import ceil_log2, ldexp
 from lbopt.aggregators._wire import WireBytes, ring_bytes
-from lbopt.transforms import require_above, require_whole
 
 
 class PowerSgdState(NamedTuple):
@@ -31,8 +30,8 @@ class PowerSgdState(NamedTuple):
     right: list[Any]
 
 
-class _Plan(NamedTuple):
-    """A leaf as matrices [layers, m, n], of which r columns are kept; r = 0 for a leaf that is sent whole."""
+class _Factors(NamedTuple):
+    """The shape of a leaf as matrices [layers, m, n] of `rank` factors; 0 for a leaf sent whole."""
 
     layers: int
     m: int
@@ -45,44 +44,51 @@ def powersgd(
 ) -> Aggregator:
     r"""Rank-r compression by power iteration, with error feedback and a warm start.
 
-    A leaf is a matrix M [m, n], its last dimension against all others; e is what was left out before. At even steps, counted from
-    `start` on,
+    A leaf is a matrix M [m, n], whose columns are its last dimension; e is the error so far. At
+    even steps, counted from `start`,
 
         P <- orth(P),   q = (M + e)^T P,   Q <- mean(q),   update = P Q^T,   e <- M + e - P q^T
 
-    and at odd ones P and Q change roles. All replicas have the same P and Q; M, q and e are each one's own. One all-reduce a step carries all
-    factors, and the leaves that are sent whole: vectors, and those that would not become `min_rate` times smaller.
+    and at odd steps P and Q change roles. All replicas have the same P and Q; M, q and e are each
+    replica's own. One all-reduce a step carries all factors and the leaves that are sent whole:
+    vectors, and leaves that would not become `min_rate` times smaller.
 
-    Its bytes do not depend on the number of replicas: on a pod prefer it to `topk`.
+    Its bytes do not depend on the number of replicas, so on a pod prefer it to `topk`.
 
     Args:
-      rank: r, at least 1; at most the smaller side of the matrix is used.
-      start: so many first steps reduce everything whole.
-      min_rate: compress a leaf if its m n numbers are more than so many times the r (m + n) / 2 that a step sends.
-      seed: of the first factors.
-      stacked: which leaves are stacks of layers, each a matrix of its own; see `lbopt.stacked_paths`.
+      rank: number of factors r, >= 1; at most the smaller side of a matrix is used.
+      start: number of first steps that reduce everything whole, >= 0.
+      min_rate: least factor > 0 by which a leaf has to become smaller to be compressed: a step
+        sends r (m + n) / 2 numbers instead of m n.
+      seed: seed of the first factors, >= 0.
+      stacked: leaves that are stacks of layers, each layer a matrix of its own (see
+        `lbopt.stacked_paths`).
 
     Returns:
-      An `Aggregator` that keeps e, one copy of the compressed leaves in fp32 per replica.
+      An `Aggregator` that keeps e, one fp32 copy of the compressed leaves per replica.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      UserError: for an argument that is out of range.
 
     Note:
-      The mean of e is the same if the mean's reconstruction P Q^T is left out of each e, as the published code did first; but where replicas
-      differ each e then grows without end, and in fp32 the mean gradient is lost beside it. The reconstruction is not a contraction of each
-      replica's own gradient, so EControl's theory does not carry over. Whether a leaf is worth it is judged of the matrix; the published code takes
-      the shape as it is, kernel dimensions of a convolution apart.
+      The published code first subtracted the mean's reconstruction P Q^T from each e, which leaves
+      the mean of e the same. But where replicas differ, each e then grows without end, and in fp32
+      the mean gradient is lost beside it. The reconstruction is not a contraction of each replica's
+      own gradient, so the theory of EControl does not carry over. Whether a leaf is compressed is
+      decided by its matrix; the published code decides by the shape, with the kernel dimensions of
+      a convolution apart.
 
     References:
-      Vogels et al., PowerSGD, arXiv 1905.13727; github.com/epfml/powersgd at f07be92, `powersgd.py`, whose defaults and order these are (there a
-      matrix is its first dimension against all others, as PyTorch has outputs first).
+      Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization,
+      arXiv:1905.13727; github.com/epfml/powersgd at f07be92, `powersgd.py`, whose defaults and
+      order of steps these are. There the rows of a matrix are the first dimension, as in PyTorch.
     """
-    for name, value, low in (("rank", rank, 1), ("start", start, 0), ("seed", seed, 0)):
-        require_whole(name, value, low)
-    require_above("min_rate", min_rate, 0)
+    rank = _scalars.whole("rank", rank)
+    start = _scalars.whole("start", start, 0)
+    seed = _scalars.whole("seed", seed, 0)
+    _scalars.require_above("min_rate", min_rate, 0)
 
-    def planned(params: types.Params) -> list[_Plan]:
+    def planned(params: types.Params) -> list[_Factors]:
         layers = stacks.leading(stacked, params, "powersgd")
         return [
             _plan(jnp.shape(p), axes, rank, min_rate)
@@ -175,14 +181,18 @@ def powersgd(
 
 
 def _near_one(factor: jax.Array) -> jax.Array:
-    """Return factors [layers, n, r] times powers of two that bring them near 1, as a decomposition may square them: Q is the same."""
+    """Return factors [layers, n, r] times powers of two that bring them near 1.
+
+    The Q of a decomposition, which may square them, is the same.
+    """
     return ldexp(factor, -ceil_log2(jnp.abs(factor).max((1, 2), keepdims=True)))
 
 
 def _product(left: jax.Array, right: jax.Array) -> jax.Array:
     """Return P Q^T [..., m, n] of [..., m, r] and [..., n, r], in fp32.
 
-    A few outer products are added up element by element: so what is subtracted from them is fused in, and no product is written to be read again.
+    A few outer products are added up element by element, so that a subtraction from them fuses and
+    no product is written to memory to be read again.
     """
     if left.shape[-1] > _FEW:
         return jnp.einsum("...mr,...nr->...mn", left, right, precision="highest")
@@ -193,14 +203,14 @@ def _product(left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 _FEW = 8
-"""Columns, up to which that costs less than a product of matrices."""
+"""Number of columns up to which outer products cost less than a product of matrices."""
 
 
-def _plan(shape: tuple[int, ...], layer_axes: int, rank: int, min_rate: float) -> _Plan:
+def _plan(shape: tuple[int, ...], layer_axes: int, rank: int, min_rate: float) -> _Factors:
     layers, size = _protocol.vectors(shape, layer_axes)
     one = shape[layer_axes:]
     n = one[-1] if one else 1
     m = size // n if n else 0
     r = min(rank, m, n)
     worth = len(one) >= 2 and m * n > min_rate * r * (m + n) / 2
-    return _Plan(layers, m, n, r if worth else 0)
+    return _Factors(layers, m, n, r if worth else 0)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from lbopt import tree, types
+from lbopt import _scalars, tree, types
 from lbopt.aggregators._group import Group
 from lbopt.aggregators._wire import WireBytes, ring_bytes
 from lbopt.errors import UserError
@@ -23,7 +23,6 @@ from lbopt.transforms import (
     is_placeholder,
     require_state,
     require_transformation,
-    require_whole,
 )
 
 
@@ -102,12 +101,14 @@ class Aggregator:
         Raises:
           ValueError: naming the parameter, if it is no floating-point array, or complex and the aggregator takes real ones only.
         """
-        tree.check_inexact(params, "the parameter")
+        tree.check_inexact(params, "params")
         for name, leaf in zip(tree.leaf_names(params), jax.tree.leaves(params), strict=True):
             if not self.takes_complex and jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-                raise ValueError(
-                    f"the parameter at {name!r} is {leaf.dtype}: {self.name} takes real ones; keep its two parts, or use lbopt.aggregators.plain_mean()"
+                fix = (
+                    f"its dtype is {leaf.dtype}, and {self.name} takes real parameters; keep its "
+                    "real and imaginary parts, or use lbopt.aggregators.plain_mean()"
                 )
+                raise UserError(f"params/{name}", reason=fix, code="type")
         return self.init(params, num_replicas)
 
 
@@ -303,7 +304,7 @@ def as_optax(
     if not isinstance(aggregator, Aggregator):
         fix = "give one of lbopt.aggregators, lbopt.aps() for instance"
         raise UserError("aggregator", aggregator, fix)
-    require_whole("num_replicas", num_replicas, 1)
+    num_replicas = _scalars.whole("num_replicas", num_replicas)
     if num_replicas % devices:
         fix = f"give a multiple of the {devices} devices of the mesh"
         raise UserError("num_replicas", num_replicas, fix)
@@ -328,19 +329,20 @@ def as_optax(
         **extra: Any,
     ) -> Any:
         if aggregator.needs_second_moment and extra.get("second_moment") is None:
-            raise ValueError(
-                f"{aggregator.name} needs Adam's second moment: call update(..., second_moment=nu)"
-            )
+            fix = f"{aggregator.name} needs that of Adam; call update(..., second_moment=nu)"
+            raise UserError("second_moment", None, fix, code="missing")
         _check_rows(grads, params, num_replicas)
         shapes = jax.tree.map(lambda row: jax.ShapeDtypeStruct(row.shape[1:], row.dtype), grads)
-        require_state(state, AggregatorState, aggregator.name)
+        require_state(state, AggregatorState)
         first = jax.eval_shape(lambda p: aggregator.first_state(p, num_replicas), shapes)
         if [jnp.shape(x) for x in jax.tree.leaves(state)] != [
             x.shape for x in jax.tree.leaves(first)
         ]:
-            raise ValueError(
-                f"{aggregator.name}: its state is of other parameters or replicas: call init again, or lbopt.aggregators.rebuilt_state for another number of replicas"
+            fix = (
+                f"the state of {aggregator.name} is of other parameters or replicas; call init "
+                "again, or lbopt.aggregators.rebuilt_state for another number of replicas"
             )
+            raise UserError("opt_state", reason=fix, code="mismatch")
         state = state._replace(
             local=jax.tree.unflatten(jax.tree.structure(first.local), jax.tree.leaves(state.local))
         )
@@ -383,9 +385,8 @@ def _check_rows(grads: types.PyTree, params: types.Params | None, num_replicas: 
         shape = jnp.shape(row)
         if shape[:1] != (num_replicas,) or (like is not None and shape[1:] != jnp.shape(like)):
             wanted = f"({num_replicas}, ...)" if like is None else (num_replicas, *jnp.shape(like))
-            raise ValueError(
-                f"gradients at {name!r} have shape {shape}: give one row per replica, {wanted}"
-            )
+            fix = f"its shape is {shape}; give the gradients of all replicas, {wanted}"
+            raise UserError(f"gradients/{name}", reason=fix, code="type")
 
 
 def _kind() -> Any:
@@ -461,11 +462,12 @@ def second_moment_of(opt_state: Any) -> types.PyTree:
     try:
         found = optax.tree_utils.tree_get(opt_state, "nu")
     except KeyError as error:
-        raise ValueError(
-            "the optimizer's state has several nu: give second_moment by hand"
-        ) from error
+        fix = "it has several second moments (nu); pass second_moment to update"
+        raise UserError("opt_state", reason=fix, code="conflict") from error
     if found is None:
-        raise ValueError(
-            "the optimizer keeps no second moment (nu): use adam, adamw, lamb or lans, or leave adam out"
+        fix = (
+            "it has no second moment (nu); use adam, adamw, lamb or lans, or an aggregator without "
+            "adam_b2"
         )
+        raise UserError("opt_state", reason=fix, code="missing")
     return found

@@ -9,14 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lbopt.errors import UserError
-from lbopt.transforms import require_choice
+from lbopt.errors import UserError, require_choice
 
 Overflow = Literal["inf", "saturate", "cpd"]
 Rounding = Literal["nearest", "stochastic"]
-OVERFLOWS, ROUNDINGS = ("inf", "saturate", "cpd"), ("nearest", "stochastic")
+OVERFLOWS = ("inf", "saturate", "cpd")
+ROUNDINGS = ("nearest", "stochastic")
 
-_EXPONENT, _MANTISSA = 8, 23
+# Bits of fp32.
+_EXPONENT = 8
+_MANTISSA = 23
 _BIAS = 127
 _INFINITY = np.uint32(0x7F800000)
 _ONE = np.uint32(1 << _MANTISSA)
@@ -32,16 +34,18 @@ _CARRIERS: tuple[tuple[str, int, int], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A binary floating-point format: a sign, `exponent_bits` with bias 2^(exponent_bits - 1) - 1, `mantissa_bits`.
+    """A binary floating-point format with a sign, an exponent and a mantissa.
 
-    It has gradual underflow and, like IEEE formats, keeps its highest exponent for infinity and NaN.
+    The exponent's bias is 2^(exponent_bits - 1) - 1. The format has gradual underflow and, like
+    IEEE formats, keeps its highest exponent for infinity and NaN.
 
     Attributes:
-      exponent_bits: 2 to 8.
-      mantissa_bits: 0 to 23. With 0 there is nothing beside the implicit bit, and no subnormal number.
+      exponent_bits: bits of the exponent, 2 to 8.
+      mantissa_bits: bits of the mantissa, 0 to 23. With 0 there is only the implicit bit, and no
+        subnormal number.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      UserError: for an argument that is out of range.
     """
 
     exponent_bits: int
@@ -91,7 +95,7 @@ class Format:
         """Return the narrowest dtype that holds every number of the format, for the wire.
 
         Args:
-          overflow: with "cpd" there is one more exponent to be held.
+          overflow: rule for numbers beyond the largest; "cpd" needs one more exponent.
 
         >>> [str(Format(*bits).carrier()) for bits in ((3, 0), (4, 3), (5, 2), (6, 9), (8, 7))]
         ['float8_e5m2', 'float8_e4m3', 'float8_e5m2', 'float32', 'bfloat16']
@@ -111,41 +115,46 @@ def float_quantize(
     rounding: Rounding = "nearest",
     key: jax.Array | None = None,
 ) -> jax.Array:
-    """Round to the nearest number of a format of few bits, element by element.
+    """Round to the numbers of a format of few bits, element by element.
 
-    In integer arithmetic on the bits of fp32, so that the subnormal numbers of the format (and of fp32, which XLA may flush)
-    come out right on every backend: one read and one write an element where it stands alone, none where it fuses.
+    The arithmetic is on the bits of fp32 as integers, so the subnormal numbers of the format (and
+    of fp32, which XLA may flush) come out right on every backend. It reads and writes each element
+    once if it stands alone, and never if it fuses.
 
     Args:
       x: floating-point array of any shape; computed in fp32.
-      exponent_bits: 2 to 8.
-      mantissa_bits: 0 to 23.
-      overflow: what becomes of numbers that round past the largest finite one: "inf" (IEEE), "saturate" (the largest finite
-        one), or "cpd": what CPD's kernel does. There what rounds up from the last finite number becomes 2^(max_exponent + 1),
-        which the format does not have, only what was as large before becomes infinite; fp32's subnormal numbers become 0; and
-        a subnormal result is rounded from a mantissa that was cut to 23 bits.
-      rounding: "nearest" (ties to even) or "stochastic" (up with the probability of the part that is cut off, so that
-        the mean is exact; infinite where that rounds past the largest).
-      key: of `jax.random`, for stochastic rounding.
+      exponent_bits: bits of the exponent, 2 to 8.
+      mantissa_bits: bits of the mantissa, 0 to 23.
+      overflow: value of numbers that round past the largest finite one.
+        "inf": infinity, as in IEEE formats.
+        "saturate": the largest finite number.
+        "cpd": as CPD's kernel computes it. Numbers that round up from the last finite one become
+        2^(max_exponent + 1), which the format does not have; only numbers that were as large before
+        become infinite. Subnormal numbers of fp32 become 0, and a subnormal result is rounded from
+        a mantissa that was cut to 23 bits.
+      rounding: "nearest" (ties to even), or "stochastic": up with the probability of the part that
+        is cut off, so that the mean is exact; infinite where that rounds past the largest.
+      key: key of `jax.random` for stochastic rounding; None for "nearest".
 
     Returns:
-      An array like `x`, of numbers that the format has (rounded once more if the dtype of `x` does not hold them, as bfloat16 does not
-      hold those of fp16). NaN and infinities stay.
+      An array like `x` of numbers of the format. They are rounded once more if the dtype of `x`
+      does not hold them, as bfloat16 does not hold those of fp16. NaN and infinities stay.
 
     Raises:
-      ValueError: naming an argument that is out of range, or a missing or unused key.
+      UserError: for an argument that is out of range, or a missing or unused key.
 
     >>> print(float_quantize(jnp.array([1.1, 5.0, 2.0**-17, 7e4]), 5, 2))
     [ 1.  5.  0. inf]
 
     References:
-      Customized-Precision Deep Learning (CPD), github.com/drcut/CPD at ddd9a67, `float_kernel.cu`, for "cpd".
-      Wang et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv 1911.08907.
+      Customized-Precision Deep Learning (CPD), github.com/drcut/CPD at ddd9a67, `float_kernel.cu`,
+      for "cpd".
+      Wang et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv:1911.08907.
     """
     to = Format(exponent_bits, mantissa_bits)
     require_choice("rounding", rounding, ROUNDINGS)
     if (rounding == "stochastic") != (key is not None):
-        fix = "stochastic rounding draws from a key of jax.random, and nothing else does"
+        fix = "give a key of jax.random for stochastic rounding, and None for nearest"
         raise UserError("key", key, fix)
     noise = None if key is None else jax.random.bits(key, jnp.shape(x), jnp.uint32)
     return quantize(x, to, overflow, noise)
@@ -154,11 +163,19 @@ def float_quantize(
 def quantize(
     x: jax.Array, to: Format, overflow: Overflow = "inf", noise: jax.Array | None = None
 ) -> jax.Array:
-    """Do what `float_quantize` does, with the random uint32 bits of stochastic rounding, or None, given."""
+    """Round as `float_quantize` does.
+
+    Args:
+      x: floating-point array.
+      to: the format.
+      overflow: as in `float_quantize`.
+      noise: random uint32 bits of the shape of `x` for stochastic rounding; None for nearest.
+    """
     require_choice("overflow", overflow, OVERFLOWS)
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"x has dtype {x.dtype}: give a floating-point array")
+        fix = f"its dtype is {x.dtype}; give a floating-point array"
+        raise UserError("x", reason=fix, code="type")
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     magnitude = bits & np.uint32(0x7FFFFFFF)
     rounded = _rounded(magnitude, to, overflow, noise)
@@ -170,14 +187,13 @@ def quantize(
 def _rounded(
     magnitude: jax.Array, to: Format, overflow: Overflow, noise: jax.Array | None
 ) -> jax.Array:
-    """Return the bits of the rounded magnitudes, uint32 in and out; what is not finite is left to the caller."""
+    """Return the bits of the rounded magnitudes, uint32; the caller handles infinity and NaN."""
     field = magnitude >> _MANTISSA  # the biased exponent, 0 for subnormal numbers
     exponent = jnp.maximum(field, 1)
     mantissa = (magnitude & (_ONE - 1)) | jnp.where(field > 0, _ONE, np.uint32(0))
     lowest = np.uint32(to.min_exponent + _BIAS)
-    below = jnp.where(
-        exponent < lowest, lowest - exponent, np.uint32(0)
-    )  # binades under the format's normal numbers
+    # Binades below the format's normal numbers.
+    below = jnp.where(exponent < lowest, lowest - exponent, np.uint32(0))
     if overflow == "cpd":
         lost = jnp.minimum(below, 31)
         mantissa = jnp.where(field > 0, (mantissa >> lost) << lost, np.uint32(0))

@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 _LARGEST = 252
-"""Of the exponent of a factor that is made of two normal numbers of fp32."""
+"""Largest exponent of a factor that is the product of two normal numbers of fp32."""
 
 
 def ceil_log2(x: jax.Array) -> jax.Array:
-    """Return the least e with x <= 2^e, int32, for positive numbers of fp32, from their bits; 0 for 0 and for what is not finite.
+    """Return the least e with x <= 2^e, int32, for positive numbers of fp32, from their bits.
+
+    It is 0 for 0 and for numbers that are not finite.
 
     >>> print(ceil_log2(jnp.array([1.0, 1.5, 4.0, 5.0, 0.0, 2.0**-140])))
     [   0    1    2    3    0 -140]
@@ -26,11 +28,11 @@ def ceil_log2(x: jax.Array) -> jax.Array:
 
 
 def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    """Return x 2^exponent; exact where neither x nor the result is a subnormal number, whatever lies between.
+    """Return x 2^exponent, exact where neither x nor the result is a subnormal number.
 
     Args:
-      x: fp32.
-      exponent: int32 that broadcasts against x; beyond +-252 it is cut off there.
+      x: fp32 array.
+      exponent: int32 array that broadcasts against x; it is clipped to [-252, 252].
     """
     exponent = jax.lax.broadcast_to_rank(jnp.clip(exponent, -_LARGEST, _LARGEST), x.ndim)
     half = exponent // 2

@@ -16,11 +16,11 @@ FP32 = 4
 class WireBytes(NamedTuple):
     """Bytes that one device sends in one step, in the ring algorithms of `lbopt.plan`.
 
-    Zeros that are added so that devices get equal shares of what they exchange are left out; they are at most a twentieth.
+    Padding, by which devices exchange equal shares, is not counted; it is at most a twentieth.
 
     Attributes:
-      sent: by the aggregator.
-      ring: by a ring all-reduce of fp32 gradients, 2 (R - 1) / R x 4 bytes an element.
+      sent: bytes that the aggregator sends.
+      ring: bytes of a ring all-reduce of fp32 gradients, 2 (R - 1) / R x 4 bytes an element.
     """
 
     sent: float
@@ -28,30 +28,30 @@ class WireBytes(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes than the plain mean; below 1 it loses, 1 if nothing is sent at all."""
+        """Bytes of the plain mean over those of the aggregator; 1 if nothing is sent."""
         return self.ring / self.sent if self.sent else 1.0
 
 
 def elements(params: types.Params) -> int:
-    """Return how many numbers a tree holds."""
+    """Return the number of numbers in a tree."""
     return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
 
 
 def reduced(num_bytes: float, num_replicas: int) -> float:
-    """Return what a ring all-reduce of so many bytes sends: a reduce-scatter, then an all-gather."""
+    """Return the bytes that a ring all-reduce of `num_bytes` sends: reduce-scatter, all-gather."""
     return 2 * scattered(num_bytes, num_replicas)
 
 
 def scattered(num_bytes: float, num_replicas: int) -> float:
-    """Return what an all-to-all, a reduce-scatter or an all-gather of so many bytes in all sends."""
+    """Return the bytes sent by an all-to-all, reduce-scatter or all-gather of `num_bytes`."""
     return num_bytes * (num_replicas - 1) / num_replicas
 
 
 def gathered(num_bytes: float, num_replicas: int) -> float:
-    """Return what an all-gather sends to which each replica brings so many bytes."""
+    """Return the bytes sent by an all-gather to which each replica brings `num_bytes`."""
     return num_bytes * (num_replicas - 1)
 
 
 def ring_bytes(params: types.Params, num_replicas: int) -> float:
-    """Return what the mean of fp32 gradients sends."""
+    """Return the bytes that a ring all-reduce of fp32 gradients sends."""
     return reduced(FP32 * elements(params), num_replicas)

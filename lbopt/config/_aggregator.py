@@ -208,8 +208,8 @@ def _check_modules(config: AggregatorConfig) -> None:
     require(len(names) == len(set(names)), "modules", modules, "use each name once")
     try:
         check_patterns(tuple(pattern for _, pattern in modules))
-    except ValueError as error:
-        raise UserError("modules", modules, str(error)) from error
+    except UserError as error:
+        raise UserError("modules", modules, error.reason) from error
     require_choice("anchor", config.anchor, names)
 
 

@@ -37,6 +37,9 @@ from lbopt.parallel._state import TrainState
 
 REPLICA_AXIS, WITHIN_AXIS = "replica", "within"
 
+_ITS_SURROUNDINGS = ("num_replicas", "opt_state", "tx")
+"""Fields of errors of an aggregator that does not go with the replicas or the optimizer."""
+
 
 class Aggregation:
     """An aggregator, the devices of a step, and how replicas lie on them.
@@ -114,10 +117,15 @@ class Aggregation:
         """Name the aggregator in what it says of parameters and optimizers."""
         try:
             yield
-        except UserError:
-            raise
+        except UserError as error:
+            if error.field not in _ITS_SURROUNDINGS:
+                raise
+            raise self._conflict(error.reason) from error
         except ValueError as error:
-            raise UserError("aggregator", self.aggregator, str(error), code="conflict") from error
+            raise self._conflict(str(error)) from error
+
+    def _conflict(self, reason: str) -> UserError:
+        return UserError("aggregator", self.aggregator, reason, code="conflict")
 
     def warn(self, params: types.Params) -> None:
         """Warn if more is sent than a plain mean would send."""

@@ -52,7 +52,7 @@ class TrainState(flax.struct.PyTreeNode):
         Raises:
           UserError: for a seed that is none, a key that is not of JAX's default kind, or a leaf that is no array of numbers or keys.
         """
-        require_tx(tx)
+        require_transformation("tx", tx)
         _, step_root = split_seed(seed)
         params = tree.map_with_name(lambda name, x: _strong(f"params/{name}", x), params)
         model_state = tree.map_with_name(
@@ -65,14 +65,6 @@ class TrainState(flax.struct.PyTreeNode):
     def step_key(self) -> jax.Array:
         """Return the random key of the coming step."""
         return jax.random.fold_in(_key(self.rng), self.step)
-
-
-def require_tx(tx: Any) -> None:
-    """Raise `UserError` unless it is an Optax transformation."""
-    try:
-        require_transformation("tx", tx)
-    except ValueError as error:
-        raise UserError("tx", tx, "give an Optax transformation", code="type") from error
 
 
 def apart(arrays: Any) -> Any:

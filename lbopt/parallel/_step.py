@@ -33,7 +33,8 @@ from lbopt.parallel._mesh import (
 )
 from lbopt.parallel._options import BACKENDS, Backend, StepOptions
 from lbopt.parallel._reduction import ReduceScatter, Reduction, Strategy
-from lbopt.parallel._state import TrainState, require_tx
+from lbopt.parallel._state import TrainState
+from lbopt.transforms import require_transformation
 
 StepFn = Callable[[TrainState, types.Batch], tuple[TrainState, types.Metrics]]
 
@@ -241,7 +242,7 @@ def compile_step(
     """Build a training step from its options; see `make_train_step`."""
     fix = "give a function (params, model_state, batch, rng)"
     require(callable(loss_fn), "loss_fn", loss_fn, fix, code="type")
-    require_tx(tx)
+    require_transformation("tx", tx)
     options.check_mesh(mesh)
 
     strategy = _reduction.choose(options.reduction, mesh, options.mapped, options.pmapped)

@@ -32,6 +32,6 @@ def check_modules(
         return
     try:
         resolve_labels(labels, jax.eval_shape(init, jax.random.key(0))[0])
-    except ValueError as error:
+    except UserError as error:
         modules = tuple(labels.items())
-        raise UserError("aggregator.modules", modules, str(error), code="mismatch") from error
+        raise UserError("aggregator.modules", modules, error.reason, code="mismatch") from error

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import _scalars, tree
-from lbopt.errors import UserError
+from lbopt import _scalars
+from lbopt.errors import UserError, brief
 from lbopt.schedules import _decay, _plan, _scaling
 
 DecayFrom = Literal["warmup_end", "start"]
@@ -138,7 +138,7 @@ def _factor(decay: _decay.DecayFn, steps: jax.Array) -> jax.Array:
     except (TypeError, ValueError):
         factor = None
     if factor is None or factor.shape not in ((), steps.shape):
-        fix = f"it gives {tree.said(found)}; return a factor of the peak, one number"
+        fix = f"it gives {brief(found)}; return a factor of the peak, one number"
         raise UserError("decay", decay, fix)
     return factor
 

@@ -1,14 +1,6 @@
 from ._arguments import (
-    is_number as is_number,
-    require_above as require_above,
-    require_at_least as require_at_least,
-    require_bounds as require_bounds,
-    require_choice as require_choice,
-    require_decay_rate as require_decay_rate,
-    require_flag as require_flag,
     require_state as require_state,
     require_transformation as require_transformation,
-    require_whole as require_whole,
 )
 from ._clipping import (
     clip_by_global_norm as clip_by_global_norm,

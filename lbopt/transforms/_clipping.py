@@ -8,15 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import masks, tree, types
-from lbopt.transforms import _arguments
+from lbopt import _scalars, masks, tree, types
 
 
 class ClipState(NamedTuple):
-    """What the clip saw.
+    """The global norm of the last update.
 
     Attributes:
-      global_norm: fp32 scalar, the norm before clipping at the last update (0 before the first).
+      global_norm: fp32 scalar, norm before clipping; 0 before the first update.
     """
 
     global_norm: jax.Array
@@ -32,17 +31,19 @@ def clip_by_global_norm(
     """Scale all updates by min(1, max_norm / (G + eps)), G the L2 norm over every leaf together.
 
     Args:
-      max_norm: the largest global norm that passes unchanged, > 0.
-      eps: added to the norm before the division, >= 0; PyTorch's clip_grad_norm_ has 1e-6,
-        pytorch/pytorch@01a57d87bd4826d1f528b2dc47360a8087b34f5a:torch/nn/utils/clip_grad.py.
-      axis_name: inside `shard_map`: the axis over which leaves are split; the squares are summed over it.
-      sharded_mask: with `axis_name`: which leaves are split; None for all.
+      max_norm: largest global norm that passes unchanged, > 0.
+      eps: constant >= 0 added to the norm before the division. It is 1e-6 in PyTorch's
+        clip_grad_norm_, pytorch/pytorch@01a57d87bd4826d1f528b2dc47360a8087b34f5a:
+        torch/nn/utils/clip_grad.py.
+      axis_name: inside `shard_map`, the mapped axis over which leaves are split; squares are
+        summed over it.
+      sharded_mask: with `axis_name`, the leaves that are split; None for all.
 
     Returns:
       A transform whose state is `ClipState`; its output keeps the dtype of the updates.
 
     Raises:
-      ValueError: if `max_norm` is not above 0.
+      UserError: if `max_norm` is not above 0, or `eps` is below 0.
 
     >>> import jax.numpy as jnp
     >>> tx = clip_by_global_norm(1.0)
@@ -51,12 +52,13 @@ def clip_by_global_norm(
     ([0.6, 0.8], 5.0)
 
     Note:
-      `optax.clip_by_global_norm` with the norm and the division in fp32 (or wider) whatever the dtype of the updates,
-      right on the shards inside `shard_map`, and with the norm kept in its state.
-      In fp32 the norm is right from 1e-33 to 1e34; Optax's is infinite from 1.8e19 on, and its update 0.
+      `optax.clip_by_global_norm`, with the norm and the division in fp32 (or wider) whatever the
+      dtype of the updates, right on the shards inside `shard_map`, and with the norm kept in the
+      state. In fp32 the norm is right from 1e-33 to 1e34; that of Optax is infinite from 1.8e19 on,
+      and its update 0.
     """
-    _arguments.require_above("max_norm", max_norm, 0)
-    _arguments.require_at_least("eps", eps, 0)
+    _scalars.require_above("max_norm", max_norm, 0)
+    _scalars.require_at_least("eps", eps, 0)
 
     def init_fn(params: types.Params) -> ClipState:
         del params
@@ -76,15 +78,21 @@ def clip_by_global_norm(
 def global_norm(
     updates: optax.Updates, axis_name: types.AxisName = None, sharded_mask: types.Mask = None
 ) -> jax.Array:
-    """Return the L2 norm over every leaf together, in fp32 or wider."""
-    tree.check_inexact(updates, "the gradient")
+    """Return the L2 norm over every leaf together, a scalar in fp32 or wider.
+
+    Args:
+      updates: floating-point or complex arrays.
+      axis_name: inside `shard_map`, the mapped axis over which leaves are split.
+      sharded_mask: with `axis_name`, the leaves that are split; None for all.
+    """
+    tree.check_inexact(updates, "updates")
     split = masks.resolve_split(sharded_mask, axis_name, updates)
     pairs = list(zip(jax.tree.leaves(updates), jax.tree.leaves(split.leaves), strict=True))
-    whole = tree.squares(leaf for leaf, chosen in pairs if not chosen)
-    if not any(chosen for _, chosen in pairs):
+    whole = tree.squares(leaf for leaf, is_split in pairs if not is_split)
+    if not any(is_split for _, is_split in pairs):
         return whole.norm()
-    parts = tree.squares(leaf for leaf, chosen in pairs if chosen).over(axis_name)
-    return tree.Squares(*map(jnp.add, whole, parts)).norm()
+    shards = tree.squares(leaf for leaf, is_split in pairs if is_split).over(axis_name)
+    return tree.Squares(*map(jnp.add, whole, shards)).norm()
 
 
 def scale_to_norm(
@@ -93,8 +101,10 @@ def scale_to_norm(
     max_norm: float | jax.Array,
     eps: float | jax.Array = 0.0,
 ) -> optax.Updates:
-    """Return the updates times min(1, max_norm / (norm + eps))."""
+    """Return the updates times min(1, max_norm / (norm + eps)), in their own dtypes."""
     scale = max_norm / jnp.maximum(norm + eps, max_norm)
-    return jax.tree.map(
-        lambda u: tree.scaled(u.astype(tree.wide_dtype(u.dtype)), scale).astype(u.dtype), updates
-    )
+
+    def scaled(u: jax.Array) -> jax.Array:
+        return tree.scaled(u.astype(tree.wide_dtype(u.dtype)), scale).astype(u.dtype)
+
+    return jax.tree.map(scaled, updates)

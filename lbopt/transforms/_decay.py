@@ -1,4 +1,4 @@
-"""Weight decay added where it stands in the chain."""
+"""Weight decay, added at a place in the chain of one's own choice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import masks, stacks, tree, types
+from lbopt import _scalars, masks, stacks, tree, types
 from lbopt.transforms import _arguments
 
 
@@ -21,10 +21,14 @@ def add_weight_decay(
 
     Args:
       weight_decay: coefficient >= 0; may be traced.
-      weight_decay_mask: see `lbopt.types.Mask`; `lbopt.weights_only` if not given.
-      stacked: as in `scale_by_layerwise_trust_ratio`; only the mask looks at it.
+      weight_decay_mask: the leaves that are decayed (see `lbopt.types.Mask`).
+      stacked: leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`); a mask that
+        is a function gets one layer of each.
+
+    Raises:
+      UserError: if `weight_decay` is below 0, or a mask does not fit the parameters.
     """
-    _arguments.require_at_least("weight_decay", weight_decay, 0)
+    _scalars.require_at_least("weight_decay", weight_decay, 0)
 
     def chosen(params: types.Params) -> types.PyTree:
         layers = stacks.resolve_stacked(stacked, params)
@@ -41,12 +45,11 @@ def add_weight_decay(
         tree.check_updates(updates, params)
 
         def add(u: jax.Array, w: jax.Array, decayed: bool) -> jax.Array:
+            if not decayed:
+                return u
             wide = tree.wide_dtype(u.dtype)
-            return (
-                (u.astype(wide) + jnp.asarray(weight_decay, wide) * w.astype(wide)).astype(u.dtype)
-                if decayed
-                else u
-            )
+            decay = jnp.asarray(weight_decay, wide) * w.astype(wide)
+            return (u.astype(wide) + decay).astype(u.dtype)
 
         return jax.tree.map(add, updates, params, chosen(params)), state
 

@@ -1,13 +1,15 @@
-"""Print a variant, or the table of all."""
+"""Variants of `lbopt.lamb` and `lbopt.lars` as text: one in full, or a table of all."""
 
 from __future__ import annotations
 
 import textwrap
 from typing import Any
 
-from lbopt import masks, tree
+from lbopt import masks
 from lbopt._shown import show
-from lbopt.transforms._variants import VARIANTS, Variant
+from lbopt.errors import UserError, require_choice
+from lbopt.transforms._options import Variant
+from lbopt.transforms._variants import VARIANTS
 
 _WIDTH = 100
 
@@ -15,14 +17,14 @@ _WIDTH = 100
 def describe(variant: str | None = None, optimizer: str | None = None) -> None:
     """Print the source of a variant of `lbopt.lamb` or `lbopt.lars`, its peculiarities and options.
 
-    Options that differ from the paper's row are marked with a star.
+    A star marks the options that differ from the paper's.
 
     Args:
-      variant: its name; None prints a table of all variants.
-      optimizer: "lamb" or "lars"; None for both, where both have a variant of that name.
+      variant: name of the variant; None prints a table of all variants.
+      optimizer: "lamb" or "lars"; None for both.
 
     Raises:
-      ValueError: listing the known names.
+      UserError: for an unknown name; it lists the known ones.
 
     >>> describe("cybertron")  # doctest: +ELLIPSIS
     lamb, variant "cybertron": cybertronai/pytorch-lamb@...:pytorch_lamb/lamb.py
@@ -34,25 +36,17 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
       * debias                        False
     ...
     """
-    if optimizer is not None and optimizer not in VARIANTS:
-        raise ValueError(f"optimizer = {tree.said(optimizer)}: use one of {', '.join(VARIANTS)}")
-    rows = [
-        row for name in VARIANTS if optimizer in (None, name) for row in VARIANTS[name].values()
-    ]
+    if optimizer is not None:
+        require_choice("optimizer", optimizer, VARIANTS)
+    optimizers = [name for name in VARIANTS if optimizer in (None, name)]
     if variant is None:
-        show(
-            *"\n\n".join(
-                variants_table(name) for name in VARIANTS if optimizer in (None, name)
-            ).split("\n")
-        )
-        return
-    found = [row for row in rows if row.name == variant]
-    if not found:
-        names = "; ".join(
-            f"{name}: {', '.join(VARIANTS[name])}" for name in VARIANTS if optimizer in (None, name)
-        )
-        raise ValueError(f"variant = {tree.said(variant)}: use one of ({names})")
-    show(*"\n\n".join(map(_page, found)).split("\n"))
+        pages = [variants_table(name) for name in optimizers]
+    else:
+        pages = [_page(VARIANTS[name][variant]) for name in optimizers if variant in VARIANTS[name]]
+    if not pages:
+        known = "; ".join(f"{name}: {', '.join(VARIANTS[name])}" for name in optimizers)
+        raise UserError("variant", variant, f"use one of ({known})", code="choice")
+    show(*"\n\n".join(pages).split("\n"))
 
 
 _COLUMNS = {
@@ -76,13 +70,16 @@ _COLUMNS = {
 
 
 def variants_table(optimizer: str) -> str:
-    """Return the table of all variants of one optimizer: the main options, what else differs from the paper, the source."""
+    """Return a table of all variants of "lamb" or "lars", one a line.
+
+    Its columns are the main options, the other options that differ from the paper, and the source.
+    """
     columns = _COLUMNS[optimizer]
-    rows = VARIANTS[optimizer]
     lines = [(optimizer, *columns, "else", "source")]
-    for row in rows.values():
-        values = [_cell(option, row) for option in columns.values()]
-        lines.append((row.name, *values, _others(row, set(columns.values())) or "-", row.source))
+    for variant in VARIANTS[optimizer].values():
+        values = [_cell(option, variant) for option in columns.values()]
+        others = _others(variant, set(columns.values())) or "-"
+        lines.append((variant.name, *values, others, variant.source))
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -91,14 +88,14 @@ def variants_table(optimizer: str) -> str:
 
 
 def differences(optimizer: str) -> str:
-    """Return the list of variants in an optimizer's docstring: where each differs from the paper."""
+    """Return the list of variants for an optimizer's docstring: how each differs from the paper."""
     width = max(map(len, VARIANTS[optimizer]))
     lines = []
-    for row in VARIANTS[optimizer].values():
-        options = [f"{name}={value!r}" for name, value in row.differences().items()]
+    for variant in VARIANTS[optimizer].values():
+        options = [f"{name}={value!r}" for name, value in variant.differences().items()]
         # A line breaks between two options, not inside one.
         text = ", ".join(option.replace(" ", "\0") for option in options) or "-"
-        first = f"      {row.name:<{width}}  "
+        first = f"      {variant.name:<{width}}  "
         lines.append(
             textwrap.fill(
                 text, _WIDTH, initial_indent=first, subsequent_indent=" " * len(first)
@@ -107,25 +104,24 @@ def differences(optimizer: str) -> str:
     return "\n".join(lines)
 
 
-def _others(row: Variant, shown: set[str]) -> str:
+def _others(variant: Variant, shown: set[str]) -> str:
+    """Return the options that differ from the paper, without those that other columns show."""
     hidden = shown | {"adapt_undecayed"}
-    return ", ".join(
-        f"{name}={value}" for name, value in row.differences().items() if name not in hidden
-    )
+    differences = variant.differences().items()
+    return ", ".join(f"{name}={value}" for name, value in differences if name not in hidden)
 
 
-def _cell(option: str, row: Variant) -> str:
-    value = getattr(row.options, option)
+def _cell(option: str, variant: Variant) -> str:
+    value = getattr(variant.options, option)
+    if option == "trust_ratio_mask" and not variant.options.adapt_undecayed:
+        return "decayed, if wd > 0"
     if option.endswith("_mask"):
-        chosen = _chosen(value)
-        return (
-            "decayed, if wd > 0"
-            if option == "trust_ratio_mask" and not row.options.adapt_undecayed
-            else chosen
-        )
+        return _chosen(value)
     if value is None:
         return "-"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
 
 
 def _chosen(mask: Any) -> str:
@@ -135,12 +131,13 @@ def _chosen(mask: Any) -> str:
     return "all" if mask is None else "decayed"
 
 
-def _page(row: Variant) -> str:
-    own = row.differences()
-    about = textwrap.fill(row.about, _WIDTH, initial_indent="  ", subsequent_indent="  ")
-    width = max(map(len, vars(row.options)))
+def _page(variant: Variant) -> str:
+    own = variant.differences()
+    about = textwrap.fill(variant.about, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    width = max(map(len, vars(variant.options)))
     options = [
         f"  {'*' if name in own else ' '} {name:<{width}}  {value!r}"
-        for name, value in vars(row.options).items()
+        for name, value in vars(variant.options).items()
     ]
-    return "\n".join([f'{row.optimizer}, variant "{row.name}": {row.source}', about, *options])
+    title = f'{variant.optimizer}, variant "{variant.name}": {variant.source}'
+    return "\n".join([title, about, *options])

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import tree, types
+from lbopt import _scalars, tree, types
+from lbopt.errors import UserError
 from lbopt.transforms import _arguments, _per_path, _precision
 
 
@@ -17,8 +18,8 @@ class EmaState(NamedTuple):
     """The averaged parameters.
 
     Attributes:
-      count: int32 scalar, updates so far.
-      ema: shaped like the parameters, fp32 (or wider).
+      count: int32 scalar, number of updates so far.
+      ema: pytree shaped like the parameters, fp32 or wider, or `ema_dtype`.
     """
 
     count: jax.Array  # type: ignore[assignment]
@@ -30,23 +31,27 @@ def track_ema(
 ) -> optax.GradientTransformation:
     r"""Keep an average of the parameters; updates pass unchanged. Put it last in the chain.
 
-        ema <- d ema + (1 - d) (params + updates) ,   d = min(decay, (1 + t) / (10 + t)) with ramp, t = updates so far
+        ema <- d ema + (1 - d) (params + updates)
+        d = min(decay, (1 + t) / (10 + t)) with ramp, else decay;   t = number of updates so far
 
-    The average starts at the parameters that `init` gets, so they must be arrays. One update is one step of the average: around
-    microsteps put `optax.MultiSteps` outside of the whole chain. `ema_params` reads the average for evaluation.
+    The average starts at the parameters that `init` gets, so they must be arrays. One update is one
+    step of the average: for microsteps put `optax.MultiSteps` around the whole chain. `ema_params`
+    reads the average for evaluation.
 
     Args:
-      decay: in [0, 1); .9999 for EfficientNet.
-      ramp: let the decay rise with the number of updates, as `num_updates` of TensorFlow's
-        ExponentialMovingAverage does, tensorflow/tensorflow@0004ac98864da68d6a90d96385bd55c86e04a8c1:
+      decay: decay rate in [0, 1). The default is EfficientNet's.
+      ramp: whether the decay rises with the number of updates, as `num_updates` makes it in
+        TensorFlow's ExponentialMovingAverage,
+        tensorflow/tensorflow@0004ac98864da68d6a90d96385bd55c86e04a8c1:
         tensorflow/python/training/moving_averages.py.
-      ema_dtype: of the average of real leaves; None for fp32 (or wider, for wider leaves). In bf16 the average would stand still.
+      ema_dtype: dtype of the average of real leaves; None for fp32, or the leaf's dtype if that is
+        wider. In bf16 the average would stand still.
 
     Returns:
       A transform whose state is `EmaState`.
 
     Raises:
-      ValueError: naming the argument that is out of range, or the parameter that is a shape.
+      UserError: for an argument that is out of range, or parameters that are shapes.
 
     >>> import jax.numpy as jnp
     >>> tx = optax.chain(optax.sgd(1.0), track_ema(0.9, ramp=False))
@@ -58,32 +63,32 @@ def track_ema(
     Note:
       `optax.ema` averages updates, not parameters.
     """
-    _arguments.require_decay_rate("decay", decay)
+    _scalars.require_decay_rate("decay", decay)
     _arguments.require_float_dtype("ema_dtype", ema_dtype)
-    ramp = _arguments.require_flag("ramp", ramp)
+    ramp = _scalars.require_flag("ramp", ramp)
 
     def init_fn(params: types.Params) -> EmaState:
-        tree.check_inexact(params, "track_ema: the parameter")
+        tree.check_inexact(params, "params")
         return EmaState(jnp.zeros((), jnp.int32), tree.map_with_name(start, params))
 
     def start(name: str, p: Any) -> jax.Array:
         if isinstance(p, jax.ShapeDtypeStruct):
-            raise ValueError(
-                f"track_ema: the parameter at {name!r} is a shape, and the average starts at the parameters: call tx.init(params) "
-                "with arrays, or jax.eval_shape(tx.init, shapes) for the shapes of the state"
+            fix = (
+                "a shape, and the average starts at the parameters; call tx.init(params) with "
+                "arrays, or jax.eval_shape(tx.init, shapes) for the shapes of the state"
             )
-        dtype = _averaged_dtype(p.dtype, ema_dtype)
-        return jnp.array(
-            p, dtype, copy=True
-        )  # the parameters' own buffers may be donated to the first step
+            raise UserError(f"params/{name}", reason=fix, code="type")
+        # A copy, as the parameters' own buffers may be donated to the first step.
+        return jnp.array(p, _averaged_dtype(p.dtype, ema_dtype), copy=True)
 
     def update_fn(
         updates: optax.Updates, state: EmaState, params: types.Params | None = None
     ) -> tuple[optax.Updates, EmaState]:
         _arguments.require_params(params, "track_ema")
         tree.check_updates(updates, params)
-        _arguments.require_state(state, EmaState, "track_ema")
+        _arguments.require_state(state, EmaState)
         tree.check_updates(updates, state.ema)
+
         t = state.count.astype(jnp.float32)
         d = jnp.minimum(decay, (1 + t) / (10 + t)) if ramp else decay
 
@@ -92,9 +97,8 @@ def track_ema(
             new = _precision.applied(p, u).astype(wide)
             return (tree.scaled(ema.astype(wide), d) + tree.scaled(new, 1 - d)).astype(ema.dtype)
 
-        return updates, EmaState(
-            optax.safe_increment(state.count), jax.tree.map(average, state.ema, params, updates)
-        )
+        ema = jax.tree.map(average, state.ema, params, updates)
+        return updates, EmaState(optax.safe_increment(state.count), ema)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -106,61 +110,72 @@ def _averaged_dtype(dtype: Any, ema_dtype: Any) -> Any:
 
 
 def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params:
-    """Return the averaged parameters out of any optimizer state that holds them.
+    """Return the averaged parameters from any optimizer state that holds them.
+
+    Warns if `optax.MultiSteps` or `optax.apply_every` is beside the average instead of around it:
+    the average then takes a step with every microstep.
 
     Args:
-      opt_state: the state of a chain, `masked`, `MultiSteps`, ... with `track_ema` in it; also as `nnx.state(optimizer)`.
-      like: parameters whose containers and dtypes the result gets, and whose leaves it takes where `optax.masked` kept them
-        out of the average; `nnx.state(model)` for an NNX model. None leaves the result as it is kept.
+      opt_state: state of a chain, `masked`, `MultiSteps`, ... with `track_ema` in it; also as
+        `nnx.state(optimizer)`.
+      like: parameters whose containers and dtypes the result gets, `nnx.state(model)` for an NNX
+        model. The result has its leaves where `optax.masked` kept them out of the average. None
+        leaves the result as it is kept.
 
     Raises:
-      ValueError: if the state holds no average, or several, or one of other parameters or shapes than `like`.
-
-    Warns where `optax.MultiSteps` or `optax.apply_every` is beside the average and not around it: it then takes a step with every microstep.
+      UserError: if the state holds no average or several, or one of other parameters than `like`.
     """
     found = list(_per_path.find_states(opt_state, (EmaState,)))
     if len(found) != 1:
-        raise ValueError(
-            f"opt_state holds {len(found)} averages of the parameters: put one lbopt.track_ema last in the chain"
+        fix = (
+            f"it holds {len(found)} averages of the parameters; put one lbopt.track_ema last in "
+            "the chain"
         )
+        raise UserError("opt_state", reason=fix, code="missing" if not found else "conflict")
     warn_of_microsteps(opt_state)
     ema = found[0].ema
-    if like is None:  # a copy: later updates change the variables of Flax NNX that hold the state
+
+    if like is None:
+        # A copy, as later updates change the variables of Flax NNX that hold the state.
         return jax.tree.map(lambda average: average, ema)
+
     names = tree.leaf_names(ema)
-    averages = dict(zip(names, jax.tree.leaves(ema), strict=True))
+    averages = tree.by_name(ema)
     if len(averages) < len(names):
         twice = next(name for name in averages if names.count(name) > 1)
-        raise ValueError(
-            f"like: two of the averages are called {twice!r}; call ema_params without like"
-        )
+        fix = f"two of the averages are called {twice!r}; call ema_params without like"
+        raise UserError("like", reason=fix, code="conflict")
     unknown = sorted(averages.keys() - set(tree.leaf_names(like)))
     if unknown:
-        raise ValueError(
-            f"like has no parameter at {tree.some(unknown)}: give the parameters that are averaged"
-        )
+        fix = f"it has no parameter at {tree.some(unknown)}; give the parameters that are averaged"
+        raise UserError("like", reason=fix, code="mismatch")
 
     def average(name: str, p: Any) -> Any:
         if name not in averages:
             return p
         if jnp.shape(p) != averages[name].shape:
-            raise ValueError(
-                f"like at {name!r} has shape {jnp.shape(p)}, the average has {averages[name].shape}: give the parameters that are averaged"
+            fix = (
+                f"its shape is {jnp.shape(p)}, that of the average {averages[name].shape}; give "
+                "the parameters that are averaged"
             )
+            raise UserError(f"like/{name}", reason=fix, code="mismatch")
         return averages[name].astype(p.dtype)
 
     return tree.map_with_name(average, like)
 
 
 def warn_of_microsteps(opt_state: Any) -> None:
-    """Warn if microsteps are gathered beside an average of the parameters, which then takes a step with each of them."""
-    gathers = list(_per_path.find_states(opt_state, (optax.MultiStepsState, optax.ApplyEvery)))
-    around = [getattr(state, "inner_opt_state", ()) for state in gathers]
-    averages, inside = (
-        list(_per_path.find_states(states, (EmaState,))) for states in (opt_state, around)
-    )
-    if gathers and len(inside) < len(averages):
+    """Warn if microsteps are accumulated beside an average of the parameters, not around it.
+
+    The average then takes a step with each microstep.
+    """
+    accumulating = list(_per_path.find_states(opt_state, (optax.MultiStepsState, optax.ApplyEvery)))
+    inner = [getattr(state, "inner_opt_state", ()) for state in accumulating]
+    averages = list(_per_path.find_states(opt_state, (EmaState,)))
+    averages_inside = list(_per_path.find_states(inner, (EmaState,)))
+    if accumulating and len(averages_inside) < len(averages):
         warnings.warn(
-            "track_ema: microsteps are gathered beside it, so its decay is that of a microstep: put optax.MultiSteps around the whole chain",
+            "track_ema: microsteps are accumulated beside it, so its decay is per microstep; put "
+            "optax.MultiSteps around the whole chain",
             stacklevel=3,
         )

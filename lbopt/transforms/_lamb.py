@@ -8,14 +8,15 @@ import jax
 import optax
 from jax.typing import DTypeLike
 
-from lbopt import masks, types
+from lbopt import _scalars, masks, types
+from lbopt.errors import require_choice
 from lbopt.transforms import (
-    _arguments,
     _clipping,
     _decay,
     _learning_rate,
     _moments,
     _normalization,
+    _options,
     _precision,
     _trust_ratio,
     _variants,
@@ -135,8 +136,7 @@ def lamb(
       An `optax.GradientTransformation` whose `update` needs `params`.
 
     Raises:
-      ValueError: naming the argument that is out of range or contradicts another, or the unknown
-        variant.
+      UserError: for an argument that is out of range or contradicts another, or an unknown variant.
 
     >>> import jax.numpy as jnp, optax
     >>> tx = lamb(1e-2, weight_decay=0.01)
@@ -148,13 +148,13 @@ def lamb(
 
     References:
       You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 Minutes,
-      arXiv 1904.00962, Algorithm 2.
+      arXiv:1904.00962v5, Algorithm 2.
 
     Note:
       Under `optax.inject_hyperparams` only options given explicitly can be changed later; name
       masks and `stacked` in `static_args`.
     """
-    options = _variants.choose(
+    options = _options.choose(
         _variants.LAMB,
         variant,
         b1=b1,
@@ -177,59 +177,70 @@ def lamb(
         gradient_normalization_stage=gradient_normalization_stage,
     )
     placement = options.weight_decay_placement
-    _arguments.require_choice("weight_decay_placement", placement, WEIGHT_DECAY_PLACEMENTS)
-    _variants.check_adaptation(options, "lamb", variant)
-    spread: dict[str, Any] = {"axis_name": axis_name, "sharded_mask": sharded_mask}
+    require_choice("weight_decay_placement", placement, WEIGHT_DECAY_PLACEMENTS)
+    _options.check_adaptation(options, "lamb", variant)
+    split: dict[str, Any] = {"axis_name": axis_name, "sharded_mask": sharded_mask}
+
+    moments = _moments.scale_by_lamb_moments(
+        options.b1,
+        options.b2,
+        options.eps,
+        options.eps_root,
+        options.debias,
+        grad_averaging=options.grad_averaging,
+        mu_dtype=mu_dtype,
+        nu_dtype=nu_dtype,
+    )
+    ratio = _trust_ratio.scale_by_layerwise_trust_ratio(
+        trust_ratio_mask=_options.trust_ratio_mask(options),
+        trust_ratio_bounds=options.trust_ratio_bounds,
+        weight_norm_bounds=options.weight_norm_bounds,
+        weight_decay=options.weight_decay,
+        weight_decay_mask=options.weight_decay_mask,
+        weight_decay_placement="before" if placement == "gradient" else placement,
+        zero_norm_ratio=options.zero_norm_ratio,
+        adapt_undecayed=options.adapt_undecayed,
+        learning_rate=learning_rate if placement == "decoupled" else None,
+        stacked=stacked,
+        _near_one=True,
+        **split,
+    )
     return _precision.chain_in_wide_precision(
-        *_before_the_moments(options, stacked, spread),
-        _moments.scale_by_lamb_moments(
-            options.b1,
-            options.b2,
-            options.eps,
-            options.eps_root,
-            options.debias,
-            grad_averaging=options.grad_averaging,
-            mu_dtype=mu_dtype,
-            nu_dtype=nu_dtype,
-        ),
-        _trust_ratio.scale_by_layerwise_trust_ratio(
-            trust_ratio_mask=_variants.trust_ratio_mask(options),
-            trust_ratio_bounds=options.trust_ratio_bounds,
-            weight_norm_bounds=options.weight_norm_bounds,
-            weight_decay=options.weight_decay,
-            weight_decay_mask=options.weight_decay_mask,
-            weight_decay_placement="before" if placement == "gradient" else placement,
-            zero_norm_ratio=options.zero_norm_ratio,
-            adapt_undecayed=options.adapt_undecayed,
-            learning_rate=learning_rate if placement == "decoupled" else None,
-            stacked=stacked,
-            _near_one=True,
-            **spread,
-        ),
+        *_before_the_moments(options, stacked, split),
+        moments,
+        ratio,
         _learning_rate.scale_by_learning_rate(learning_rate),
     )
 
 
 def _before_the_moments(
-    options: _variants.LambOptions, stacked: types.Stacked, spread: dict[str, Any]
+    options: _options.LambOptions, stacked: types.Stacked, split: dict[str, Any]
 ) -> list[optax.GradientTransformation]:
-    """Return what the options ask of the gradient first: clip, normalisation, decay."""
-    stage, per, first = options.gradient_normalization_stage, options.gradient_normalization, []
-    _arguments.require_choice("gradient_normalization_stage", stage, ("after_clip", "before_clip"))
+    """Return the transforms of the gradient that the options ask for: clip, normalization, decay.
+
+    Args:
+      options: the options of `lamb`.
+      stacked: as in `lamb`.
+      split: the arguments `axis_name` and `sharded_mask` of the transforms that take norms.
+    """
+    stage = options.gradient_normalization_stage
+    require_choice("gradient_normalization_stage", stage, ("after_clip", "before_clip"))
+
+    links = []
     if options.max_grad_norm is not None:
-        _arguments.require_above("max_grad_norm", options.max_grad_norm, 0)
-        _arguments.require_at_least("max_grad_norm_eps", options.max_grad_norm_eps, 0)
-        first.append(
-            _clipping.clip_by_global_norm(
-                options.max_grad_norm, options.max_grad_norm_eps, **spread
-            )
+        _scalars.require_above("max_grad_norm", options.max_grad_norm, 0)
+        _scalars.require_at_least("max_grad_norm_eps", options.max_grad_norm_eps, 0)
+        clip = _clipping.clip_by_global_norm(
+            options.max_grad_norm, options.max_grad_norm_eps, **split
         )
+        links.append(clip)
+    per = options.gradient_normalization
     if per is not None:
-        _arguments.require_choice("gradient_normalization", per, _normalization.PER)
-        normalized = _normalization.normalize_gradients(per, stacked=stacked, **spread)
-        first.insert(0 if stage == "before_clip" else len(first), normalized)
+        require_choice("gradient_normalization", per, _normalization.PER)
+        normalize = _normalization.normalize_gradients(per, stacked=stacked, **split)
+        links.insert(0 if stage == "before_clip" else len(links), normalize)
     if options.weight_decay_placement == "gradient":
-        first.append(
+        links.append(
             _decay.add_weight_decay(options.weight_decay, options.weight_decay_mask, stacked)
         )
-    return first
+    return links

@@ -1,4 +1,4 @@
-"""LANS: LAMB with normalised gradients and a Nesterov step, each part with a trust ratio of its own."""
+"""LANS: LAMB with normalized gradients, and a Nesterov step in two parts with a ratio each."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from lbopt.transforms import (
 
 
 class LansState(NamedTuple):
-    """Adam's moments of the normalised gradients, and the ratios of the two parts of the step.
+    """Adam's moments of the normalized gradients, and the ratios of the two parts of the step.
 
     Attributes:
-      moments: `LambMomentsState`.
-      of_momentum: `TrustRatioState` of the part that follows the first moment.
-      of_gradient: `TrustRatioState` of the part that follows the gradient.
+      moments: moments of the gradients.
+      of_momentum: ratios of the part that follows the first moment.
+      of_gradient: ratios of the part that follows the gradient itself.
     """
 
     moments: _moments.LambMomentsState
@@ -50,31 +50,34 @@ def scale_by_lans(
     mu_dtype: DTypeLike | None = None,
     nu_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    r"""Replace each (normalised) gradient by the LANS direction.
+    r"""Replace each (normalized) gradient g by the LANS direction.
 
         r = mh / (sqrt(vh) + eps) ;   c = g / (sqrt(vh) + eps)
         out = b1 * ratio(r + wd w) * (r + wd w) + (1 - b1) * ratio(c + wd w) * (c + wd w)
 
+    Here mh and vh are Adam's moments with bias correction, and ratio(u) = phi(||w||) / ||u||.
+
     Args:
-      b1: decay rate of the first moment, and the share of its part of the step, in [0, 1).
+      b1: decay rate of the first moment, and weight of its part of the step, in [0, 1).
       b2: decay rate of the second moment, in [0, 1).
-      eps: outside the root, >= 0.
-      weight_decay: as in `scale_by_layerwise_trust_ratio`, for both parts; also the masks, the bounds and the next three.
-      weight_decay_mask: see above.
-      trust_ratio_mask: see above.
-      trust_ratio_bounds: see above.
-      weight_norm_bounds: see above.
-      stacked: see above.
-      axis_name: see above.
-      sharded_mask: see above.
-      mu_dtype: of the kept first moment; None for fp32.
-      nu_dtype: of the kept second moment; None for fp32.
+      eps: constant >= 0 added to the root of the second moment.
+      weight_decay: coefficient wd >= 0 in both parts; may be a traced scalar.
+      weight_decay_mask: the leaves that are decayed (see `lbopt.types.Mask`).
+      trust_ratio_mask: the leaves that are adapted.
+      trust_ratio_bounds: (low, high) for both ratios, or None.
+      weight_norm_bounds: phi, (low, high) for ||w||; None for the identity.
+      stacked: leaves that are stacks of layers, each layer with ratios of its own (see
+        `scale_by_layerwise_trust_ratio`).
+      axis_name: inside `shard_map`, the axis over which leaves are split; norms are summed over it.
+      sharded_mask: with `axis_name`, the leaves that are split; None for all.
+      mu_dtype: dtype in which the first moment is kept; None for fp32.
+      nu_dtype: dtype in which the second moment is kept; None for fp32.
 
     Returns:
-      A transform whose state is `LansState`.
+      A transform whose state is `LansState` and whose `update` needs `params`.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      UserError: for an argument that is out of range.
     """
     _moments.check_moments(b1, b2, eps, 0.0, mu_dtype, nu_dtype)
     ratio = _trust_ratio.scale_by_layerwise_trust_ratio(
@@ -90,7 +93,7 @@ def scale_by_lans(
     )
 
     def init_fn(params: types.Params) -> LansState:
-        start = _moments.init_moments(params, "scale_by_lans", mu_dtype, nu_dtype)
+        start = _moments.init_moments(params, mu_dtype, nu_dtype)
         return LansState(start, ratio.init(params), ratio.init(params))
 
     def update_fn(
@@ -98,24 +101,28 @@ def scale_by_lans(
     ) -> tuple[optax.Updates, LansState]:
         _arguments.require_params(params, "scale_by_lans")
         tree.check_updates(updates, params)
-        _arguments.require_state(state, LansState, "scale_by_lans")
+        _arguments.require_state(state, LansState)
         tree.check_updates(updates, state.moments.mu)
+
         count = optax.safe_increment(state.moments.count)
         mu, nu = _moments.next_moments(updates, state.moments, b1, b2, count)
 
         def directions(g: jax.Array, m: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
             m, v = _moments.debiased(m, v, b1, b2, count, True)
             below = jnp.sqrt(v) + eps
-            return _moments.divided(m, below).astype(g.dtype), _moments.divided(
-                g.astype(m.dtype), below
-            ).astype(g.dtype)
+            r = _moments.divided(m, below)
+            c = _moments.divided(g.astype(m.dtype), below)
+            return r.astype(g.dtype), c.astype(g.dtype)
 
-        follow, look = tree.unzip_pairs(updates, jax.tree.map(directions, updates, mu, nu))
-        follow, of_momentum = ratio.update(follow, state.of_momentum, params)
-        look, of_gradient = ratio.update(look, state.of_gradient, params)
-        out = jax.tree.map(
-            lambda f, k: (tree.scaled(f, b1) + tree.scaled(k, 1 - b1)).astype(f.dtype), follow, look
-        )
+        pairs = jax.tree.map(directions, updates, mu, nu)
+        momentum_part, gradient_part = tree.unzip_pairs(updates, pairs)
+        momentum_part, of_momentum = ratio.update(momentum_part, state.of_momentum, params)
+        gradient_part, of_gradient = ratio.update(gradient_part, state.of_gradient, params)
+
+        def mixed(r: jax.Array, c: jax.Array) -> jax.Array:
+            return (tree.scaled(r, b1) + tree.scaled(c, 1 - b1)).astype(r.dtype)
+
+        out = jax.tree.map(mixed, momentum_part, gradient_part)
         return out, LansState(_moments.LambMomentsState(count, mu, nu), of_momentum, of_gradient)
 
     return optax.GradientTransformation(init_fn, update_fn)
@@ -141,29 +148,33 @@ def lans(
     r"""Build LANS: `normalize_gradients` per layer, `scale_by_lans`, `scale_by_learning_rate`.
 
         g <- g / ||g||   per layer
-        w <- w - lr * [b1 * phi(||w||)/||r + wd w|| * (r + wd w) + (1 - b1) * phi(||w||)/||c + wd w|| * (c + wd w)]
+        w <- w - lr * (     b1  * phi(||w||) / ||r + wd w|| * (r + wd w)
+                      + (1 - b1) * phi(||w||) / ||c + wd w|| * (c + wd w))
+
+    The directions r and c are those of `scale_by_lans`, which takes the other options; their
+    defaults are the same.
 
     Args:
-      learning_rate: a number or a schedule.
-      b1: decay rate of the first moment, and the share of its part of the step.
-      b2: decay rate of the second moment.
-      eps: outside the root.
-      weight_decay: wd, inside both directions and their norms.
-      weight_decay_mask: which leaves are decayed; `lbopt.weights_only` if not given.
-      trust_ratio_mask: which leaves are adapted; likewise.
+      learning_rate: number or schedule.
+      b1: decay rate of the first moment, and weight of its part of the step, in [0, 1).
+      b2: decay rate of the second moment, in [0, 1).
+      eps: constant >= 0 added to the root of the second moment.
+      weight_decay: coefficient wd >= 0, inside both directions and their norms.
+      weight_decay_mask: the leaves that are decayed (see `lbopt.types.Mask`).
+      trust_ratio_mask: the leaves that are adapted.
       trust_ratio_bounds: (low, high) for both ratios, or None.
-      weight_norm_bounds: phi, bounds on ||w||; None for the identity.
-      stacked: as in `lamb`, also for `axis_name`, `sharded_mask`, `mu_dtype` and `nu_dtype`.
-      axis_name: see above.
-      sharded_mask: see above.
-      mu_dtype: see above.
-      nu_dtype: see above.
+      weight_norm_bounds: phi, (low, high) for ||w||; None for the identity.
+      stacked: leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`).
+      axis_name: inside `shard_map`, the axis over which leaves are split; norms are summed over it.
+      sharded_mask: with `axis_name`, the leaves that are split; None for all.
+      mu_dtype: dtype in which the first moment is kept; None for fp32.
+      nu_dtype: dtype in which the second moment is kept; None for fp32.
 
     Returns:
       An `optax.GradientTransformation` whose `update` needs `params`.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      UserError: for an argument that is out of range.
 
     >>> import jax.numpy as jnp
     >>> params = {"kernel": jnp.ones((2, 2))}
@@ -173,19 +184,20 @@ def lans(
     -0.01
 
     References:
-      Zheng et al., Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes, arXiv 2006.13484,
-      Algorithm 2; the equations as apache/mxnet, python/mxnet/optimizer/lans.py, has them.
+      Zheng et al., Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes,
+      arXiv:2006.13484v2, Algorithm 2; the equations follow the authors' code in apache/mxnet,
+      python/mxnet/optimizer/lans.py.
 
     Note:
-      All gradients are normalised, also those of leaves that are not adapted.
+      All gradients are normalized, also those of leaves that are not adapted.
     """
-    spread: dict[str, Any] = {
+    options: dict[str, Any] = {
         "stacked": stacked,
         "axis_name": axis_name,
         "sharded_mask": sharded_mask,
     }
     return _precision.chain_in_wide_precision(
-        _normalization.normalize_gradients("layer", **spread),
+        _normalization.normalize_gradients("layer", **options),
         scale_by_lans(
             b1,
             b2,
@@ -197,7 +209,7 @@ def lans(
             weight_norm_bounds,
             mu_dtype=mu_dtype,
             nu_dtype=nu_dtype,
-            **spread,
+            **options,
         ),
         _learning_rate.scale_by_learning_rate(learning_rate),
     )

@@ -11,11 +11,11 @@ import optax
 from jax.typing import DTypeLike
 
 from lbopt import masks, types
-from lbopt.errors import UserError
+from lbopt.errors import UserError, require_choice
 from lbopt.transforms import (
-    _arguments,
     _learning_rate,
     _moments,
+    _options,
     _precision,
     _trust_ratio,
     _variants,
@@ -65,8 +65,8 @@ def lars(
 
     A chain of `scale_by_layerwise_trust_ratio`, `scale_by_learning_rate` and
     `scale_by_lars_momentum`; a ratio outside the momentum is the same chain with the momentum
-    inside the first. Leaves that are not adapted take plain momentum steps at the same rate. Between the
-    links updates are fp32 (or wider).
+    inside the first. Leaves that are not adapted take plain momentum steps at the same rate.
+    Between the links updates are fp32 (or wider).
 
     Every option from `weight_decay` to `zero_norm_ratio` has the value that is given, else the
     variant's, else the paper's, which is the default shown above.
@@ -139,8 +139,7 @@ def lars(
       An `optax.GradientTransformation` whose `update` needs `params`.
 
     Raises:
-      ValueError: naming the argument that is out of range or contradicts another, or the unknown
-        variant.
+      UserError: for an argument that is out of range or contradicts another, or an unknown variant.
 
     >>> import jax.numpy as jnp
     >>> tx = lars(1.0, momentum=0.0)
@@ -150,13 +149,14 @@ def lars(
     -0.003
 
     References:
-      You et al., Large Batch Training of Convolutional Networks, arXiv 1708.03888, Algorithm 1.
+      You et al., Large Batch Training of Convolutional Networks, arXiv:1708.03888v3,
+      Algorithm 1.
 
     Note:
       Under `optax.inject_hyperparams` only options given explicitly can be changed later; name
       masks and `stacked` in `static_args`.
     """
-    options = _variants.choose(
+    options = _options.choose(
         _variants.LARS,
         variant,
         weight_decay=weight_decay,
@@ -185,11 +185,13 @@ def lars(
             options, plain_learning_rate_placement=options.learning_rate_placement
         )
     _check(options)
-    _variants.check_adaptation(options, "lars", variant)
-    late_ratio = options.trust_ratio_placement == "outside"
-    steps = _momentum_steps(options, learning_rate, momentum_dtype, stacked)
+    _options.check_adaptation(options, "lars", variant)
+
+    # The momentum comes after the ratio, or inside it if the ratio is outside the momentum.
+    links = _momentum_links(options, learning_rate, momentum_dtype, stacked)
+    ratio_is_outside = options.trust_ratio_placement == "outside"
     ratio = _trust_ratio.scale_by_layerwise_trust_ratio(
-        trust_ratio_mask=_variants.trust_ratio_mask(options),
+        trust_ratio_mask=_options.trust_ratio_mask(options),
         trust_coefficient=options.trust_coefficient,
         eps=options.eps,
         trust_ratio_bounds=options.trust_ratio_bounds,
@@ -203,56 +205,56 @@ def lars(
         clip_mode=options.clip_mode,
         learning_rate=learning_rate,
         update_bounds=options.update_bounds,
-        inner=steps.pop(0) if late_ratio else None,
+        inner=links.pop(0) if ratio_is_outside else None,
         stacked=stacked,
         axis_name=axis_name,
         sharded_mask=sharded_mask,
     )
-    return _precision.chain_in_wide_precision(ratio, *steps)
+    return _precision.chain_in_wide_precision(ratio, *links)
 
 
-def _check(options: _variants.LarsOptions) -> None:
+def _check(options: _options.LarsOptions) -> None:
+    """Raise `UserError` for an unknown placement, or placements that contradict each other."""
     for name in (
         "learning_rate_placement",
         "plain_learning_rate_placement",
         "trust_ratio_placement",
     ):
-        _arguments.require_choice(name, getattr(options, name), PLACEMENTS)
-    _arguments.require_choice(
-        "weight_decay_placement", options.weight_decay_placement, WEIGHT_DECAY_PLACEMENTS
-    )
-    rate_outside = (
-        options.learning_rate_placement == options.plain_learning_rate_placement == "outside"
-    )
-    if options.trust_ratio_placement == "outside" and not rate_outside:
-        fix = (
-            "it puts the ratio after the momentum: learning_rate_placement and "
-            "plain_learning_rate_placement have to be 'outside' too"
-        )
-        raise UserError("trust_ratio_placement", "outside", fix, code="conflict")
-    if (
-        options.weight_decay_placement in ("outside", "decoupled")
-        and options.trust_ratio_placement == "inside"
-    ):
-        fix = (
-            "the velocity after it would gather the decay; use 'inside', or "
-            "trust_ratio_placement='outside'"
-        )
-        placement = options.weight_decay_placement
-        raise UserError("weight_decay_placement", placement, fix, code="conflict")
-    if options.denominator == "momentum" and options.trust_ratio_placement == "inside":
-        fix = "it divides by the norm of the momentum: trust_ratio_placement has to be 'outside'"
-        raise UserError("denominator", "momentum", fix, code="conflict")
+        require_choice(name, getattr(options, name), PLACEMENTS)
+    decay_placement = options.weight_decay_placement
+    require_choice("weight_decay_placement", decay_placement, WEIGHT_DECAY_PLACEMENTS)
+
+    if options.trust_ratio_placement == "outside":
+        rates = (options.learning_rate_placement, options.plain_learning_rate_placement)
+        if rates != ("outside", "outside"):
+            fix = (
+                "it puts the ratio after the momentum; use 'outside' for {rate} and {plain_rate} "
+                "too"
+            )
+            also = {
+                "rate": "learning_rate_placement",
+                "plain_rate": "plain_learning_rate_placement",
+            }
+            raise UserError("trust_ratio_placement", "outside", fix, code="conflict", also=also)
+        return
+    also = {"ratio": "trust_ratio_placement"}
+    if decay_placement in ("outside", "decoupled"):
+        fix = "the velocity after it would accumulate the decay; use 'inside', or {ratio}='outside'"
+        raise UserError("weight_decay_placement", decay_placement, fix, code="conflict", also=also)
+    if options.denominator == "momentum":
+        fix = "it divides by the norm of the momentum; use {ratio}='outside' too"
+        raise UserError("denominator", "momentum", fix, code="conflict", also=also)
 
 
-def _momentum_steps(
-    options: _variants.LarsOptions, learning_rate, momentum_dtype, stacked
+def _momentum_links(
+    options: _options.LarsOptions,
+    learning_rate: optax.ScalarOrSchedule,
+    momentum_dtype: DTypeLike | None,
+    stacked: types.Stacked,
 ) -> list[optax.GradientTransformation]:
-    """Return momentum and learning rate, which follow the decayed gradient, in the options' order."""
-    adapted_order, plain_order = (
-        options.learning_rate_placement,
-        options.plain_learning_rate_placement,
-    )
+    """Return the momentum and the learning rate, in the order that the options ask for."""
+    order = options.learning_rate_placement
+    plain_order = options.plain_learning_rate_placement
     velocity = _moments.scale_by_lars_momentum(
         options.momentum,
         options.nesterov,
@@ -261,13 +263,13 @@ def _momentum_steps(
         momentum_dtype=momentum_dtype,
     )
     rate = _learning_rate.scale_by_learning_rate(learning_rate)
-    if adapted_order == plain_order:
-        return [velocity, rate] if adapted_order == "outside" else [rate, velocity]
+    if order == plain_order:
+        return [velocity, rate] if order == "outside" else [rate, velocity]
 
     def adapted(params: types.Params) -> types.PyTree:
-        return _trust_ratio.resolve_touched(
+        return _trust_ratio.choose_leaves(
             params,
-            _variants.trust_ratio_mask(options),
+            _options.trust_ratio_mask(options),
             options.weight_decay_mask,
             options.weight_decay,
             options.adapt_undecayed,
@@ -277,14 +279,20 @@ def _momentum_steps(
     def plain(params: types.Params) -> types.PyTree:
         return jax.tree.map(lambda chosen: not chosen, adapted(params))
 
-    inside, outside = (adapted, plain) if adapted_order == "inside" else (plain, adapted)
-    unchanged = lambda updates, state: updates  # noqa: E731
-    plain_momentum = lambda updates, state: state.momentum  # noqa: E731
-    return [
-        _only(inside, rate, unchanged),
-        _only(adapted, velocity, plain_momentum) if options.nesterov else velocity,
-        _only(outside, rate, unchanged),
-    ]
+    def unchanged(updates: optax.Updates, state: Any) -> optax.Updates:
+        del state
+        return updates
+
+    def plain_momentum(updates: optax.Updates, state: Any) -> optax.Updates:
+        del updates
+        return state.momentum
+
+    rate_of_adapted = _only(adapted, rate, unchanged)
+    rate_of_plain = _only(plain, rate, unchanged)
+    momentum = _only(adapted, velocity, plain_momentum) if options.nesterov else velocity
+    if order == "inside":
+        return [rate_of_adapted, momentum, rate_of_plain]
+    return [rate_of_plain, momentum, rate_of_adapted]
 
 
 def _only(
@@ -292,14 +300,15 @@ def _only(
     tx: optax.GradientTransformation,
     others: Callable[[optax.Updates, Any], optax.Updates],
 ) -> optax.GradientTransformation:
-    """Return a transform whose output is that of `tx` on some leaves only.
+    """Return a transform that gives the output of `tx` on some leaves only.
 
-    Its state covers all leaves. `optax.masked` would leave holes in it, and what shards a state by the parameters stumbles over holes.
+    Its state covers all leaves. `optax.masked` would leave holes in the state, which code that
+    shards a state like the parameters cannot handle.
 
     Args:
-      mask: selects the leaves, from the parameters.
+      mask: function of the parameters that selects the leaves.
       tx: the transform.
-      others: (updates, new state) -> the output on the other leaves.
+      others: (updates, new state of `tx`) -> the output on the other leaves.
     """
 
     def update_fn(
@@ -307,7 +316,10 @@ def _only(
     ):
         out, state = tx.update(updates, state, params)
         rest = others(updates, state)
-        pick = lambda chosen, new, old: new if chosen else old.astype(new.dtype)  # noqa: E731
+
+        def pick(chosen: bool, new: jax.Array, other: jax.Array) -> jax.Array:
+            return new if chosen else other.astype(new.dtype)
+
         return jax.tree.map(pick, mask(params), out, rest), state
 
     return optax.GradientTransformation(tx.init, update_fn)

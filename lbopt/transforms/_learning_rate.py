@@ -1,4 +1,4 @@
-"""The learning rate as a transform that remembers what it applied."""
+"""The learning rate, as a transform that keeps the rate it applied."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import tree, types
+from lbopt import _scalars, tree, types
 from lbopt.transforms import _arguments
 
 
 class LearningRateState(NamedTuple):
-    """What the schedule saw and said.
+    """The step of the schedule and its last rate.
 
     Attributes:
-      schedule_count: int32 scalar, the number of updates so far: what the schedule is given next.
-      applied_rate: fp32 scalar, the rate of the last update (0 before the first): a record, which nothing reads.
+      schedule_count: int32 scalar, number of updates so far, the next argument of the schedule.
+      applied_rate: fp32 scalar, rate of the last update, 0 before the first; it is for logs, and no
+        update reads it.
     """
 
     schedule_count: jax.Array
@@ -27,19 +28,23 @@ class LearningRateState(NamedTuple):
 def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
     """Multiply updates by minus the learning rate, and keep the rate in the state.
 
-    Read the rate of the last update with `lbopt.optimizer_metrics(opt_state)["learning_rate"]`. To set it, wrap the optimizer in
-    `optax.inject_hyperparams` and change `opt_state.hyperparams["learning_rate"]`, or `optax.tree_utils.tree_set(opt_state,
-    learning_rate=...)`; without it no leaf has that name, and `tree_set` raises `KeyError`. How many updates there were is `schedule_count`
-    here; `optax.tree_utils.tree_get(opt_state, "count")` finds that of the moments in `lamb` and `lans`.
+    `lbopt.optimizer_metrics(opt_state)["learning_rate"]` is the rate of the last update. To set the
+    rate, wrap the optimizer in `optax.inject_hyperparams` and change
+    `opt_state.hyperparams["learning_rate"]`, or use `optax.tree_utils.tree_set(opt_state,
+    learning_rate=...)`. Without the wrapper no leaf has that name: `tree_set` raises `KeyError`.
 
     Args:
-      learning_rate: a number, a traced scalar, or a schedule: optimizer step (0 at the first update) -> rate.
+      learning_rate: number >= 0, traced scalar, or schedule: optimizer step (0 at the first update)
+        -> rate.
 
     Returns:
-      A transform whose state is `LearningRateState`.
+      A transform whose state is `LearningRateState`. Its step is called `schedule_count`, so that
+      `optax.tree_utils.tree_get(opt_state, "count")` finds the one of the moments in `lamb` and
+      `lans`.
 
     Raises:
-      ValueError: if a plain number is negative or not finite, or if a schedule does not give one number.
+      UserError: for a plain number that is negative or not finite, or a schedule that does not give
+        one number.
 
     >>> import jax.numpy as jnp
     >>> tx = optax.inject_hyperparams(scale_by_learning_rate)(learning_rate=0.5)
@@ -48,11 +53,11 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.Gradi
     -0.25
 
     Note:
-      Differs from `optax.scale_by_learning_rate` in that the state holds the rate, so that logs show what was applied
-      and not what somebody computed beside it.
+      Unlike `optax.scale_by_learning_rate` it keeps the rate, so logs show the rate that was
+      applied and not one computed beside it.
     """
     if not callable(learning_rate):
-        _arguments.require_at_least("learning_rate", learning_rate, 0)
+        _scalars.require_at_least("learning_rate", learning_rate, 0)
 
     def init_fn(params: types.Params) -> LearningRateState:
         del params
@@ -62,17 +67,16 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.Gradi
         updates: optax.Updates, state: LearningRateState, params: types.Params | None = None
     ) -> tuple[optax.Updates, LearningRateState]:
         del params
-        tree.check_inexact(updates, "the gradient")
-        _arguments.require_state(state, LearningRateState, "scale_by_learning_rate")
+        tree.check_inexact(updates, "updates")
+        _arguments.require_state(state, LearningRateState)
         rate = _arguments.rate_at(learning_rate, state.schedule_count)
 
         def scale(u: jax.Array) -> jax.Array:
             wide = tree.wide_dtype(u.dtype)
             return (-jnp.asarray(rate, wide) * u.astype(wide)).astype(u.dtype)
 
-        applied = jnp.asarray(rate, jnp.float32)
-        return jax.tree.map(scale, updates), LearningRateState(
-            optax.safe_increment(state.schedule_count), applied
-        )
+        count = optax.safe_increment(state.schedule_count)
+        new_state = LearningRateState(count, jnp.asarray(rate, jnp.float32))
+        return jax.tree.map(scale, updates), new_state
 
     return optax.GradientTransformation(init_fn, update_fn)

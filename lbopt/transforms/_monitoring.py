@@ -1,4 +1,4 @@
-"""Keep, and read back, what an optimizer did."""
+"""Norms of every layer, kept in the state, and the metrics that a state of an optimizer holds."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ from lbopt.transforms._skipping import SkipState
 from lbopt.transforms._trust_ratio import TrustRatioState
 
 PER_LAYER = ("trust_ratio", "weight_norm", "update_norm", "update_over_weight", "stalled")
-"""The kinds of `optimizer_metrics` that come once per layer."""
+"""First parts of the names in `optimizer_metrics` that have one value per layer."""
 
 
 def is_per_layer(name: str) -> bool:
     """Return whether a name of `optimizer_metrics` belongs to one layer.
 
-    >>> is_per_layer("trust_ratio/Dense_0/kernel"), is_per_layer("trust_ratio_1/w"), is_per_layer("learning_rate")
-    (True, True, False)
+    >>> [is_per_layer(name) for name in ("trust_ratio/w", "trust_ratio_1/w", "learning_rate")]
+    [True, True, False]
     """
     return "/" in name and name.startswith(PER_LAYER)
 
 
 class LayerNormsState(NamedTuple):
-    """Norms at the last update: path -> fp32 (or wider) scalar, or an array with one per layer of a stack; 0 before the first.
+    """Norms at the last update, 0 before the first.
+
+    Each is path -> fp32 (or wider) scalar, or an array with a number for each layer of a stack.
 
     Attributes:
-      weight_norm: before the update.
-      update_norm: of the update as it is applied.
-      stalled: of leaves narrower than fp32: the share of the weights with an update which that update, rounded, left as they were.
+      weight_norm: norm of the weights before the update.
+      update_norm: norm of the update as it is applied.
+      stalled: for leaves narrower than fp32, the share of weights that rounding left unchanged,
+        among those with an update that is not 0.
     """
 
     weight_norm: dict[str, jax.Array]
@@ -52,16 +55,19 @@ def monitor_layers(
     axis_name: types.AxisName = None,
     sharded_mask: types.Mask = None,
 ) -> optax.GradientTransformation:
-    """Keep every layer's weight norm and update norm in the state; updates pass unchanged. Put it last in the chain.
+    """Keep the weight norm and the update norm of every layer; updates pass unchanged.
+
+    Put it last in the chain.
 
     Args:
-      stacked: as in `scale_by_layerwise_trust_ratio`.
-      axis_name: inside `shard_map`: the axis over which leaves are split; norms are summed over it.
-      sharded_mask: with `axis_name`: which leaves are split; None for all.
+      stacked: leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`).
+      axis_name: inside `shard_map`, the axis over which leaves are split; norms are summed over it.
+      sharded_mask: with `axis_name`, the leaves that are split; None for all.
 
     Returns:
-      A transform whose state is `LayerNormsState`; `optimizer_metrics` shows both norms and their quotient. Where parameters are bf16 or fp16 it
-      shows `stalled/<path>` too: at 1 no update is large enough to move a weight, and the parameters should be kept in fp32.
+      A transform whose state is `LayerNormsState`. `optimizer_metrics` shows both norms and their
+      quotient. For bf16 or fp16 parameters it shows `stalled/<path>` too; at 1 no update is large
+      enough to move a weight, and the parameters should be kept in fp32.
 
     >>> import jax.numpy as jnp
     >>> tx = optax.chain(optax.sgd(0.5), monitor_layers())
@@ -71,7 +77,8 @@ def monitor_layers(
     {'weight_norm/w': 5.0, 'update_norm/w': 1.0, 'update_over_weight/w': 0.2}
 
     Note:
-      It reads parameters and updates once more where the compiler cannot fuse that into the pass which writes them.
+      It reads parameters and updates once more where the compiler cannot fuse that into the pass
+      that writes them.
     """
 
     def init_fn(params: types.Params) -> LayerNormsState:
@@ -79,18 +86,20 @@ def monitor_layers(
             return LayerNormsState(
                 _per_path.UNKNOWN_PARAMS, _per_path.UNKNOWN_PARAMS, _per_path.UNKNOWN_PARAMS
             )
-        tree.check_inexact(params, "monitor_layers: the parameter")
+        tree.check_inexact(params, "params")
         layers = stacks.resolve_stacked(stacked, params)
         masks.record_choice("stacked", layers)
 
+        def zero(p: jax.Array, axes: stacks.LayerAxes) -> jax.Array:
+            return jnp.zeros(axes.layers(p.shape), tree.real_dtype(p.dtype))
+
+        # Arrays of their own for each field, as each is donated to the step.
         def zeros() -> dict[str, jax.Array]:
-            zero = lambda p, axes: jnp.zeros(axes.layers(p.shape), tree.real_dtype(p.dtype))  # noqa: E731
             return _per_path.collect(params, jax.tree.map(zero, params, layers))
 
         narrow = [name for name, p in tree.by_name(params).items() if _is_narrow(p)]
-        return LayerNormsState(
-            zeros(), zeros(), {name: value for name, value in zeros().items() if name in narrow}
-        )
+        stalled = {name: value for name, value in zeros().items() if name in narrow}
+        return LayerNormsState(zeros(), zeros(), stalled)
 
     def update_fn(
         updates: optax.Updates, state: LayerNormsState, params: types.Params | None = None
@@ -102,34 +111,34 @@ def monitor_layers(
         split = masks.resolve_split(sharded_mask, axis_name, params)
 
         def norms(values: types.PyTree) -> dict[str, jax.Array]:
-            def norm(x: jax.Array, p: jax.Array, axes: stacks.LayerAxes, chosen: bool) -> jax.Array:
-                total = tree.l2_norm(x, axes.axes, split.axis_of(chosen)).reshape(
-                    axes.layers(p.shape)
-                )
-                return total.astype(tree.real_dtype(p.dtype))
+            def norm(
+                x: jax.Array, p: jax.Array, axes: stacks.LayerAxes, is_split: bool
+            ) -> jax.Array:
+                total = tree.l2_norm(x, axes.axes, split.axis_of(is_split))
+                return total.reshape(axes.layers(p.shape)).astype(tree.real_dtype(p.dtype))
 
-            return _per_path.collect(
-                params, jax.tree.map(norm, values, params, layers, split.leaves)
-            )
+            by_leaf = jax.tree.map(norm, values, params, layers, split.leaves)
+            return _per_path.collect(params, by_leaf)
 
         def stalled(
-            p: jax.Array, u: jax.Array, axes: stacks.LayerAxes, chosen: bool
+            p: jax.Array, u: jax.Array, axes: stacks.LayerAxes, is_split: bool
         ) -> jax.Array | None:
             if not _is_narrow(p):
                 return None
 
             def number(which: jax.Array) -> jax.Array:
-                return tree.square_norm(
-                    which.astype(jnp.float32), axes.axes, split.axis_of(chosen)
-                ).reshape(axes.layers(p.shape))
+                ones = which.astype(jnp.float32)
+                total = tree.square_norm(ones, axes.axes, split.axis_of(is_split))
+                return total.reshape(axes.layers(p.shape))
 
-            kept = number((u != 0) & (_precision.applied(p, u) == p))
-            return kept / jnp.maximum(number(u != 0), 1)
+            unchanged = number((u != 0) & (_precision.applied(p, u) == p))
+            return unchanged / jnp.maximum(number(u != 0), 1)
 
-        shares = _per_path.collect(
-            params, jax.tree.map(stalled, params, updates, layers, split.leaves)
+        shares = jax.tree.map(stalled, params, updates, layers, split.leaves)
+        new_state = LayerNormsState(
+            norms(params), norms(updates), _per_path.collect(params, shares)
         )
-        return updates, LayerNormsState(norms(params), norms(updates), shares)
+        return updates, new_state
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -139,17 +148,21 @@ def _is_narrow(leaf: jax.Array) -> bool:
 
 
 def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
-    """Return what the transforms of an optimizer kept of the last update, as scalars.
+    """Return the metrics of the last update that the transforms of an optimizer kept, as scalars.
 
     Args:
-      opt_state: the state of any chain, `multi_transform`, `masked`, `MultiSteps` or `inject_hyperparams` around
-        lbopt's transforms; also as `nnx.state(optimizer)` or as dictionaries that Orbax restored without a target.
+      opt_state: state of any chain, `multi_transform`, `masked`, `MultiSteps` or
+        `inject_hyperparams` around lbopt's transforms; also as `nnx.state(optimizer)`, or as
+        dictionaries that Orbax restored without a target.
 
     Returns:
-      `{"learning_rate": scalar, "trust_ratio/<parameter path>": scalar, ...}` and, where the transform is in the chain,
-      `gradient_norm` (global, before the clip), `noise_scale` (examples), `skipped/nonfinite`, `skipped/spikes`, `skipped/limit_reached`,
-      `weight_norm/<path>`, `update_norm/<path>`, `update_over_weight/<path>`, `stalled/<path>`, `agvm_scale/<module>`, `agvm_phi/<module>`. Layers of a stack are numbered: `<path>[3]`.
-      A second value of one name in the same state is called `learning_rate_1`, `trust_ratio_1/<path>`, and so on.
+      Name -> scalar. The names, where the transform is in the chain, are `learning_rate`,
+      `gradient_norm` (global, before the clip), `noise_scale` (examples), `skipped/nonfinite`,
+      `skipped/spikes`, `skipped/limit_reached`, `agvm_scale/<module>`, `agvm_phi/<module>`, and for
+      each parameter path `trust_ratio/<path>`, `weight_norm/<path>`, `update_norm/<path>`,
+      `update_over_weight/<path>` and `stalled/<path>`. Layers of a stack are numbered: `<path>[3]`.
+      A second value of one name in the same state is called `learning_rate_1`,
+      `trust_ratio_1/<path>`, and so on.
 
     >>> import jax.numpy as jnp, lbopt
     >>> params = {"kernel": jnp.ones((2, 2))}
@@ -203,14 +216,8 @@ def _noise(state: NoiseScaleState) -> list[Group]:
 
 
 def _scales(state: ModuleScaleState) -> list[Group]:
-    named = {"agvm_scale": state.scale, "agvm_phi": state.phi}
-    return [
-        {
-            f"{kind}/{module}": value
-            for kind, values in named.items()
-            for module, value in values.items()
-        }
-    ]
+    scales = {f"agvm_scale/{module}": value for module, value in state.scale.items()}
+    return [scales | {f"agvm_phi/{module}": value for module, value in state.phi.items()}]
 
 
 def _ratios(state: TrustRatioState) -> list[Group]:
@@ -225,8 +232,8 @@ def _norms(state: LayerNormsState) -> list[Group]:
         "weight_norm": state.weight_norm,
         "update_norm": state.update_norm,
         "update_over_weight": quotient,
+        "stalled": state.stalled,
     }
-    named["stalled"] = state.stalled
     return [_per_layer(kind, values) for kind, values in named.items()]
 
 
@@ -238,7 +245,8 @@ _GROUPS: dict[type, Callable[[Any], list[Group]]] = {
     LayerNormsState: _norms,
     NoiseScaleState: _noise,
     ModuleScaleState: _scales,
-    LansState: lambda state: [],  # its two ratios in their order, which a dictionary of its fields turns round
+    # Its two ratios are visited in their order, which a dictionary of its fields would reverse.
+    LansState: lambda state: [],
 }
 
 
@@ -246,18 +254,18 @@ def _per_layer(kind: str, values: dict[str, jax.Array]) -> Group:
     group: Group = {}
     for path, value in values.items():
         name = f"{kind}/{path}"
+        if value.ndim == 0:
+            group[name] = value
+            continue
         layers = value.reshape(-1)
-        group |= (
-            {name: value}
-            if value.ndim == 0
-            else {f"{name}[{i}]": layers[i] for i in range(len(layers))}
-        )
+        group |= {f"{name}[{i}]": layers[i] for i in range(len(layers))}
     return group
 
 
 def _under_free_names(group: Group, taken: Group) -> Group:
-    """Return the group with `_1`, `_2`, ... behind the first part of its names if any of them is taken."""
-    number, renamed = 0, group
+    """Return the group, with `_1`, `_2`, ... after the first part of its names if one is taken."""
+    number = 0
+    renamed = group
     while renamed.keys() & taken.keys():
         number += 1
         renamed = {}

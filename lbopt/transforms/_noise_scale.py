@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import tree, types
+from lbopt import _scalars, tree, types
+from lbopt.errors import UserError
 from lbopt.transforms import _arguments
 
 
 class NoiseEstimate(NamedTuple):
-    """Unbiased estimates from one pair of batch sizes; single ones scatter widely and may be negative.
+    """Unbiased estimates from one pair of batch sizes, which scatter widely and may be negative.
 
     Attributes:
-      square_norm: |G|^2 of the true gradient.
-      trace: tr(Sigma), the summed variance of one example's gradient.
+      square_norm: estimate of |G|^2, the squared norm of the true gradient; a scalar.
+      trace: estimate of tr(Sigma), the summed variance of one example's gradient; a scalar.
     """
 
     square_norm: jax.Array
@@ -30,30 +31,31 @@ def estimate_noise(
     num_small: float | jax.Array,
     big_batch_size: float,
 ) -> NoiseEstimate:
-    r"""Estimate signal and noise from gradients of parts of a batch and of the whole.
+    r"""Estimate signal and noise from the gradients of equal parts of a batch and of the whole.
 
         |G|^2     = (n |g_big|^2 - |g_small|^2) / (n - 1)
         tr(Sigma) = (|g_small|^2 - |g_big|^2) * B / (n - 1)
 
-    with n parts of B / n examples, |g_small|^2 averaged over the parts and g_big the mean of the parts' gradients.
+    The batch of B examples has n parts of B / n examples; |g_small|^2 is averaged over the parts,
+    and g_big is the mean of the parts' gradients.
 
     Args:
-      small_square_norm: mean over the parts of the squared norm of their mean gradients.
-      big_square_norm: squared norm of the mean gradient of the whole batch.
-      num_small: n, at least 2.
-      big_batch_size: B.
+      small_square_norm: scalar, mean over the parts of the squared norm of their mean gradients.
+      big_square_norm: scalar, squared norm of the mean gradient of the whole batch.
+      num_small: number of parts n, at least 2.
+      big_batch_size: number of examples B of the whole batch.
 
     >>> estimate = estimate_noise(jnp.float32(3.0), jnp.float32(2.0), 2, 8)
     >>> float(estimate.square_norm), float(estimate.trace)
     (1.0, 8.0)
 
     References:
-      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, appendix A.1.
+      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv:1812.06162v1,
+      appendix A.1.
     """
-    apart = num_small - 1
     return NoiseEstimate(
-        (num_small * big_square_norm - small_square_norm) / apart,
-        (small_square_norm - big_square_norm) * big_batch_size / apart,
+        (num_small * big_square_norm - small_square_norm) / (num_small - 1),
+        (small_square_norm - big_square_norm) * big_batch_size / (num_small - 1),
     )
 
 
@@ -61,9 +63,9 @@ class NoiseScaleState(NamedTuple):
     """Running means of both estimates.
 
     Attributes:
-      count: int32 scalar, updates that were counted so far.
-      square_norm: fp32 scalar, of |G|^2.
-      trace: fp32 scalar, of tr(Sigma).
+      count: int32 scalar, number of updates in the means so far.
+      square_norm: fp32 scalar, running mean of the estimates of |G|^2.
+      trace: fp32 scalar, running mean of the estimates of tr(Sigma).
     """
 
     count: jax.Array  # type: ignore[assignment]
@@ -71,7 +73,7 @@ class NoiseScaleState(NamedTuple):
     trace: jax.Array
 
     def noise_scale(self) -> jax.Array:
-        """Return tr(Sigma) / |G|^2 in examples; infinite while the estimate of |G|^2 is not positive."""
+        """Return tr(Sigma) / |G|^2 in examples, infinite while |G|^2 is not estimated positive."""
         positive = self.square_norm > 0
         return jnp.where(positive, self.trace / jnp.where(positive, self.square_norm, 1), jnp.inf)
 
@@ -79,32 +81,36 @@ class NoiseScaleState(NamedTuple):
 def track_noise_scale(
     global_batch_size: int, decay: float = 0.95
 ) -> optax.GradientTransformationExtraArgs:
-    """Keep an estimate of the simple noise scale tr(Sigma) / |G|^2, in examples; updates pass unchanged.
+    """Keep an estimate of the simple noise scale tr(Sigma) / |G|^2, in examples.
 
-    Parts that were clipped before they were averaged are measured after that clip. Not under `optax.MultiSteps`, which
-    would hand over the last part's norm only: accumulate in `make_train_step`.
+    Near that batch size, doubling the batch no longer halves the steps. Updates pass unchanged. Put
+    it first in the chain, before transforms that change the gradient. Do not use it under
+    `optax.MultiSteps`, which would pass on the norm of the last microstep only; accumulate in
+    `make_train_step` instead.
 
-    Near this batch size a doubling of the batch stops halving the steps. Numerator and denominator are averaged apart, as the quotient of
-    single estimates is biased. Put it first in the chain, before anything that changes the gradient. An update whose squared norms are not
-    finite (in fp32: norms from 1.8e19 on) is left out of both means.
+    Numerator and denominator are averaged separately, because the quotient of single estimates is
+    biased. An update whose squared norms are not finite (in fp32: norms from 1.8e19 on) is left out
+    of both means. Parts that are clipped before they are averaged are measured after that clip.
 
     Args:
-      global_batch_size: examples of the gradients that come in.
-      decay: of both running means, in [0, 1).
+      global_batch_size: number of examples behind each gradient, >= 2.
+      decay: decay rate of both running means, in [0, 1).
 
     Returns:
-      A transform whose `update` takes two more arguments by name: `small_square_norm`, the mean squared norm of the
-      gradients of n equal parts of the batch, and `num_small`, n >= 2. `make_train_step(..., measure_noise=True)` passes
-      them. `optimizer_metrics` shows `noise_scale`.
+      A transform whose `update` takes two more arguments by name: `small_square_norm`, the mean
+      squared norm of the gradients of n equal parts of the batch, and `num_small`, n >= 2.
+      `make_train_step` passes them with `measure_noise=True`. `optimizer_metrics` shows
+      `noise_scale`.
 
     Raises:
-      ValueError: naming the argument that is out of range, or if `update` misses its arguments.
+      UserError: for an argument that is out of range, or if `update` misses its arguments.
 
     References:
-      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, section 2.2 and appendix A.1.
+      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv:1812.06162v1,
+      section 2.2 and appendix A.1.
     """
-    _arguments.require_at_least("global_batch_size", global_batch_size, 2)
-    _arguments.require_decay_rate("decay", decay)
+    _scalars.require_at_least("global_batch_size", global_batch_size, 2)
+    _scalars.require_decay_rate("decay", decay)
 
     def init_fn(params: types.Params) -> NoiseScaleState:
         del params
@@ -123,20 +129,20 @@ def track_noise_scale(
     ) -> tuple[optax.Updates, NoiseScaleState]:
         del params, extra_args
         if small_square_norm is None or num_small is None:
-            raise ValueError(
-                "track_noise_scale: update needs small_square_norm and num_small; "
-                "make_train_step(..., measure_noise=True) passes them"
+            fix = (
+                "track_noise_scale needs {norm} and {number}, which make_train_step passes with "
+                "measure_noise=True"
             )
-        tree.check_inexact(updates, "the gradient")
-        _arguments.require_state(state, NoiseScaleState, "track_noise_scale")
+            also = {"norm": "small_square_norm", "number": "num_small"}
+            field = "num_small" if num_small is None else "small_square_norm"
+            raise UserError(field, None, fix, code="missing", also=also)
+        tree.check_inexact(updates, "updates")
+        _arguments.require_state(state, NoiseScaleState)
         big = tree.total(map(tree.square_norm, jax.tree.leaves(updates)))
         small = jnp.asarray(small_square_norm, big.dtype)
-        estimate = NoiseEstimate(
-            *(
-                x.astype(jnp.float32)
-                for x in estimate_noise(small, big, num_small, global_batch_size)
-            )
-        )
+        found = estimate_noise(small, big, num_small, global_batch_size)
+        estimate = NoiseEstimate(*(x.astype(jnp.float32) for x in found))
+
         keep = jnp.where(state.count == 0, 0.0, decay)
         means = (
             keep * old + (1 - keep) * new for old, new in zip(state[1:], estimate, strict=True)

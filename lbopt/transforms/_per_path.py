@@ -1,4 +1,4 @@
-"""States in other people's containers: numbers of each leaf kept by path, and states found again without their types."""
+"""States in any container: numbers of each leaf kept by path, and states found without types."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from jax.sharding import PartitionSpec
 from lbopt import tree, types
 
 UNKNOWN_PARAMS: Any = 0
-"""Stands for the dictionary where `optax.tree_utils.tree_map_params` asks which parts of a state are like the parameters."""
+"""The state's dictionary when `init` gets a placeholder; see `is_placeholder`."""
 
 
 def is_placeholder(params: Any) -> bool:
-    """Return whether `params` is what `optax.tree_utils.tree_map_params` initialises with: it has no leaves to name."""
-    return type(params).__name__ == "_ParamsPlaceholder"  # Optax has no public name for it
+    """Return whether `params` is a placeholder, without leaves that have names.
+
+    `optax.tree_utils.tree_map_params` calls `init` with one to learn which parts of a state are
+    shaped like the parameters. Optax has no public name for its class.
+    """
+    return type(params).__name__ == "_ParamsPlaceholder"
 
 
 def collect(params: types.Params, values: types.PyTree) -> dict[str, jax.Array]:
@@ -24,8 +28,8 @@ def collect(params: types.Params, values: types.PyTree) -> dict[str, jax.Array]:
 
     Args:
       params: the parameters.
-      values: a small array for each of their leaves, or None. On a mesh with explicit axes it is replicated: its type must
-        be that of the initial state, whose layers nobody has split.
+      values: a small array, or None, for each leaf. On a mesh with explicit axes arrays are
+        replicated, so that their types are those of the initial state.
     """
     structure: Any = jax.tree.structure(params)
     kept: dict[str, jax.Array] = {}
@@ -37,15 +41,20 @@ def collect(params: types.Params, values: types.PyTree) -> dict[str, jax.Array]:
 
 def _replicated(value: jax.Array) -> jax.Array:
     spec = getattr(jax.typeof(value).sharding, "spec", ())
-    return (
-        value if not any(spec) else jax.sharding.reshard(value, PartitionSpec(*[None] * value.ndim))
-    )
+    if not any(spec):
+        return value
+    return jax.sharding.reshard(value, PartitionSpec(*[None] * value.ndim))
 
 
 def find_states(opt_state: Any, kinds: Collection[type]) -> Iterator[Any]:
-    """Yield the states of these NamedTuple types in an optimizer's state, outermost first; what is inside them is not searched.
+    """Yield the states of these types in an optimizer's state, without searching inside them.
 
-    A dictionary with the fields of one of them is that state: `nnx.state` and Orbax without a target keep fields and drop types.
+    A dictionary with the fields of one of them is that state: `nnx.state`, and Orbax without a
+    target, keep fields and drop types.
+
+    Args:
+      opt_state: any optimizer state.
+      kinds: NamedTuple classes.
     """
 
     def found(node: Any) -> Any:
@@ -62,25 +71,23 @@ def find_states(opt_state: Any, kinds: Collection[type]) -> Iterator[Any]:
 
 
 def _typed(kind: Any, fields: Mapping[Any, Any]) -> Any:
-    optional = {
-        **kind._field_defaults,
-        "inner": (),
-        "skip_state": (),
-    }  # what is empty has no entry there
+    """Return the state of this type with these fields; None if they are not its fields."""
+    # Empty fields have no entry in the dictionary.
+    optional = {**kind._field_defaults, "inner": (), "skip_state": ()}
     needed = set(kind._fields) - set(optional)
     present = {name for name in fields if fields[name] is not None}
     if not needed <= present <= set(kind._fields):
         return None
-    return kind(
-        **{name: fields[name] if name in present else optional[name] for name in kind._fields}
-    )
+    return kind(*(fields[name] if name in present else optional[name] for name in kind._fields))
 
 
 def plain_arrays(state: Any) -> Any:
-    """Return a state whose arrays are no variables of Flax NNX: their values of this moment."""
-    is_variable = lambda node: hasattr(node, "get_value") and hasattr(node, "get_metadata")  # noqa: E731
-    return jax.tree.map(
-        lambda node: jax.tree.leaves(node)[0] if is_variable(node) else node,
-        state,
-        is_leaf=is_variable,
-    )
+    """Return a state with the present values of variables of Flax NNX in place of these."""
+
+    def is_variable(node: Any) -> bool:
+        return hasattr(node, "get_value") and hasattr(node, "get_metadata")
+
+    def value(node: Any) -> Any:
+        return jax.tree.leaves(node)[0] if is_variable(node) else node
+
+    return jax.tree.map(value, state, is_leaf=is_variable)

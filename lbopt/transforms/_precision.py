@@ -1,4 +1,4 @@
-"""What is kept in which precision: fp32 updates between the links of a chain, parameters rounded to their own dtype."""
+"""Precision: fp32 updates between the links of a chain, parameters rounded to their dtype."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lbopt import tree, types
 
 
 def chain_in_wide_precision(*links: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return `optax.chain(*links)` run on updates cast to fp32 (or wider), cast back to their own dtype at the end.
+    """Return `optax.chain(*links)`, run on updates in fp32 (or wider) and cast back at the end.
 
-    A chain of transforms that each keep the dtype of their updates rounds a bf16 direction between every two links; this
-    rounds once.
+    A chain of transforms that each keep the dtype of their updates rounds a bf16 direction between
+    every two links; this rounds once.
     """
     inner = optax.chain(*links)
 
@@ -23,7 +23,7 @@ def chain_in_wide_precision(*links: optax.GradientTransformation) -> optax.Gradi
         params: types.Params | None = None,
         **extra_args,
     ):
-        tree.check_inexact(updates, "the gradient")
+        tree.check_inexact(updates, "updates")
         wide = jax.tree.map(lambda u: u.astype(tree.wide_dtype(u.dtype)), updates)
         directions, state = inner.update(wide, state, params, **extra_args)
         return jax.tree.map(lambda u, d: d.astype(u.dtype), updates, directions), state
@@ -32,7 +32,10 @@ def chain_in_wide_precision(*links: optax.GradientTransformation) -> optax.Gradi
 
 
 def applied(params: jax.Array, updates: jax.Array) -> jax.Array:
-    """Return what a leaf is after an update, rounded to its dtype also where XLA would keep more of a narrow number that is used at once."""
+    """Return a leaf after an update, rounded to its dtype.
+
+    Without the explicit rounding XLA may keep more bits of a narrow number that is used at once.
+    """
     return _rounded(optax.apply_updates(params, updates))
 
 

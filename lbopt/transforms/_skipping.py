@@ -1,4 +1,4 @@
-"""Updates that would do harm are skipped, counted, and reported."""
+"""Updates from bad gradients, skipped and counted."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import types
+from lbopt import _scalars, types
 from lbopt.transforms import _arguments, _clipping
 
 
 class SkipState(NamedTuple):
-    """What was skipped.
+    """Numbers of skipped updates, and the state of the optimizer inside.
 
     Attributes:
-      skipped_nonfinite: int32 scalar, updates skipped because a gradient was infinite or not a number.
+      skipped_nonfinite: int32 scalar, updates skipped because a gradient was infinite or NaN.
       skipped_spikes: int32 scalar, updates skipped because the global norm jumped.
-      consecutive: int32 scalar, skipped since the last applied one.
-      limit_reached: bool scalar, True from the moment `max_consecutive` was passed by non-finite gradients.
+      consecutive: int32 scalar, updates skipped since the last one that was applied.
+      limit_reached: bool scalar, True once more than `max_consecutive` updates in a row had a
+        gradient that was not finite.
       typical_norm: fp32 scalar, running mean of the global norms of applied updates.
-      applied: int32 scalar, updates applied.
-      inner: the state of the transform inside.
+      applied: int32 scalar, number of applied updates.
+      inner: state of the transform inside.
     """
 
     skipped_nonfinite: jax.Array
@@ -46,29 +47,30 @@ def skip_bad_updates(
 ) -> optax.GradientTransformation:
     r"""Run `inner` only on good gradients; give zero updates and keep its state otherwise.
 
-    A gradient is bad if its global norm G is not finite, or, with `spike_factor`, if G > spike_factor * typical norm,
-    where the typical norm is an average of the applied ones:
+    A gradient is bad if its global norm G is not finite, or, with `spike_factor`, if
+    G > spike_factor * typical, where the typical norm is an average over applied updates:
 
         typical <- norm_decay * typical + (1 - norm_decay) * G      (its first value is G itself)
 
-    After `max_consecutive` spikes in a row the next one is applied: the norm has moved to another level. A gradient that is
-    not finite is never applied; after `max_consecutive` in a row `limit_reached` is set for good, which
-    `lbopt.optimizer_metrics` shows and on which `lbopt train` stops.
+    After `max_consecutive` spikes in a row the next one is applied: the norm has moved to another
+    level. A gradient that is not finite is never applied; after `max_consecutive` in a row
+    `limit_reached` is set for good. `lbopt.optimizer_metrics` shows it, and `lbopt train` stops.
 
     Args:
       inner: the optimizer.
-      max_consecutive: so many bad gradients in a row are skipped without further ado, >= 0.
-      spike_factor: above 1, or None to let spikes through.
-      norm_decay: of the typical norm, in [0, 1).
-      warmup_updates: so many updates are applied before spikes are looked for.
-      axis_name: inside `shard_map`: the axis over which leaves are split; the squares are summed over it.
-      sharded_mask: with `axis_name`: which leaves are split; None for all.
+      max_consecutive: number of bad gradients in a row that are skipped, >= 0.
+      spike_factor: factor above 1 on the typical norm, or None to let spikes through.
+      norm_decay: decay rate of the typical norm, in [0, 1).
+      warmup_updates: number of applied updates before spikes are looked for, >= 0.
+      axis_name: inside `shard_map`, the axis over which leaves are split; squares are summed over
+        it.
+      sharded_mask: with `axis_name`, the leaves that are split; None for all.
 
     Returns:
       A transform whose state is `SkipState`.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      UserError: for an argument that is out of range.
 
     >>> import jax.numpy as jnp
     >>> tx = skip_bad_updates(optax.sgd(1.0))
@@ -78,25 +80,31 @@ def skip_bad_updates(
     (0.0, 1)
 
     Note:
-      `optax.apply_if_finite` applies a non-finite update once its limit is passed, and knows no spikes. Place this
-      outermost, also around a clip: a clip hides a spike but not its direction.
-      A gradient of 1e20 is finite, and so is its norm here. The second moments of `optax.scale_by_adam` become infinite by it, and stay
-      so; those of `lamb`, `lans` and `scale_by_lamb_moments` do not.
+      `optax.apply_if_finite` applies a non-finite update once its limit is passed, and knows no
+      spikes. Place this outermost, also around a clip: a clip hides a spike but not its direction.
+      A gradient of 1e20 is finite, and so is its norm here. It makes the second moments of
+      `optax.scale_by_adam` infinite for good, but not those of `lamb`, `lans` and
+      `scale_by_lamb_moments`.
     """
     _arguments.require_transformation("inner", inner)
-    _arguments.require_at_least("max_consecutive", max_consecutive, 0)
-    _arguments.require_at_least("warmup_updates", warmup_updates, 0)
-    _arguments.require_decay_rate("norm_decay", norm_decay)
+    _scalars.require_at_least("max_consecutive", max_consecutive, 0)
+    _scalars.require_at_least("warmup_updates", warmup_updates, 0)
+    _scalars.require_decay_rate("norm_decay", norm_decay)
     if spike_factor is not None:
-        _arguments.require_above("spike_factor", spike_factor, 1)
+        _scalars.require_above("spike_factor", spike_factor, 1)
 
     def init_fn(params: types.Params) -> SkipState:
         def zero() -> jax.Array:
             return jnp.zeros((), jnp.int32)
 
-        norm = jnp.zeros((), jnp.float32)
         return SkipState(
-            zero(), zero(), zero(), jnp.zeros((), bool), norm, zero(), inner.init(params)
+            skipped_nonfinite=zero(),
+            skipped_spikes=zero(),
+            consecutive=zero(),
+            limit_reached=jnp.zeros((), bool),
+            typical_norm=jnp.zeros((), jnp.float32),
+            applied=zero(),
+            inner=inner.init(params),
         )
 
     def update_fn(
@@ -105,9 +113,10 @@ def skip_bad_updates(
         params: types.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, SkipState]:
-        _arguments.require_state(state, SkipState, "skip_bad_updates")
+        _arguments.require_state(state, SkipState)
         norm = _clipping.global_norm(updates, axis_name, sharded_mask).astype(jnp.float32)
-        nonfinite, spike = ~jnp.isfinite(norm), jnp.zeros((), bool)
+        nonfinite = ~jnp.isfinite(norm)
+        spike = jnp.zeros((), bool)
         if spike_factor is not None:
             settled = (state.applied >= warmup_updates) & (state.applied > 0)
             spike = ~nonfinite & settled & (norm > spike_factor * state.typical_norm)
@@ -121,21 +130,19 @@ def skip_bad_updates(
 
         def skip(updates: optax.Updates, inner_state: Any) -> tuple[optax.Updates, Any]:
             like, _ = jax.eval_shape(apply, updates, inner_state)  # `inner` may give another dtype
-            return jax.tree.map(
-                lambda u, out: jnp.zeros_like(u, out.dtype), updates, like
-            ), inner_state
+            zeros = jax.tree.map(lambda u, out: jnp.zeros_like(u, out.dtype), updates, like)
+            return zeros, inner_state
 
         updates, inner_state = jax.lax.cond(bad, skip, apply, updates, state.inner)
         consecutive = jnp.where(bad, state.consecutive + 1, 0)
-        mean = jnp.where(
-            state.applied == 0, norm, norm_decay * state.typical_norm + (1 - norm_decay) * norm
-        )
+        average = norm_decay * state.typical_norm + (1 - norm_decay) * norm
+        typical_norm = jnp.where(state.applied == 0, norm, average)
         return updates, SkipState(
             skipped_nonfinite=state.skipped_nonfinite + nonfinite.astype(jnp.int32),
             skipped_spikes=state.skipped_spikes + spike.astype(jnp.int32),
             consecutive=consecutive,
             limit_reached=state.limit_reached | (nonfinite & (consecutive > max_consecutive)),
-            typical_norm=jnp.where(bad, state.typical_norm, mean),
+            typical_norm=jnp.where(bad, state.typical_norm, typical_norm),
             applied=state.applied + (~bad).astype(jnp.int32),
             inner=inner_state,
         )

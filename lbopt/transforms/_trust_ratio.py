@@ -1,4 +1,4 @@
-"""The layerwise trust ratio that LAMB and LARS share: one mechanism, whose options are what the public codes differ in."""
+"""The layerwise trust ratio of LAMB and LARS; its options are the differences of public codes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import masks, stacks, tree, types
-from lbopt.errors import UserError
+from lbopt import _scalars, masks, stacks, tree, types
+from lbopt.errors import UserError, require_choice
 from lbopt.transforms import _arguments, _per_path
 
 Denominator = Literal["norm_of_sum", "sum_of_norms", "gradient_only", "momentum"]
@@ -22,14 +22,15 @@ CLIP_MODES = ("scale", "clip")
 
 
 class TrustRatioState(NamedTuple):
-    """The ratio each adapted leaf got at the last update.
+    """The ratio of each adapted leaf at the last update.
 
     Attributes:
-      trust_ratio: path of each adapted leaf -> its ratio, an fp32 scalar, or an array with one per layer of a stack; 1
-        before the first update. A plain dictionary: in the parameters' own containers a scalar would inherit the
-        sharding of a matrix.
-      inner: the state of the transform inside, empty if there is none.
-      schedule_count: updates so far, kept only if the ratio looks at the learning rate.
+      trust_ratio: path of each adapted leaf -> its ratio, an fp32 scalar, or an array with one for
+        each layer of a stack; 1 before the first update. It is a plain dictionary, because in the
+        parameters' own containers a scalar would inherit the sharding of a matrix.
+      inner: state of the transform inside, empty if there is none.
+      schedule_count: int32 scalar, number of updates so far; None unless the ratio depends on the
+        learning rate.
     """
 
     trust_ratio: dict[str, jax.Array]
@@ -59,58 +60,63 @@ class _Options:
     axis_name: types.AxisName
     sharded_mask: types.Mask
     near_one: bool
-    """Whether the norms of what comes in are near 1, as those of Adam's directions."""
+    """Whether the norms of incoming updates are near 1, as those of Adam's directions."""
 
     def __post_init__(self) -> None:
-        _arguments.require_above("trust_coefficient", self.trust_coefficient, 0)
-        _arguments.require_at_least("eps", self.eps, 0)
-        _arguments.require_at_least("weight_decay", self.weight_decay, 0)
-        _arguments.require_bounds("trust_ratio_bounds", self.trust_ratio_bounds)
-        _arguments.require_bounds("weight_norm_bounds", self.weight_norm_bounds)
-        _arguments.require_bounds("update_bounds", self.update_bounds, low=None)
-        _arguments.require_choice("denominator", self.denominator, DENOMINATORS)
-        _arguments.require_choice(
+        self._check_ranges()
+        self._check_conflicts()
+
+    def _check_ranges(self) -> None:
+        _scalars.require_above("trust_coefficient", self.trust_coefficient, 0)
+        _scalars.require_at_least("eps", self.eps, 0)
+        _scalars.require_at_least("weight_decay", self.weight_decay, 0)
+        _scalars.require_bounds("trust_ratio_bounds", self.trust_ratio_bounds)
+        _scalars.require_bounds("weight_norm_bounds", self.weight_norm_bounds)
+        _scalars.require_bounds("update_bounds", self.update_bounds, low=None)
+        require_choice("denominator", self.denominator, DENOMINATORS)
+        require_choice(
             "weight_decay_placement", self.weight_decay_placement, WEIGHT_DECAY_PLACEMENTS
         )
-        _arguments.require_choice("clip_mode", self.clip_mode, CLIP_MODES)
-        _arguments.require_flag("adapt_undecayed", self.adapt_undecayed)
+        require_choice("clip_mode", self.clip_mode, CLIP_MODES)
+        _scalars.require_flag("adapt_undecayed", self.adapt_undecayed)
         if self.zero_norm_ratio is not None:
-            _arguments.require_at_least("zero_norm_ratio", self.zero_norm_ratio, 0)
+            _scalars.require_at_least("zero_norm_ratio", self.zero_norm_ratio, 0)
+
+    def _check_conflicts(self) -> None:
+        also = ["learning_rate"]
         if self.clip_mode == "clip" and self.learning_rate is None:
-            fix = "it compares the ratio with the learning rate: pass learning_rate too"
-            raise UserError("clip_mode", "clip", fix, code="conflict")
-        if self.clip_mode == "clip" and self.trust_ratio_bounds is not None:
-            fix = "it already bounds the ratio by the learning rate; use {bounds}=None"
-            also = {"bounds": "trust_ratio_bounds"}
+            fix = "it compares the ratio with the learning rate; pass {learning_rate} too"
             raise UserError("clip_mode", "clip", fix, code="conflict", also=also)
-        if self.weight_decay_placement == "decoupled" and self.learning_rate is None:
-            fix = "it shrinks weights by the learning rate: pass learning_rate too"
-            raise UserError("weight_decay_placement", "decoupled", fix, code="conflict")
-        if self.weight_decay_placement == "norm_only" and self.denominator in (
-            "gradient_only",
-            "momentum",
-        ):
+        if self.clip_mode == "clip" and self.trust_ratio_bounds is not None:
+            fix = "it already bounds the ratio by the learning rate; use {trust_ratio_bounds}=None"
+            also = ["trust_ratio_bounds"]
+            raise UserError("clip_mode", "clip", fix, code="conflict", also=also)
+
+        placement = self.weight_decay_placement
+        if placement == "decoupled" and self.learning_rate is None:
+            fix = "it shrinks weights by the learning rate; pass {learning_rate} too"
+            raise UserError("weight_decay_placement", placement, fix, code="conflict", also=also)
+        if placement == "norm_only" and self.denominator in ("gradient_only", "momentum"):
             fix = (
-                f"with denominator = {self.denominator!r} the decay would act nowhere; use "
-                "'inside', or another denominator"
+                f"with {{denominator}} = {self.denominator!r} the decay would act nowhere; use "
+                "'inside', or another {denominator}"
             )
-            raise UserError("weight_decay_placement", "norm_only", fix, code="conflict")
+            also = ["denominator"]
+            raise UserError("weight_decay_placement", placement, fix, code="conflict", also=also)
 
     @property
     def needs_rate(self) -> bool:
         return self.clip_mode == "clip" or self.weight_decay_placement == "decoupled"
 
     def rate(self, count: jax.Array | None) -> Any:
-        """Return the learning rate of this update; None where it is not looked at."""
-        return (
-            None
-            if callable(self.learning_rate) and count is None
-            else _arguments.rate_at(self.learning_rate, count)
-        )
+        """Return the learning rate of this update; None if a schedule's is not needed."""
+        if callable(self.learning_rate) and count is None:
+            return None
+        return _arguments.rate_at(self.learning_rate, count)
 
-    def touched(self, params: types.Params) -> Touched:
+    def choose_leaves(self, params: types.Params) -> LeafChoices:
         """Return which leaves of `params` are adapted and decayed."""
-        return resolve_touched(
+        return choose_leaves(
             params,
             self.trust_ratio_mask,
             self.weight_decay_mask,
@@ -119,23 +125,25 @@ class _Options:
             self.stacked,
         )
 
-    def plans(self, params: types.Params, touched: Touched) -> types.PyTree:
-        """Return a `_Plan` per leaf of `params`."""
+    def rules(self, params: types.Params, choices: LeafChoices) -> types.PyTree:
+        """Return a `_LeafRule` per leaf of `params`."""
         split = masks.resolve_split(self.sharded_mask, self.axis_name, params)
 
-        def plan(layer_axes: stacks.LayerAxes, adapted: bool, decayed: bool, over: bool) -> _Plan:
-            return _Plan(self, adapted, decayed, layer_axes, split.axis_of(over))
+        def rule(
+            layer_axes: stacks.LayerAxes, adapted: bool, decayed: bool, is_split: bool
+        ) -> _LeafRule:
+            return _LeafRule(self, adapted, decayed, layer_axes, split.axis_of(is_split))
 
-        return jax.tree.map(plan, *touched, split.leaves)
+        return jax.tree.map(rule, *choices, split.leaves)
 
 
-class Touched(NamedTuple):
-    """What a trust ratio does to each leaf.
+class LeafChoices(NamedTuple):
+    """What a trust ratio does to each leaf; each field is a pytree like the parameters.
 
     Attributes:
-      layers: which axes count layers.
-      adapted: whether it gets a ratio.
-      decayed: whether it gets decay.
+      layers: `LayerAxes`, the axes that count layers.
+      adapted: bool, whether the leaf gets a ratio.
+      decayed: bool, whether the leaf gets decay.
     """
 
     layers: types.PyTree
@@ -143,48 +151,55 @@ class Touched(NamedTuple):
     decayed: types.PyTree
 
     def record(self) -> None:
-        """Tell `lbopt.summarize_masks`, if it asks; call it in `init`."""
+        """Record the choices for `lbopt.summarize_masks`; call it in `init`."""
         masks.record_choice("stacked", self.layers)
         masks.record_choice("trust_ratio_mask", self.adapted)
         masks.record_choice("weight_decay_mask", self.decayed)
 
 
-def resolve_touched(
+def choose_leaves(
     params: types.Params,
     trust_ratio_mask: types.Mask,
     weight_decay_mask: types.Mask,
     weight_decay: float | jax.Array,
     adapt_undecayed: bool,
     stacked: types.Stacked,
-) -> Touched:
-    """Work out masks and stacks together: a leaf without decay is not adapted where `adapt_undecayed` is False.
+) -> LeafChoices:
+    """Resolve masks and stacks together.
+
+    With `adapt_undecayed=False` a leaf without decay is not adapted.
 
     Raises:
-      ValueError: if a mask or a stack does not fit the parameters, or if masks that each select something leave nothing
-        to adapt.
+      UserError: if a mask or a stack does not fit the parameters, or if masks that each select
+        leaves have none in common, so that nothing would be adapted.
     """
     layers = stacks.resolve_stacked(stacked, params)
     chosen = masks.resolve_mask(trust_ratio_mask, params, "trust_ratio_mask", layers)
     decayed = masks.resolve_mask(weight_decay_mask, params, "weight_decay_mask", layers)
-    if _arguments.is_number(weight_decay) and weight_decay == 0:
+    if _scalars.is_number(weight_decay) and weight_decay == 0:
         decayed = jax.tree.map(lambda _: False, decayed)
-    adapted = (
-        chosen if adapt_undecayed else jax.tree.map(lambda a, d: bool(a and d), chosen, decayed)
-    )
-    any_decayed, any_chosen, any_adapted = (
-        any(jax.tree.leaves(tree)) for tree in (decayed, chosen, adapted)
-    )
-    if any_decayed and any_chosen and not any_adapted:
-        raise ValueError(
-            "trust_ratio_mask and weight_decay_mask have no leaf in common, and adapt_undecayed = False: no leaf would be "
-            "adapted; pass trust_ratio_mask=False if that is meant, or adapt_undecayed=True"
+    if adapt_undecayed:
+        return LeafChoices(layers, chosen, decayed)
+
+    adapted = jax.tree.map(lambda a, d: bool(a and d), chosen, decayed)
+    selects_each = any(jax.tree.leaves(decayed)) and any(jax.tree.leaves(chosen))
+    if selects_each and not any(jax.tree.leaves(adapted)):
+        fix = (
+            "it has no leaf in common with {weight_decay_mask}, and {adapt_undecayed} = False, so "
+            "no leaf would be adapted; pass False if that is meant, or {adapt_undecayed}=True"
         )
-    return Touched(layers, adapted, decayed)
+        also = ["weight_decay_mask", "adapt_undecayed"]
+        raise UserError("trust_ratio_mask", trust_ratio_mask, fix, code="conflict", also=also)
+    return LeafChoices(layers, adapted, decayed)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
-    """What happens to one leaf; all arrays are fp32 or wider."""
+class _LeafRule:
+    """The arithmetic of one leaf, on arrays of fp32 or wider.
+
+    Arguments are called as in `scale_by_layerwise_trust_ratio`: g is the incoming update, w the
+    weight, y the direction, which is the output of `inner`.
+    """
 
     options: _Options
     adapted: bool
@@ -192,69 +207,75 @@ class _Plan:
     layer_axes: stacks.LayerAxes
     axis_name: types.AxisName
 
-    def update_norm(self, g: jax.Array, w: jax.Array, y: jax.Array) -> jax.Array:
-        norm = tree.norm_near_one if self.options.near_one else tree.l2_norm
-        return norm(self._measured(g, w, y), self.layer_axes.axes, self.axis_name)
+    @property
+    def _decay_in_norm(self) -> bool:
+        return self.decayed and self.options.weight_decay_placement in ("inside", "norm_only")
 
     def decay(self, w: jax.Array) -> jax.Array:
         return tree.scaled(w, self.options.weight_decay)
 
     def decayed_update(self, g: jax.Array, w: jax.Array) -> jax.Array:
-        """Return what enters the transform inside: the update, with the decay if it goes there, clamped."""
-        d = (
-            g + self.decay(w)
-            if self.decayed and self.options.weight_decay_placement == "inside"
-            else g
-        )
+        """Return the input of `inner`: the update, decayed if that is inside, and clamped."""
+        inside = self.decayed and self.options.weight_decay_placement == "inside"
+        d = g + self.decay(w) if inside else g
         return d if self.options.update_bounds is None else jnp.clip(d, *self.options.update_bounds)
 
     def ratio(self, g: jax.Array, w: jax.Array, y: jax.Array, rate: Any) -> jax.Array:
-        """Return the ratio, of a shape that multiplies `y`, from incoming update, weight and outgoing direction."""
+        """Return the trust ratio, real, of a shape that broadcasts against `y`."""
         options = self.options
         weight_norm = tree.l2_norm(w, self.layer_axes.axes, self.axis_name)
+        weight_decay = jnp.asarray(options.weight_decay, weight_norm.dtype)
         rate = None if rate is None else jnp.asarray(rate, weight_norm.dtype)
+
+        # The decoupled decay shrinks weights before their norm is taken.
         if self.decayed and options.weight_decay_placement == "decoupled":
-            weight_norm = weight_norm * jnp.abs(
-                1 - rate * jnp.asarray(options.weight_decay, weight_norm.dtype)
-            )
-        decay_norm = jnp.asarray(options.weight_decay, weight_norm.dtype) * weight_norm
+            weight_norm = weight_norm * jnp.abs(1 - rate * weight_decay)
+        decay_norm = weight_decay * weight_norm
         weight_norm = _clip(weight_norm, options.weight_norm_bounds)
-        update_norm = total = self.update_norm(g, w, y)
+
+        update_norm = self._update_norm(g, w, y)
+        total = update_norm
         if options.denominator == "sum_of_norms" and self._decay_in_norm:
             total = update_norm + decay_norm
-        fallback = 1 if options.zero_norm_ratio is None else options.zero_norm_ratio
-        if options.zero_norm_ratio is None:
-            defined = weight_norm + update_norm > 0
-            ratio = options.trust_coefficient * weight_norm / (total + options.eps)
-        else:
-            defined = (weight_norm > 0) & (update_norm > 0)
-            ratio = (
-                options.trust_coefficient * weight_norm / jnp.where(defined, total + options.eps, 1)
-            )
-        ratio = jnp.where(defined, ratio, fallback)
+
+        ratio = self._quotient(weight_norm, update_norm, total)
         if options.clip_mode == "clip":
             ratio = jnp.where(ratio >= rate, 1, ratio / jnp.where(ratio >= rate, 1, rate))
         ratio = _clip(ratio, options.trust_ratio_bounds)
+        # A traced decay may be 0, which the masks cannot know.
         if not options.adapt_undecayed:
             ratio = jnp.where(jnp.asarray(options.weight_decay) != 0, ratio, 1)
         return ratio.astype(tree.real_dtype(w.dtype))
 
-    @property
-    def _decay_in_norm(self) -> bool:
-        return self.decayed and self.options.weight_decay_placement in ("inside", "norm_only")
-
-    def _measured(self, g: jax.Array, w: jax.Array, y: jax.Array) -> jax.Array:
+    def _update_norm(self, g: jax.Array, w: jax.Array, y: jax.Array) -> jax.Array:
+        """Return the norm in the denominator, without the decay's for "sum_of_norms"."""
+        measured = g
         if self.options.denominator == "momentum":
-            return y
-        if self.options.denominator == "norm_of_sum" and self._decay_in_norm:
-            return g + self.decay(w)
-        return g
+            measured = y
+        elif self.options.denominator == "norm_of_sum" and self._decay_in_norm:
+            measured = g + self.decay(w)
+        norm = tree.norm_near_one if self.options.near_one else tree.l2_norm
+        return norm(measured, self.layer_axes.axes, self.axis_name)
+
+    def _quotient(
+        self, weight_norm: jax.Array, update_norm: jax.Array, total: jax.Array
+    ) -> jax.Array:
+        """Return trust_coefficient * weight_norm / (total + eps), or `zero_norm_ratio`."""
+        options = self.options
+        if options.zero_norm_ratio is None:
+            defined = weight_norm + update_norm > 0
+            ratio = options.trust_coefficient * weight_norm / (total + options.eps)
+            return jnp.where(defined, ratio, 1)
+        defined = (weight_norm > 0) & (update_norm > 0)
+        below = jnp.where(defined, total + options.eps, 1)
+        ratio = options.trust_coefficient * weight_norm / below
+        return jnp.where(defined, ratio, options.zero_norm_ratio)
 
     def finish(self, y: jax.Array, w: jax.Array, ratio: jax.Array | None) -> jax.Array:
-        """Return the direction times the ratio, plus the decay where that stays outside."""
+        """Return the direction times the ratio, plus the decay if that is outside."""
         out = y if ratio is None else tree.scaled(y, ratio)
-        late = self.decayed and self.options.weight_decay_placement in ("outside", "decoupled")
-        return out + self.decay(w) if late else out
+        outside = self.decayed and self.options.weight_decay_placement in ("outside", "decoupled")
+        return out + self.decay(w) if outside else out
 
 
 def scale_by_layerwise_trust_ratio(
@@ -284,54 +305,67 @@ def scale_by_layerwise_trust_ratio(
     For a leaf w with incoming update g and weight decay wd (0 where `weight_decay_mask` is False):
 
         d     = g + wd w
-        y     = inner(d)                                                     (d itself without `inner`)
-        ratio = trust_coefficient * phi(||w||) / (||d|| + eps)               norm_of_sum   (LAMB, optax.lars)
-        ratio = trust_coefficient * phi(||w||) / (||g|| + wd ||w|| + eps)    sum_of_norms  (LARS)
-        ratio = trust_coefficient * phi(||w||) / (||g|| + eps)               gradient_only (nvcaffe)
-        ratio = trust_coefficient * phi(||w||) / (||y|| + eps)               momentum      (LARS as the LAMB paper has it)
-        ratio = zero_norm_ratio where phi(||w||) or the measured norm (for sum_of_norms ||g||) is 0
-        out   = clip(ratio, *trust_ratio_bounds) * y       on leaves in `trust_ratio_mask`;   out = y on the others
+        y     = inner(d)                                 (d itself without `inner`)
+        ratio = trust_coefficient * phi(||w||) / (denominator + eps)
+        out   = clip(ratio, *trust_ratio_bounds) * y     (y where `trust_ratio_mask` is False)
 
-    The decay is part of this transform because the denominators differ in exactly where it enters. All arithmetic
-    is in fp32 (or wider, for wider leaves); the output has the dtype of the incoming update. Complex leaves have real norms and ratios.
+        denominator     norm_of_sum     ||d||              LAMB, optax.lars
+                        sum_of_norms    ||g|| + wd ||w||   LARS
+                        gradient_only   ||g||              nvcaffe
+                        momentum        ||y||              LARS as the LAMB paper writes it
+
+    The ratio is `zero_norm_ratio` where phi(||w||) or the measured norm (||g|| for sum_of_norms) is
+    0. The decay is part of this transform because the denominators differ in where it enters. All
+    arithmetic is in fp32 (or wider, for wider leaves); the output has the dtype of the incoming
+    update. Complex leaves have real norms and ratios.
 
     Args:
-      trust_ratio_mask: the leaves that are adapted (see `lbopt.types.Mask`); if not given, `lbopt.weights_only`: weights, not
-        biases or normalization leaves.
-      trust_coefficient: factor on the ratio, > 0; LAMB 1, LARS 0.001.
-      eps: added to the denominator, >= 0.
-      trust_ratio_bounds: (low, high) for the ratio, or None. (0, 1) on LAMB is LAMBC (arXiv 2011.13584).
-      weight_norm_bounds: phi of the LAMB paper, (low, high) for ||w||, or None for the identity.
-      weight_decay: coefficient >= 0; may be a traced scalar.
-      weight_decay_mask: the leaves that are decayed; default as `trust_ratio_mask`.
-      denominator: see above.
-      weight_decay_placement: "inside" (as above); "outside" (in neither norm: out = ratio g + wd w); "norm_only" (in the
-        denominator but not in the update); "decoupled" (timm: w shrinks by lr wd before its norm is taken, and the
-        shrinkage is not scaled by the ratio); "before" (somebody added it already: only `adapt_undecayed` looks at it).
-      zero_norm_ratio: the ratio where a norm is zero, >= 0; 1 in all public code but flax's. With LARS 1 means a step
-        of 1 / trust_coefficient times the usual scale for a zero-initialised leaf. None divides all the same (flax): ratio 0 for
-        zero weights, NaN for a zero update, 1 if both are zero.
-      adapt_undecayed: False gives ratio 1 to leaves without decay, also where `weight_decay` is 0 (apex, timm).
-      clip_mode: "scale", or "clip" (LARC): the step learning_rate * ratio is capped at learning_rate, so ratio becomes
-        min(ratio / learning_rate, 1).
-      learning_rate: number or schedule, the one that is applied later in the chain; needed for `clip_mode="clip"` and
-        "decoupled", otherwise unused.
-      update_bounds: (low, high), clamps each number of d on all leaves, before `inner`; the norms are taken before it.
-      inner: a transform between the decay and the ratio, for instance a momentum which the ratio multiplies from
-        outside.
-      stacked: leaves that are stacks of layers (`nn.scan`) get one ratio per layer; (path, leaf) -> bool or number of
-        leading layer axes, a pytree of those, `lbopt.stacked_paths`, or `lbopt.stacked_from_metadata`. Callable masks
-        see one layer of a stack.
-      axis_name: inside `shard_map`, the mapped axis (or axes) over which leaves are split: norms are summed over it.
-      sharded_mask: with `axis_name`, the leaves that are split; None for all. A leaf that every shard holds whole must
-        be left out, or its norm is counted once per shard.
+      trust_ratio_mask: the leaves that are adapted (see `lbopt.types.Mask`). The default,
+        `lbopt.weights_only`, leaves out biases, vectors and normalization leaves.
+      trust_coefficient: factor > 0 on the ratio; 1 in LAMB, 0.001 in LARS.
+      eps: constant >= 0 added to the denominator.
+      trust_ratio_bounds: (low, high) for the ratio, or None. (0, 1) on LAMB is LAMBC
+        (arXiv:2011.13584).
+      weight_norm_bounds: phi of the LAMB paper, (low, high) for ||w||; None for the identity.
+      weight_decay: coefficient wd >= 0; may be a traced scalar.
+      weight_decay_mask: the leaves that are decayed.
+      denominator: "norm_of_sum", "sum_of_norms", "gradient_only" or "momentum", as above.
+      weight_decay_placement: where the decay enters.
+        "inside": the update and the denominator, as above.
+        "outside": out = ratio g + wd w, in neither norm.
+        "norm_only": the denominator, but not the update.
+        "decoupled": w shrinks by lr wd before its norm is taken, and the shrinkage is not scaled by
+        the ratio (timm).
+        "before": an earlier transform added it; only `adapt_undecayed` depends on it here.
+      zero_norm_ratio: ratio >= 0 where a norm is zero; 1 in all public codes except flax's. With
+        LARS, 1 gives a leaf that starts at zero a step of 1 / trust_coefficient times the usual
+        size. None divides all the same (flax): ratio 0 for zero weights, NaN for a zero
+        update, 1 if both are zero.
+      adapt_undecayed: whether leaves without decay are adapted. False gives them ratio 1, and all
+        leaves if `weight_decay` is 0 (apex, timm).
+      clip_mode: "scale", or "clip" (LARC), which caps the step learning_rate * ratio at
+        learning_rate: the ratio becomes min(ratio / learning_rate, 1).
+      learning_rate: number or schedule that is applied later in the chain; needed for
+        `clip_mode="clip"` and "decoupled", otherwise unused.
+      update_bounds: (low, high) for each number of d on all leaves, before `inner`; None for no
+        bounds. Norms are taken without them.
+      inner: transform between the decay and the ratio, for instance a momentum that the ratio
+        multiplies from outside; None for none.
+      stacked: leaves that are stacks of layers (`nn.scan`), each layer with a ratio of its own. It
+        is a function (path, leaf) -> bool or number of leading layer axes, a pytree of these,
+        `lbopt.stacked_paths` or `lbopt.stacked_from_metadata`. Masks that are functions get one
+        layer of a stack.
+      axis_name: inside `shard_map`, the mapped axis (or axes) over which leaves are split; norms
+        are summed over it.
+      sharded_mask: with `axis_name`, the leaves that are split; None for all. Leave out leaves that
+        every shard holds whole, or their norms are counted once per shard.
 
     Returns:
-      A transform whose state is `TrustRatioState`.
+      A transform whose state is `TrustRatioState` and whose `update` needs `params`.
 
     Raises:
-      ValueError: naming the argument, if it is out of range or contradicts another, if a mask selects nothing or does
-        not fit the parameters, or if `params` is missing from `update`.
+      UserError: for an argument that is out of range or contradicts another, a mask that selects
+        nothing or does not fit the parameters, or an `update` without `params`.
 
     >>> import jax.numpy as jnp
     >>> tx = scale_by_layerwise_trust_ratio(trust_ratio_mask=None)
@@ -342,13 +376,16 @@ def scale_by_layerwise_trust_ratio(
     (6.0, 3.0)
 
     References:
-      You et al., Large Batch Optimization for Deep Learning (LAMB), arXiv 1904.00962, Algorithm 2.
-      You et al., Large Batch Training of Convolutional Networks (LARS), arXiv 1708.03888, Algorithm 1.
+      You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 Minutes (LAMB),
+      arXiv:1904.00962v5, Algorithm 2.
+      You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888v3,
+      Algorithm 1.
 
     Note:
-      `optax.scale_by_trust_ratio` takes norms in the parameter dtype, gives a stack of layers one ratio, keeps no record
-      of the ratios and offers only norm_of_sum. In fp32 its norms are infinite from 1.8e19 and 0 below 1e-23; here they are right from
-      1e-33 to 1e34 (`lamb` and `lans`: those of directions from 1e-27 to 6e10).
+      `optax.scale_by_trust_ratio` takes norms in the parameter dtype, gives a stack of layers one
+      ratio, keeps no ratios and knows norm_of_sum only. In fp32 its norms are infinite from 1.8e19
+      and 0 below 1e-23; here they are right from 1e-33 to 1e34, and those of the directions of
+      `lamb` and `lans` from 1e-27 to 6e10.
     """
     options = _Options(
         trust_ratio_mask=trust_ratio_mask,
@@ -377,16 +414,15 @@ def scale_by_layerwise_trust_ratio(
         count = jnp.zeros((), jnp.int32) if options.needs_rate else None
         if _per_path.is_placeholder(params):
             return TrustRatioState(_per_path.UNKNOWN_PARAMS, through.init(params), count)
-        _arguments.require_float_leaves(
-            params, "scale_by_layerwise_trust_ratio", update_bounds=options.update_bounds
-        )
-        touched = options.touched(params)
-        touched.record()
-        ones = jax.tree.map(
-            lambda plan, p: _one(p, plan.layer_axes) if plan.adapted else None,
-            options.plans(params, touched),
-            params,
-        )
+        _arguments.require_float_leaves(params, update_bounds=options.update_bounds)
+        choices = options.choose_leaves(params)
+        choices.record()
+
+        def one(rule: _LeafRule, p: jax.Array) -> jax.Array | None:
+            shape = rule.layer_axes.layers(p.shape)
+            return jnp.ones(shape, tree.real_dtype(p.dtype)) if rule.adapted else None
+
+        ones = jax.tree.map(one, options.rules(params, choices), params)
         return TrustRatioState(_per_path.collect(params, ones), through.init(params), count)
 
     def update_fn(
@@ -394,31 +430,28 @@ def scale_by_layerwise_trust_ratio(
     ) -> tuple[optax.Updates, TrustRatioState]:
         _arguments.require_params(params, "scale_by_layerwise_trust_ratio")
         tree.check_updates(updates, params)
-        _arguments.require_state(state, TrustRatioState, "scale_by_layerwise_trust_ratio")
-        plans = options.plans(params, options.touched(params))
+        _arguments.require_state(state, TrustRatioState)
+        rules = options.rules(params, options.choose_leaves(params))
         rate = options.rate(state.schedule_count)
+
         wide = jax.tree.map(lambda u, p: u.astype(tree.wide_dtype(p.dtype)), updates, params)
         weights = jax.tree.map(lambda p: p.astype(tree.wide_dtype(p.dtype)), params)
-        decayed = jax.tree.map(lambda plan, g, w: plan.decayed_update(g, w), plans, wide, weights)
+        decayed = jax.tree.map(lambda rule, g, w: rule.decayed_update(g, w), rules, wide, weights)
         directions, inner_state = through.update(decayed, state.inner, params)
 
         def adapt(
-            u: jax.Array, plan: _Plan, g: jax.Array, w: jax.Array, y: jax.Array
-        ) -> tuple[jax.Array, Any]:
-            ratio = plan.ratio(g, w, y, rate) if plan.adapted else None
-            out = plan.finish(y, w, ratio).astype(u.dtype)
-            return out, None if ratio is None else ratio.reshape(plan.layer_axes.layers(w.shape))
+            u: jax.Array, rule: _LeafRule, g: jax.Array, w: jax.Array, y: jax.Array
+        ) -> tuple[jax.Array, jax.Array | None]:
+            ratio = rule.ratio(g, w, y, rate) if rule.adapted else None
+            out = rule.finish(y, w, ratio).astype(u.dtype)
+            return out, None if ratio is None else ratio.reshape(rule.layer_axes.layers(w.shape))
 
-        pairs = jax.tree.map(adapt, updates, plans, wide, weights, directions)
+        pairs = jax.tree.map(adapt, updates, rules, wide, weights, directions)
         updates, ratios = tree.unzip_pairs(updates, pairs)
         count = None if state.schedule_count is None else optax.safe_increment(state.schedule_count)
         return updates, TrustRatioState(_per_path.collect(params, ratios), inner_state, count)
 
     return optax.GradientTransformation(init_fn, update_fn)
-
-
-def _one(param: Any, layer_axes: stacks.LayerAxes) -> jax.Array:
-    return jnp.ones(layer_axes.layers(param.shape), tree.real_dtype(param.dtype))
 
 
 def _clip(x: jax.Array, bounds: tuple[float, float] | None) -> jax.Array:

@@ -3,32 +3,22 @@
 A variant names its source and the options in which it differs from the paper. An option that the
 caller gives overrides the variant's.
 
-The sources exclude by substrings of variable names of their own frameworks. Here that is said by
-role (see `lbopt.masks.leaf_role`), which those lists mean, and holds for Flax names too.
+The sources exclude leaves by substrings of the variable names of their own frameworks. Here roles
+(see `lbopt.masks.leaf_role`) exclude the leaves that those lists mean, which holds for Flax names
+too.
 
 A source is `owner/repository@commit:path` or a paper with its version. `[recalled NN%]` marks a
-paper's text that was not read: we believe it with that confidence.
+paper whose text was not read for this table; the number says how sure we are of it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import numbers
-import warnings
 from collections.abc import Mapping
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
-import jax
+from lbopt import masks
+from lbopt.transforms._options import AS_DECAYED, LambOptions, LarsOptions, Options, Variant
 
-from lbopt import masks, types
-from lbopt.errors import UserError
-from lbopt.transforms import _arguments
-from lbopt.transforms._moments import Debias
-from lbopt.transforms._normalization import Per
-from lbopt.transforms._trust_ratio import ClipMode, Denominator
-
-Number = float | jax.Array
-Bounds = tuple[float, float]
 LambVariant = Literal[
     "paper",
     "optax",
@@ -57,102 +47,15 @@ LarsVariant = Literal[
     "timm",
     "nvcaffe",
 ]
-LambDecayPlacement = Literal["inside", "outside", "decoupled", "gradient"]
-LarsDecayPlacement = Literal["inside", "outside", "norm_only", "decoupled"]
-Placement = Literal["inside", "outside"]
-Stage = Literal["after_clip", "before_clip"]
-
-AS_DECAYED: Literal["as_weight_decay"] = "as_weight_decay"
-"""A `trust_ratio_mask`: the leaves that `weight_decay_mask` selects."""
 
 NO_NORM_NO_BIAS = masks.exclude_roles("norm", "bias")
 NO_NORM = masks.exclude_roles("norm")
 
 
-@dataclasses.dataclass(frozen=True)
-class LambOptions:
-    """The options of `lbopt.lamb` that a variant sets; the defaults are the paper's."""
-
-    b1: Number = 0.9
-    b2: Number = 0.999
-    eps: Number = 1e-6
-    eps_root: Number = 0.0
-    weight_decay: Number = 0.0
-    weight_decay_mask: types.Mask = masks.weights_only
-    weight_decay_placement: LambDecayPlacement = "inside"
-    trust_ratio_mask: types.Mask = masks.weights_only
-    adapt_undecayed: bool = True
-    trust_ratio_bounds: Bounds | None = None
-    weight_norm_bounds: Bounds | None = None
-    zero_norm_ratio: Number | None = 1.0
-    debias: Debias = True
-    grad_averaging: bool = True
-    max_grad_norm: Number | None = None
-    max_grad_norm_eps: Number = 0.0
-    gradient_normalization: Per | None = None
-    gradient_normalization_stage: Stage = "after_clip"
-
-
-@dataclasses.dataclass(frozen=True)
-class LarsOptions:
-    """The options of `lbopt.lars` that a variant sets; the defaults are the paper's."""
-
-    weight_decay: Number = 0.0
-    momentum: Number = 0.9
-    trust_coefficient: Number = 0.001
-    eps: Number = 0.0
-    nesterov: bool = False
-    dampening: Number | Literal["momentum"] = 0.0
-    undamped_start: bool = False
-    denominator: Denominator = "sum_of_norms"
-    learning_rate_placement: Placement = "inside"
-    plain_learning_rate_placement: Placement | None = None
-    trust_ratio_placement: Placement = "inside"
-    weight_decay_mask: types.Mask = masks.weights_only
-    weight_decay_placement: LarsDecayPlacement = "inside"
-    trust_ratio_mask: types.Mask = masks.weights_only
-    adapt_undecayed: bool = True
-    clip_mode: ClipMode = "scale"
-    trust_ratio_bounds: Bounds | None = None
-    weight_norm_bounds: Bounds | None = None
-    update_bounds: Bounds | None = None
-    zero_norm_ratio: Number | None = 1.0
-
-
-Options = TypeVar("Options", LambOptions, LarsOptions)
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant(Generic[Options]):
-    """One public code.
-
-    Attributes:
-      optimizer: "lamb" or "lars".
-      name: name of the variant.
-      source: the file at a commit, or the paper with its version.
-      about: what is peculiar, and what options cannot say.
-      options: every option of the optimizer, with this variant's value.
-    """
-
-    optimizer: str
-    name: str
-    source: str
-    about: str
-    options: Options
-
-    def differences(self) -> dict[str, Any]:
-        """Return the options whose values are not the paper's."""
-        paper = type(self.options)()
-        pairs = {name: (value, getattr(paper, name)) for name, value in vars(self.options).items()}
-        return {
-            name: value
-            for name, (value, of_paper) in pairs.items()
-            if type(value) is not type(of_paper) or value != of_paper
-        }
-
-
-def _by_name(optimizer: str, *rows: tuple[str, str, str, Options]) -> dict[str, Variant[Options]]:
-    return {row[0]: Variant(optimizer, *row) for row in rows}
+def _by_name(
+    optimizer: str, *variants: tuple[str, str, str, Options]
+) -> dict[str, Variant[Options]]:
+    return {variant[0]: Variant(optimizer, *variant) for variant in variants}
 
 
 _OPTAX = "google-deepmind/optax@2edbcbe2390da13983b92cbef94ac0460ecde1c5:optax/_src/"
@@ -460,61 +363,3 @@ LARS: dict[str, Variant[LarsOptions]] = _by_name(
 )
 
 VARIANTS: dict[str, Mapping[str, Variant[Any]]] = {"lamb": LAMB, "lars": LARS}
-
-
-def choose(variants: Mapping[str, Variant[Options]], name: str, **given: Any) -> Options:
-    """Return the options of a variant, with those that the caller has given instead of its own.
-
-    Args:
-      variants: `LAMB` or `LARS`.
-      name: which of them.
-      **given: every option; a `types.Default` is one that was not given.
-
-    Raises:
-      ValueError: listing the known variants, for an unknown one.
-
-    >>> choose(LARS, "nus", eps=types.default(0.0)).eps, choose(LARS, "nus", eps=0.0).eps
-    (1e-05, 0.0)
-    """
-    if not isinstance(name, str) or name not in variants:
-        raise UserError("variant", name, f"use one of {', '.join(variants)}", code="choice")
-    chosen = {
-        option: value for option, value in given.items() if not isinstance(value, types.Default)
-    }
-    return dataclasses.replace(variants[name].options, **chosen)
-
-
-def trust_ratio_mask(options: LambOptions | LarsOptions) -> types.Mask:
-    """Return the mask of adapted leaves, "as_weight_decay" resolved."""
-    return options.weight_decay_mask if _as_decayed(options) else options.trust_ratio_mask
-
-
-def _as_decayed(options: LambOptions | LarsOptions) -> bool:
-    # A mask may be a tree of arrays, which `==` would compare one by one.
-    mask = options.trust_ratio_mask
-    return isinstance(mask, str) and mask == AS_DECAYED
-
-
-def check_adaptation(options: LambOptions | LarsOptions, optimizer: str, variant: str) -> None:
-    """Raise `UserError`, or warn, where the options leave nothing to adapt without saying so."""
-    if _as_decayed(options) and options.weight_decay_mask is False:
-        fix = "with weight_decay_mask = False no leaf would be adapted; pass trust_ratio_mask too"
-        raise UserError("trust_ratio_mask", AS_DECAYED, fix, code="conflict")
-    if _arguments.require_flag("adapt_undecayed", options.adapt_undecayed):
-        return
-    if options.weight_decay_mask is False and options.trust_ratio_mask is not False:
-        fix = (
-            "with weight_decay_mask = False no leaf would be adapted; pass trust_ratio_mask=False "
-            "if that is meant, or adapt_undecayed=True"
-        )
-        raise UserError("adapt_undecayed", False, fix, code="conflict")
-    decay = options.weight_decay
-    if isinstance(decay, numbers.Real) and decay == 0 and options.trust_ratio_mask is not False:
-        warnings.warn(
-            f'{optimizer}(variant="{variant}") with weight_decay = 0 has no trust ratio at all, as '
-            f"its source: "
-            f"it is {'Adam' if optimizer == 'lamb' else 'momentum SGD'}. adapt_undecayed=True "
-            f"adapts all the same; "
-            "trust_ratio_mask=False says that this is meant.",
-            stacklevel=3,
-        )

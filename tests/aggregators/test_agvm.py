@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from refusal import ANY, refused
 
 import lbopt
 from lbopt.aggregators import as_optax, phi_modules, plain_mean
@@ -291,7 +292,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_guard_refuses(name, params):
     tx = lbopt.aggregate(lbopt.agvm(LABELS, "body"), REFUSED[name](), 8)
-    with pytest.raises(ValueError, match=r"put (lbopt.scale_by_agvm\(labels\)|it) last"):
+    with refused("tx", code=ANY):
         tx.init(params)
 
 
@@ -300,9 +301,7 @@ def test_other_labels_of_the_same_names_are_refused(params, gradients):
     tx = lbopt.aggregate(
         lbopt.agvm(LABELS, "body"), chained(optax.sgd(0.1), lbopt.scale_by_agvm(swapped)), 8
     )
-    with pytest.raises(
-        ValueError, match=r"'body/bias' belongs to 'head' for scale_by_agvm and to 'body' for agvm"
-    ):
+    with refused("labels/body/bias", "head", "mismatch"):
         jax.jit(tx.update)(gradients(1)[0], tx.init(params), params)
 
 
@@ -342,7 +341,7 @@ def test_a_wrapper_that_hands_nothing_on_is_refused(params):
     tx = optax.MultiSteps(
         chained(lbopt.lamb(0.1), lbopt.scale_by_agvm(LABELS)), 2
     ).gradient_transformation()
-    with pytest.raises(ValueError, match=r"optax.MultiSteps hands nothing on.*use num_microsteps"):
+    with refused("tx", code="conflict"):
         lbopt.aggregate(lbopt.agvm(LABELS, "body"), tx, 8).init(params)
 
 
@@ -356,49 +355,49 @@ def test_factors_and_phi_are_among_the_metrics(params, gradients):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "error"),
     [
         (
             lambda params: lbopt.agvm(LABELS, "neck").init(params, 8),
-            "anchor = 'neck': use one of the modules",
+            ("anchor", "neck", "choice"),
         ),
         (
             lambda params: lbopt.agvm(LABELS, "body").init(params, 7),
-            "7 replicas have no two halves",
+            ("num_replicas", 7, "value"),
         ),
         (
             lambda params: lbopt.agvm({"body": "^body/"}, "body").init(params, 8),
-            "no pattern of .* is found in 'head/kernel'",
+            ("labels", ANY, "missing"),
         ),
         (
             lambda params: lbopt.agvm({**LABELS, "neck": "^neck"}, "body").init(params, 8),
-            "module 'neck' has no parameter",
+            ("labels", ANY, "unused"),
         ),
-        (lambda params: lbopt.agvm({"a": "("}, "a").init(params, 8), "not a regular expression"),
-        (lambda params: lbopt.agvm(LABELS, "body", alpha=1.1), "alpha = 1.1"),
-        (lambda params: lbopt.agvm(LABELS, "body", alpha="x"), "alpha = 'x'"),
-        (lambda params: lbopt.agvm(LABELS, "body", interval=0), "interval = 0"),
+        (lambda params: lbopt.agvm({"a": "("}, "a").init(params, 8), ("pattern", "(", "value")),
+        (lambda params: lbopt.agvm(LABELS, "body", alpha=1.1), ("alpha", 1.1, "value")),
+        (lambda params: lbopt.agvm(LABELS, "body", alpha="x"), ("alpha", "x", "value")),
+        (lambda params: lbopt.agvm(LABELS, "body", interval=0), ("interval", 0, "value")),
         (
             lambda params: lbopt.agvm(LABELS, "body", interval=2.5),
-            "interval = 2.5: give a whole number",
+            ("interval", 2.5, "value"),
         ),
-        (lambda params: lbopt.agvm(LABELS, "body", adam_eps=-1.0), "adam_eps = -1.0"),
-        (lambda params: lbopt.agvm(LABELS, "body", start=10, stop=5), "stop = 5"),
-        (lambda params: lbopt.agvm(LABELS, "body", clip=(2.0, 1.0)), "clip = "),
+        (lambda params: lbopt.agvm(LABELS, "body", adam_eps=-1.0), ("adam_eps", -1.0, "value")),
+        (lambda params: lbopt.agvm(LABELS, "body", start=10, stop=5), ("stop", 5, "value")),
+        (lambda params: lbopt.agvm(LABELS, "body", clip=(2.0, 1.0)), ("clip", (2.0, 1.0), "value")),
         (
             lambda params: as_optax(lbopt.agvm(LABELS, "body", adam_b2=0.9), 8).update(
                 params, None, params
             ),
-            "needs Adam's second moment",
+            ("second_moment", None, "missing"),
         ),
         (
             lambda params: lbopt.scale_by_agvm(LABELS).update(
                 params, lbopt.scale_by_agvm(LABELS).init(params)
             ),
-            "update needs agvm_scale",
+            ("agvm_scale", None, "missing"),
         ),
     ],
 )
-def test_refusals(make, said, params):
-    with pytest.raises(ValueError, match=said):
+def test_refusals(make, error, params):
+    with refused(*error):
         make(params)

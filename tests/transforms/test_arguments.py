@@ -1,13 +1,15 @@
-"""Bad arguments raise ValueError, at the earliest possible moment, and the message names the argument."""
+"""Bad arguments are refused at the earliest possible moment, by the name of the argument."""
 
 import copy
 import inspect
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusal import ANY, refused
 
 import lbopt
 
@@ -25,6 +27,8 @@ AT_BUILD = [
     *[(TRUST, "weight_decay", {"weight_decay": bad}) for bad in (-1e-4, NAN, INF)],
     *[(TRUST, "eps", {"eps": bad}) for bad in (-1e-8, NAN)],
     *[(TRUST, "trust_coefficient", {"trust_coefficient": bad}) for bad in (0.0, -1.0)],
+    *[(TRUST, "trust_coefficient", {"trust_coefficient": bad}) for bad in (NAN, INF)],
+    (TRUST, "trust_ratio_bounds", {"trust_ratio_bounds": 5.0}),
     (TRUST, "denominator", {"denominator": "norm_of_product"}),
     *[(MOMENTS, name, {name: bad}) for name in ("b1", "b2") for bad in (1.0, -0.1, 1.5, NAN)],
     *[(MOMENTS, name, {name: bad}) for name in ("eps", "eps_root") for bad in (-1e-8, NAN, INF)],
@@ -34,12 +38,14 @@ AT_BUILD = [
     (RATE, "learning_rate", {"learning_rate": jnp.array(-0.1)}),
     *[(MOMENTUM, "momentum", {"momentum": bad}) for bad in (1.0, -0.1, NAN)],
     *[(RATE, "learning_rate", {"learning_rate": bad}) for bad in (-0.1, NAN, INF)],
+    (RATE, "learning_rate", {"learning_rate": np.float32(-1)}),
     *[(lbopt.lamb, "learning_rate", {"learning_rate": bad}) for bad in (-0.1, NAN, INF)],
     *[(lbopt.lamb, name, {"learning_rate": 0.1, name: 1.0}) for name in ("b1", "b2")],
     *[
         (lbopt.lamb, name, {"learning_rate": 0.1, name: -1.0})
         for name in ("eps", "weight_decay", "max_grad_norm")
     ],
+    (lbopt.lamb, "max_grad_norm", {"learning_rate": 0.1, "max_grad_norm": 0.0}),
     (lbopt.lamb, "trust_ratio_bounds", {"learning_rate": 0.1, "trust_ratio_bounds": (2.0, 1.0)}),
     (lbopt.lamb, "weight_norm_bounds", {"learning_rate": 0.1, "weight_norm_bounds": (2.0, 1.0)}),
     (lbopt.lamb, "variant", {"learning_rate": 0.1, "variant": "albret"}),
@@ -60,23 +66,9 @@ AT_BUILD = [
     ids=lambda value: getattr(value, "__name__", None) or str(value),
 )
 def test_bad_value(build, argument, options):
-    with pytest.raises(ValueError, match=rf"^{argument} = .*: (give|use)"):
-        build(**options)
-
-
-@pytest.mark.parametrize(
-    ("build", "argument", "options"),
-    [
-        (TRUST, "trust_coefficient", {"trust_coefficient": NAN}),
-        (TRUST, "trust_coefficient", {"trust_coefficient": INF}),
-        (TRUST, "trust_ratio_bounds", {"trust_ratio_bounds": 5.0}),
-        (RATE, "learning_rate", {"learning_rate": np.float32(-1)}),
-        (lbopt.lamb, "max_grad_norm", {"learning_rate": 0.1, "max_grad_norm": 0.0}),
-    ],
-    ids=["nan", "inf", "no_pair", "numpy_scalar", "zero_clip"],
-)
-def test_bad_value_of_another_kind(build, argument, options):
-    with pytest.raises(ValueError, match=f"^{argument} = "):
+    bad = options[argument]
+    shown = ANY if hasattr(bad, "dtype") else bad  # arrays are shown as numbers
+    with refused(argument, shown, "choice" if isinstance(bad, str) else "value"):
         build(**options)
 
 
@@ -89,44 +81,32 @@ def test_bad_value_of_another_kind(build, argument, options):
     ids=["one", "three", "none", "text", "complex"],
 )
 def test_a_schedule_that_does_not_give_one_number_is_refused(rate, options):
-    tx = lbopt.lamb(lambda count: rate, **options)
-    with pytest.raises(ValueError, match=r"^learning_rate = .*: it gives .*; return one number"):
+    schedule = lambda count: rate  # noqa: E731
+    tx = lbopt.lamb(schedule, **options)
+    with refused("learning_rate", schedule, "type"):
         tx.update(PARAMS, tx.init(PARAMS), PARAMS)
 
 
 @pytest.mark.parametrize("build", [lbopt.lamb, lbopt.lars])
 def test_unknown_variant_lists_the_known_ones(build):
-    with pytest.raises(ValueError, match=r"^variant = 'mine': use one of paper, .*optax, .*timm"):
+    with refused("variant", "mine", "choice") as caught:
         build(0.1, variant="mine")
+    assert {"paper", "optax", "timm"} <= set(re.findall(r"\w+", caught.value.reason))
 
 
 PARAMS = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
-BAD_MASKS = {
-    "selects_nothing": (
-        {"dense": {"kernel": False, "bias": False}},
-        "selects none of the 2 parameters",
-    ),
+BAD_MASKS = {  # name -> (mask, leaf that the field names, code)
+    "selects_nothing": ({"dense": {"kernel": False, "bias": False}}, "", "value"),
     "callable_selects_nothing": (
         lambda params: jax.tree.map(lambda _: False, params),
-        "selects none of the 2 parameters",
+        "",
+        "value",
     ),
-    "leaf_missing": ({"dense": {"kernel": True}}, "has another structure than params .*dense/bias"),
-    "leaf_too_many": (
-        {"dense": {"kernel": True, "bias": True, "extra": True}},
-        "has another structure than params .*dense/extra",
-    ),
-    "float": (
-        {"dense": {"kernel": 1.0, "bias": True}},
-        "at 'dense/kernel' is 1.0: give True or False",
-    ),
-    "name": (
-        {"dense": {"kernel": "no", "bias": True}},
-        "at 'dense/kernel' is 'no': give True or False",
-    ),
-    "number_array": (
-        {"dense": {"kernel": np.ones(()), "bias": True}},
-        "at 'dense/kernel' is .*: give True or False",
-    ),
+    "leaf_missing": ({"dense": {"kernel": True}}, "", "type"),
+    "leaf_too_many": ({"dense": {"kernel": True, "bias": True, "extra": True}}, "", "type"),
+    "float": ({"dense": {"kernel": 1.0, "bias": True}}, "/dense/kernel", "type"),
+    "name": ({"dense": {"kernel": "no", "bias": True}}, "/dense/kernel", "type"),
+    "number_array": ({"dense": {"kernel": np.ones(()), "bias": True}}, "/dense/kernel", "type"),
 }
 
 
@@ -134,20 +114,20 @@ BAD_MASKS = {
 @pytest.mark.parametrize("argument", ["weight_decay_mask", "trust_ratio_mask"])
 @pytest.mark.parametrize("build", [lbopt.lamb, lbopt.lars])
 def test_bad_mask_is_refused_by_init(build, argument, bad):
-    mask, message = BAD_MASKS[bad]
-    with pytest.raises(ValueError, match=f"^{argument} {message}"):
+    mask, leaf, code = BAD_MASKS[bad]
+    with refused(argument + leaf, code=code):
         build(0.1, weight_decay=0.1, **{argument: mask}).init(PARAMS)
 
 
-def test_default_mask_on_a_tree_without_weights_says_how_to_go_on():
-    with pytest.raises(ValueError, match="trust_ratio_mask=False if no leaf is meant"):
+def test_default_mask_on_a_tree_without_weights_is_refused():
+    with refused("trust_ratio_mask", lbopt.weights_only, "value"):
         lbopt.lamb(0.1).init({"dense": {"bias": jnp.ones(3)}})
 
 
 @pytest.mark.parametrize("build", [lbopt.lamb, lbopt.lars])
 def test_update_without_parameters(build):
     tx = build(0.1)
-    with pytest.raises(ValueError, match=r"call tx.update\(grads, opt_state, params\)"):
+    with refused("params", None, "missing"):
         tx.update(PARAMS, tx.init(PARAMS))
 
 
@@ -160,8 +140,8 @@ def test_traced_values_are_let_through():
     assert np.allclose(traced, first_update(0.1, 0.2, 0.9), rtol=1e-6, atol=0)
 
 
-def test_what_was_not_given_stays_so_in_another_process():
-    """A sweep that pickles a transform, or a copy of its arguments, has the variant's values."""
+def test_a_default_stays_one_in_another_process():
+    """A sweep that pickles a transform, or a copy of its arguments, gets the variant's values."""
     default = inspect.signature(lbopt.lamb).parameters["max_grad_norm"].default
     assert default.value is None
     for copied in (default, pickle.loads(pickle.dumps(default)), copy.deepcopy(default)):
@@ -190,12 +170,12 @@ SHOWN = {
     "bad", [TABLE_OF_NUMBERS, [TABLE_OF_NUMBERS] * 30, "a\nb" * 900], ids=["array", "list", "text"]
 )
 def test_a_message_shows_a_long_value_in_one_short_line(name, bad):
-    with pytest.raises(ValueError, match=r"^[a-z_]+ ") as caught:
+    with refused(ANY, ANY, ANY) as caught:
         SHOWN[name](bad)
-    assert len(str(caught.value).splitlines()) == 1
+    assert caught.value.field
     assert len(str(caught.value)) < 500
 
 
 def test_a_number_beyond_all_floats_is_refused():
-    with pytest.raises(ValueError, match=r"^learning_rate = 1000"):
+    with refused("learning_rate", 10**400, "value"):
         lbopt.lamb(10**400)

@@ -1,4 +1,4 @@
-"""Options that contradict each other, trees that do not fit, and what would silently do nothing: one line naming the fix."""
+"""Options that contradict each other, trees that do not fit, and options that would do nothing."""
 
 import warnings
 
@@ -169,14 +169,14 @@ CONTRADICTIONS = {
         "choice",
     ),
     "ramp": (lambda: lbopt.track_ema(ramp="no"), "ramp", "no", "value"),
-    "guard_nothing": (lambda: lbopt.skip_bad_updates(None), "inner", None, "value"),
+    "guard_nothing": (lambda: lbopt.skip_bad_updates(None), "inner", None, "type"),
     "ratio_of_nothing": (
         lambda: lbopt.scale_by_layerwise_trust_ratio(inner=optax.sgd),
         "inner",
         optax.sgd,
-        "value",
+        "type",
     ),
-    "aggregate_before_nothing": (lambda: lbopt.aggregate(lbopt.aps(), 0.1, 2), "tx", 0.1, "value"),
+    "aggregate_before_nothing": (lambda: lbopt.aggregate(lbopt.aps(), 0.1, 2), "tx", 0.1, "type"),
     "aggregate_by_nothing": (
         lambda: lbopt.aggregate(optax.sgd(0.1), optax.sgd(0.1), 2),
         "aggregator",
@@ -206,18 +206,19 @@ BUILD = [lbopt.lamb, lbopt.lans, lbopt.lars]
 
 @pytest.mark.parametrize("build", BUILD)
 def test_masks_and_stacks_that_do_not_fit_the_parameters(build):
-    cases = {
-        "'attention' matches none": {"weight_decay_mask": lbopt.select_paths("attention")},
-        "selects no parameter": {"trust_ratio_mask": lbopt.exclude_paths("nothing|dense")},
-        "the leaf has shape": {"stacked": lambda name, leaf: 2 if name == "dense/bias" else 0},
-        "marks none of the parameters": {"stacked": lbopt.stacked_paths("layers")},
-        r"stacked = 'dense': give a predicate \(path, leaf\)": {"stacked": "dense"},
-        "trust_ratio_mask = 1: give True, False, None": {"trust_ratio_mask": 1},
-        "sharded_mask without axis_name": {"sharded_mask": lbopt.weights_only},
-    }
-    for message, options in cases.items():
-        with pytest.raises(ValueError, match=message):
-            build(0.1, **options).init(PARAMS)
+    select, stacked = lbopt.select_paths("attention"), lbopt.stacked_paths("layers")
+    cases = [
+        ("weight_decay_mask", select, "weight_decay_mask", select, "value"),
+        ("trust_ratio_mask", lbopt.exclude_paths("dense"), "trust_ratio_mask", ANY, "value"),
+        ("stacked", lambda name, leaf: 2 * name.endswith("bias"), "stacked/dense/bias", 2, "value"),
+        ("stacked", stacked, "stacked", stacked, "value"),
+        ("stacked", "dense", "stacked", "dense", "type"),
+        ("trust_ratio_mask", 1, "trust_ratio_mask", 1, "type"),
+        ("sharded_mask", lbopt.weights_only, "sharded_mask", lbopt.weights_only, "conflict"),
+    ]
+    for argument, given, field, value, code in cases:
+        with refused(field, value, code):
+            build(0.1, **{argument: given}).init(PARAMS)
 
 
 @pytest.mark.parametrize("build", BUILD)
@@ -232,10 +233,7 @@ def test_masks_and_stacks_that_do_not_fit_the_parameters(build):
 )
 def test_gradients_of_another_tree(build, updates):
     tx = build(0.1)
-    with pytest.raises(
-        ValueError,
-        match=r"updates has another structure than params .*give one value per parameter",
-    ):
+    with refused("updates", code="type"):
         tx.update(updates, tx.init(PARAMS), PARAMS)
 
 
@@ -244,39 +242,32 @@ def test_gradients_of_other_shapes(build):
     tx = build(0.1)
     for shape in ((3,), (1, 3), (3, 2)):
         updates = {"dense": {"kernel": jnp.ones(shape), "bias": jnp.ones(3)}}
-        with pytest.raises(
-            ValueError, match=r"updates at 'dense/kernel' have shape .*, the parameter has \(2, 3\)"
-        ):
+        with refused("updates/dense/kernel", code="type"):
             tx.update(updates, tx.init(PARAMS), PARAMS)
 
 
 def test_only_the_finished_optimizers_know_the_mask_of_the_decay():
     for build in (TRUST, lambda **options: lbopt.lans(0.1, **options)):
-        with pytest.raises(
-            ValueError,
-            match=r"only lbopt.lamb and lbopt.lars know it; pass the mask of the decay again",
-        ):
+        with refused("trust_ratio_mask", "as_weight_decay", "type"):
             build(trust_ratio_mask="as_weight_decay").init(PARAMS)
 
 
 def test_masks_without_a_leaf_in_common_leave_nothing_to_adapt():
+    adapted = lbopt.select_roles("weight")
     tx = lbopt.lamb(
         0.1,
         variant="apex",
         weight_decay_mask=lbopt.select_roles("bias"),
-        trust_ratio_mask=lbopt.select_roles("weight"),
+        trust_ratio_mask=adapted,
     )
-    with pytest.raises(ValueError, match="have no leaf in common, and adapt_undecayed = False"):
+    with refused("trust_ratio_mask", adapted, "conflict"):
         tx.init(PARAMS)
 
 
 @pytest.mark.parametrize("build", BUILD)
 def test_leaves_that_are_no_floating_point_arrays(build):
     params = {"dense": {"kernel": jnp.ones((2, 3)), "count": jnp.ones(3, bool)}}
-    with pytest.raises(
-        ValueError,
-        match=r"the parameter at 'dense/count' is bool, .*: take the leaf out with optax.masked",
-    ):
+    with refused("params/dense/count", code="type"):
         build(0.1).init(params)
     mask = {"dense": {"kernel": True, "count": False}}
     optax.masked(build(0.1), mask).init(params)
@@ -295,9 +286,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_no_parameters(name):
     tx = TRANSFORMS[name]
-    with pytest.raises(
-        ValueError, match=r"needs the parameters: call tx.update\(grads, opt_state, params\)"
-    ):
+    with refused("params", None, "missing"):
         tx.update(PARAMS, tx.init(PARAMS))
 
 
@@ -314,7 +303,7 @@ def test_no_parameters(name):
 def test_no_decay_turns_some_variants_into_another_optimizer_and_they_say_so(build, variant, what):
     with pytest.warns(
         UserWarning,
-        match=f'variant="{variant}".* with weight_decay = 0 has no trust ratio at all.* it is {what}',
+        match=f'variant="{variant}".* weight_decay = 0 has no trust ratio at all.* it is {what}',
     ):
         tx = build(0.1, weight_decay=0.0, variant=variant)
     assert not [name for name in lbopt.optimizer_metrics(tx.init(PARAMS)) if "trust_ratio" in name]

@@ -9,6 +9,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from refusal import refused
 
 import lbopt
 
@@ -199,14 +200,11 @@ def test_metrics_and_averages_come_out_of_the_state_of_an_nnx_optimizer():
 
 def test_an_average_of_other_parameters_is_refused():
     tx = lbopt.track_ema()
-    with pytest.raises(ValueError, match="like has no parameter at a/bias"):
+    with refused("like", code="mismatch"):
         lbopt.ema_params(
             tx.init(PARAMS), like={"a": {"kernel": PARAMS["a"]["kernel"]}, "b": PARAMS["b"]}
         )
-    with pytest.raises(
-        ValueError,
-        match=r"like at 'a/bias' has shape \(1, .*: give the parameters that are averaged",
-    ):
+    with refused("like/a/bias", code="mismatch"):
         lbopt.ema_params(tx.init(PARAMS), like=jax.tree.map(lambda leaf: leaf[None], PARAMS))
 
 

@@ -1,0 +1,14 @@
+from ._combine import (
+    LeafMask as LeafMask,
+    RoleMask as RoleMask,
+    all_leaves as all_leaves,
+    exclude_paths as exclude_paths,
+    exclude_roles as exclude_roles,
+    select_paths as select_paths,
+    select_roles as select_roles,
+    weights_only as weights_only,
+    without as without,
+)
+from ._recording import record_choice as record_choice, recorded_choices as recorded_choices
+from ._resolve import Split as Split, resolve_mask as resolve_mask, resolve_split as resolve_split
+from ._roles import ROLES as ROLES, Role as Role, leaf_role as leaf_role, tree_roles as tree_roles
