@@ -1,7 +1,7 @@
 """lbopt: training with very large batches in JAX.
 
-The public names are in `__init__.pyi`. JAX is imported with the first of them that is used, so that a program which
-only watches others, as the guard of a job's process does, need not wait for it.
+The public names are in `__init__.pyi`. JAX is imported with the first name that is used, so a
+program that only watches others, as the guard of a job's process does, need not wait for it.
 """
 
 import lazy_loader

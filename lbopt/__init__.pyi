@@ -1,6 +1,7 @@
 """lbopt: training with very large batches in JAX.
 
-Every public name, and the room it is imported from when it is first used: `lbopt` reads this file too.
+Every public name, and the package it is imported from when it is first used.
+`lbopt` reads this file too.
 """
 
 from .aggregators import aggregate, agvm, aps, econtrol, ef, ef21, float_quantize, powersgd

@@ -16,15 +16,17 @@ from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState,
 from lbopt.aggregators._wire import WireBytes, ring_bytes
 
 _SEED = 0
-"""Of what compressors draw; every step and leaf has a key of its own."""
+"""Seed of the compressors' random numbers; every step and leaf has a key of its own."""
 
 
 class Memory(NamedTuple):
-    """What a replica remembers; pytrees like the parameters with a leading axis of replicas, () for what is not kept.
+    """The memory of the replicas: pytrees like the parameters with a leading axis of replicas.
+
+    Fields that a rule does not keep are ().
 
     Attributes:
-      error: e, what was not said.
-      estimate: h, what the others believe of this replica's gradient.
+      error: e, the total of gradients that was not sent yet.
+      estimate: h, the gradient of this replica as the others know it from its messages.
       velocity: v, the running mean of its gradients.
     """
 
@@ -34,25 +36,27 @@ class Memory(NamedTuple):
 
 
 def ef(compressor: Compressor, stacked: types.Stacked = None) -> Aggregator:
-    r"""Error feedback: what is left out is added to the next gradient.
+    r"""Error feedback: the part of a gradient that is not sent is added to the next one.
 
         u = C(e + g),   e <- e + g - u,   update = mean(u)
 
-    Where replicas have different minima it stops at a distance from the minimum of the mean; `ef21` and `econtrol` do not.
+    If replicas have different minima, it stops at a distance from the minimum of their mean;
+    `ef21` and `econtrol` do not.
 
     Args:
       compressor: `topk`, `randk`, `sign`, `cast` or `identity`.
-      stacked: which leaves are stacks of layers, each compressed for itself; see `lbopt.stacked_paths`.
+      stacked: leaves that are stacks of layers, each layer compressed alone (see
+        `lbopt.stacked_paths`).
 
     Returns:
-      An `Aggregator` that keeps one copy of the parameters in fp32 per replica.
+      An `Aggregator` that keeps one fp32 copy of the parameters per replica.
 
     Raises:
-      ValueError: if that is no compressor.
+      UserError: if `compressor` is no compressor.
 
     References:
-      Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al., arXiv 1901.09847; in the form of
-      arXiv 2311.05645.
+      Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al.,
+      arXiv:1901.09847; in the form of arXiv:2311.05645.
     """
     _compress.require_compressor(compressor)
 
@@ -71,27 +75,29 @@ def ef21(
     dense_start: bool = False,
     stacked: types.Stacked = None,
 ) -> Aggregator:
-    r"""EF21: replicas say how their gradient differs from what the others believe it is.
+    r"""EF21: replicas send the difference of their gradient to the one that the others know.
 
         v <- momentum v + (1 - momentum) g,   d = C(v - h),   h <- h + d,   update = mean(h)
 
-    It goes to the minimum without noise; with noisy gradients it stays at a floor that no number of replicas lowers. With `momentum` it is
-    EF21-SGDM.
+    Without noise it converges to the minimum; with noisy gradients it stays at a floor that no
+    number of replicas lowers. With `momentum` it is EF21-SGDM.
 
     Args:
       compressor: `topk`, `randk`, `sign`, `cast` or `identity`.
-      momentum: beta, in [0, 1); the first v is the first gradient.
-      dense_start: let h begin as the first gradient, which is said whole once; else as 0.
-      stacked: see `ef`.
+      momentum: decay rate of the running mean v, in [0, 1); the first v is the first gradient.
+      dense_start: whether h starts at the first gradient, which is sent whole once, instead of 0.
+      stacked: leaves that are stacks of layers, each layer compressed alone.
 
     Returns:
-      An `Aggregator` that keeps one copy of the parameters in fp32 per replica (two with momentum), and one more.
+      An `Aggregator` that keeps one fp32 copy of the parameters per replica (two with momentum),
+      and one more.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      UserError: for an argument that is out of range.
 
     References:
-      Richtarik et al., EF21, arXiv 2106.05203; Fatkhullin et al., Momentum Provably Improves Error Feedback, arXiv 2305.15155.
+      Richtarik et al., EF21, arXiv:2106.05203; Fatkhullin et al., Momentum Provably Improves Error
+      Feedback, arXiv:2305.15155.
     """
     _compress.require_compressor(compressor)
     _scalars.require_decay_rate("momentum", momentum)
@@ -117,28 +123,29 @@ def econtrol(
     dense_start: bool = False,
     stacked: types.Stacked = None,
 ) -> Aggregator:
-    r"""EControl: EF21 with so much error feedback as `eta` says.
+    r"""EControl: EF21 with error feedback of strength `eta`.
 
         d = C(eta e + g - h),   e <- e + g - h - d,   h <- h + d,   update = mean(h)
 
-    with the old h in the second. eta = 0 is EF21. It is exact without noise and, with a good eta, keeps the noise of the mean as small as plain
-    gradient descent does.
+    with the old h in the second equation. eta = 0 is EF21. Without noise it is exact; with a good
+    eta the noise of the mean is as small as in plain gradient descent.
 
     Args:
       compressor: `topk`, `randk`, `sign`, `cast` or `identity`.
-      eta: strength of the feedback, >= 0. The theory's is delta / 400; in practice it is tuned (one implementation has 0.001 as default and
-        0.1 in its text).
-      dense_start: see `ef21`.
-      stacked: see `ef`.
+      eta: strength of the feedback, >= 0. In theory it is delta / 400; in practice it is tuned (one
+        implementation has 0.001 as its default and 0.1 in its text).
+      dense_start: whether h starts at the first gradient, which is sent whole once, instead of 0.
+      stacked: leaves that are stacks of layers, each layer compressed alone.
 
     Returns:
-      An `Aggregator` that keeps two copies of the parameters in fp32 per replica, and one more.
+      An `Aggregator` that keeps two fp32 copies of the parameters per replica, and one more.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      UserError: for an argument that is out of range.
 
     References:
-      Gao, Islamov, Stich, EControl: Fast Distributed Optimization with Compression and Error Control, arXiv 2311.05645.
+      Gao, Islamov, Stich, EControl: Fast Distributed Optimization with Compression and Error
+      Control, arXiv:2311.05645.
     """
     _compress.require_compressor(compressor)
     _scalars.require_at_least("eta", eta, 0)
@@ -169,14 +176,16 @@ def _feedback(
     """Build the aggregator of one rule.
 
     Args:
-      name: for messages.
-      compressor: what makes messages.
-      stacked: see `ef`.
-      said: (gradient, memory) -> what is compressed.
-      remembered: (gradient, old memory, what the message says) -> new memory.
-      kept: fields of `Memory`. With "estimate" the update is the mean of the estimates, which is built from messages alone.
-      averaged: (gradient, memory, whether it is the first step) -> what takes the gradient's place.
-      dense_start: let the estimate begin as the first gradient.
+      name: name of the rule, for messages.
+      compressor: compressor of the messages.
+      stacked: leaves that are stacks of layers, each layer compressed alone.
+      said: (gradient, memory) -> array that is compressed.
+      remembered: (gradient, old memory, decompressed message) -> new memory.
+      kept: fields of `Memory` that the rule keeps. With "estimate" the update is the mean of the
+        estimates, which messages alone determine.
+      averaged: (gradient, memory, whether it is the first step) -> array used as the gradient; None
+        for the gradient itself.
+      dense_start: whether the estimate starts at the first gradient.
     """
     dense_start = _scalars.require_flag("dense_start", dense_start)
     mirrors = "estimate" in kept
