@@ -34,7 +34,7 @@ def test_few_points_are_marked(count, marked, drawn, tmp_path):
 
 @pytest.mark.parametrize("count", [20, 21, 300])
 def test_a_legend_of_many_layers_fits_beside_the_curves(count, drawn, tmp_path, monkeypatch):
-    """Of 300 layers those are named that one looks for: the ten highest and the ten lowest at the end, in that order."""
+    """Of 300 layers the ten highest and the ten lowest at the end are named, in that order."""
     legends = []
     monkeypatch.setattr(
         _training._page, "save_figure", lambda figure, file: legends.append(figure) or ""

@@ -1,4 +1,4 @@
-"""The report in a real browser: nothing complains, nothing is asked for, nothing is wider than the screen."""
+"""The report in a real browser: no errors, no requests, nothing wider than the screen."""
 
 import browser as browsers
 import pytest
@@ -10,7 +10,8 @@ from lbopt.report.study import write_study_report
 pytestmark = pytest.mark.skipif(browsers.find() is None, reason="no Chromium on PATH")
 
 PHONE, DESKTOP = 375, 1280
-SPOILT = """<!doctype html><title>t</title><img src="http://example.org/a.png"><div style="width: 900px">wide</div>
+SPOILT = """<!doctype html><title>t</title><img src="http://example.org/a.png">
+<div style="width: 900px">wide</div>
 <script>console.error("no")</script>"""
 
 

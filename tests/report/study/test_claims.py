@@ -156,7 +156,10 @@ def of_seeds(arm, seeds):
     return change
 
 
-@pytest.mark.parametrize(("names", "verdict"), [(("momentum", "lamb"), "cannot be told"), (("momentum", "sgd", "lamb"), "held")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "verdict"),
+    [(("momentum", "lamb"), "cannot be told"), (("momentum", "sgd", "lamb"), "held")],
+)
 def test_an_arm_without_a_limit_is_named_and_not_compared(names, verdict):
     truths = {name: legw(FLAT) if name == "lamb" else MOMENTUM for name in names}
     config, rows = synthetic.make_study(truths)
@@ -199,7 +202,7 @@ def test_each_group_that_has_both_sides_is_judged():
 
 
 def peaked(name, steps, edge=False, sizes=(16, 64, 256, 1024)):
-    """Return name and cells of an arm; `steps` of a batch size are where the curvature of its seeds peaks."""
+    """Return name and cells of an arm; `steps` of a batch size are the peaks of its curvature."""
     truth = legw((0.98,) * len(sizes), rule_warmup_steps=lambda size: 4)
     cells = read_study(*synthetic.make_study({name: truth}, sizes=sizes)).arms[0].cells
     peaks = [tuple(Peak(step, edge) for step in steps(size)) for size in sizes]
@@ -278,7 +281,7 @@ def test_a_slope_over_batch_sizes_is_that_of_least_squares():
 
 
 def test_a_slope_over_seeds_is_as_uncertain_as_these():
-    """Seeds a factor of 2 to either side of a line: the slope's standard error is that of their means."""
+    """Seeds lie a factor of 2 on both sides of a line; the standard error is that of their means."""
     draw = np.random.default_rng(0)
     groups = [(size, 100 * 2 ** draw.normal(size=40)) for size in (16, 64, 256, 1024)]
     slope = log_slope(groups)

@@ -1,4 +1,4 @@
-"""Intervals of differences agree with SciPy, and those of several keep the chance of a false one down."""
+"""Intervals of differences agree with SciPy; several together keep their level."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_an_advantage_in_perplexity_is_in_percent_of_theirs():
 
 
 def test_levels_are_holms():
-    """p of 0.001, 0.02 and 0.04: 0.02 is below 0.05 / 2, 0.04 below 0.05; with 0.03 for 0.02 neither is told apart."""
+    """Holm's thresholds for three p values are 0.05 / 3, 0.05 / 2 and 0.05, up to the first miss."""
     best = [0.0, 1.0, 2.0, 3.0]
 
     def other(p):
@@ -74,7 +74,7 @@ def test_an_interval_says_what_its_level_decided():
 
 
 def test_of_equal_arms_few_are_told_apart():
-    """Of five equal arms the best seed means are compared with four: 5 % each would give far more."""
+    """The best of five equal arms is compared with four; 5 % for each would be far too many."""
     draw = np.random.default_rng(0)
     false = 0
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""The figures of a study: every arm under its own name, means of all seeds or none, nothing unreadable."""
+"""Figures of a study: every arm is named, means are over all seeds, and labels are readable."""
 
 import math
 
@@ -184,7 +184,7 @@ def test_a_mean_is_of_all_seeds_or_not_drawn():
 
 
 def stopping(rows):
-    """Return rows whose seeds ended at steps of their own, each with curves and probes up to there."""
+    """Return rows whose seeds ended at different steps, with curves and probes up to there."""
     found = []
     for place, row in enumerate(rows):
         if row["phase"] == "final":

@@ -1,4 +1,4 @@
-"""The numbers of planted studies are those that `frozen_findings.json` holds, whatever the words around them."""
+"""The numbers of planted studies equal those in `frozen_findings.json`; words may differ."""
 
 import json
 import pathlib

@@ -56,7 +56,7 @@ def plant_accuracy(rng, num_seeds=6, num_examples=360):
 
 
 def plant_losses(rng, num_seeds=6, num_blocks=100):
-    """Return the losses of blocks of unequal length, from a population that gains when accuracy falls."""
+    """Return losses of blocks of unequal length, from a population that gains as accuracy falls."""
     losses = (
         (1 - FLAT_THEN_FALLING)[:, None, None]
         + 0.2 * rng.standard_normal(num_blocks)
@@ -77,7 +77,7 @@ def test_fit_is_isotonic_regression():
 
 @pytest.mark.parametrize("plant", [plant_accuracy, plant_losses])
 def test_interval_covers_the_known_limit_at_its_level(plant):
-    """A 95 % interval misses the limit of the population in 5 % of studies, within the test's error.
+    """A 95 % interval misses the population's limit in 5 % of studies, within the test's error.
 
     Of 200 studies 10 are missed on average, and with probability 0.99 between 3 and 18. With other
     numbers of seeds, 500 studies each and 1,000 resamples, the interval covers
@@ -98,7 +98,7 @@ def test_interval_covers_the_known_limit_at_its_level(plant):
 
 
 def test_seeds_alone_cover_less_where_examples_differ():
-    """Examples that are hard at some batch sizes only widen the interval: their draw is noise too."""
+    """Examples that are hard at some batch sizes only widen the interval by their sampling noise."""
     cells = plant_accuracy(np.random.default_rng(0), num_seeds=10)
     whole = resample_limits(cells, POINT)
     seeds = resample_limits(cells_of([cell.scores for cell in cells]), POINT)

@@ -1,4 +1,4 @@
-"""The fit of the critical batch recovers what was planted, and agrees with an independent solver."""
+"""The fit of the critical batch recovers planted values, and agrees with another solver."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ def test_planted_critical_batches_are_recovered(critical):
 
 
 def test_noise_of_five_percent_leaves_the_critical_batch_within_twelve():
-    """Seven batches of five seeds: the spread of the estimate over 300 other draws was 3 percent, a quarter of 12."""
+    """Seven batches of five seeds: the estimate varied by 3 percent over 300 other samples."""
     sizes = np.repeat(BATCHES, 5)
     found = []
     for seed in range(50):

@@ -72,7 +72,7 @@ def test_the_limit_of_a_perplexity_is_in_percent_of_it():
 
 @pytest.fixture
 def study_with_examples():
-    """Config, rows and 400 test examples of a run, the last of which are wrong at each batch size."""
+    """Return config, rows and the scores of 400 test examples; wrong ones depend on the batch."""
     config, rows = synthetic.make_study({"arm": Truth((0.98, 0.975, 0.9), spread=0.0)})
     examples = {}
     for row in rows:
@@ -112,7 +112,13 @@ def test_all_examples_are_wrong_in_a_run_that_diverged(recorded, study_with_exam
     assert arm.limit.fit.scores[-1] == pytest.approx(0.8 * 0.9)
 
 
-@pytest.mark.parametrize(("train", "kind", "share"), [((1.0, 1.0, 0.93), "optimise", 7 / 7.75), ((1.0, 1.0, 0.97), "generalise", 3 / 7.75)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("train", "kind", "share"),
+    [
+        ((1.0, 1.0, 0.93), "optimise", 7 / 7.75),
+        ((1.0, 1.0, 0.97), "generalise", 3 / 7.75),
+    ],
+)
 def test_what_fails_past_the_limit(train, kind, share):
     failed = only(Truth((0.98, 0.975, 0.9), train))["failure"]
     assert (failed["global_batch_size"], failed["kind"]) == (256, kind)
@@ -454,7 +460,7 @@ def test_the_waterfall_is_of_the_largest_batch_in_the_order_of_the_config():
 
 @pytest.mark.parametrize(("gain", "apart"), [(0.0005, False), (0.0015, True), (-0.0015, True)])
 def test_a_gain_is_told_apart_by_the_interval_of_the_means(gain, apart):
-    """Its half-width is 0.115 points, the standard deviation of the difference of two single seeds 0.112."""
+    """Its half-width is 0.115 points, the deviation of the difference of two single seeds 0.112."""
     truths = {"a": Truth((0.9, 0.9, 0.8)), "b": Truth((0.9, 0.9, 0.8 + gain))}
     step = summarize(*synthetic.make_study(truths, waterfall=("a", "b")))["waterfall"]["steps"][1]
     half = 2.306 * 0.0005 * 2.5**0.5 * (2 / 5) ** 0.5

@@ -1,4 +1,4 @@
-"""Whether constant warmup steps are the right transfer is read off the scores of the search, never off its layout."""
+"""The transfer of warmup steps is judged by the scores of the search, not by its layout."""
 
 import math
 import random
@@ -36,7 +36,11 @@ def claims(truths, **options):
 
 @pytest.mark.parametrize("rule", [lambda size: 32, lambda size: 2048 // size])
 @pytest.mark.parametrize(
-    ("best", "verdict", "slope"), [(lambda size: 32, "held", "batch^0.00 for a"), (lambda size: 2048 // size, "did not hold", "batch^-1.00 for a")]
+    ("best", "verdict", "slope"),
+    [
+        (lambda size: 32, "held", "batch^0.00 for a"),
+        (lambda size: 2048 // size, "did not hold", "batch^-1.00 for a"),
+    ],
 )  # fmt: skip
 def test_the_right_transfer_is_what_was_planted_whatever_the_rule(rule, best, verdict, slope):
     arm = Truth(FLAT, rule_warmup_steps=rule, best_warmup_steps=best)
@@ -53,7 +57,7 @@ def test_warmup_steps_that_grow_with_the_batch_are_not_constant_either():
 
 
 def searched(rule, badness, factors=(0.25, 1.0, 4.0)):
-    """Return the cells of an arm in which warmup was searched; `badness` of (batch size, warmup steps)."""
+    """Return the cells of an arm whose warmup was searched; `badness` is of (batch size, steps)."""
     cells = []
     for size in BATCHES:
         steps = tuple(rule(size) * factor for factor in factors)
@@ -64,13 +68,13 @@ def searched(rule, badness, factors=(0.25, 1.0, 4.0)):
 
 
 def lstm_layout(badness):
-    """Return two arms around constant steps and one around constant epochs, as `digits_lstm_legw` has."""
+    """Return two arms around constant steps and one around constant epochs, as in LEGW's study."""
     rules = {"A": lambda size: 8, "B": lambda size: 8, "C": lambda size: 2048 / size}
     return {name: searched(rule, badness) for name, rule in rules.items()}
 
 
 def valley(wanted, noise=0.0, seed=0):
-    """Return a badness that grows with the distance from the wanted warmup steps of every batch size."""
+    """Return a badness that grows with the distance from the best warmup of every batch size."""
     draw = random.Random(seed)
     return lambda size, steps: 0.002 * abs(math.log2(steps / wanted(size))) + draw.gauss(0, noise)
 
@@ -82,7 +86,8 @@ def test_noise_is_no_evidence_of_any_transfer():
         verdicts.append(
             judge_warmups(lstm_layout(lambda size, steps, draw=draw: draw.random())).verdict
         )
-    # 2.5 % are expected on the side of constant steps, and as many each for constant epochs and for growing steps.
+    # 2.5 % are expected on the side of constant steps, and as many for constant epochs and for
+    # growing steps.
     assert verdicts.count("held") <= 10
     assert verdicts.count("cannot be told") >= 180
 
@@ -182,7 +187,7 @@ def test_chance_is_symmetric_and_adds_up():
 
 
 def test_chance_of_equal_arms_adds_up_like_noise():
-    """Of 16 arms it is 4 times as wide as of one, not 16 times: it was measured to within 5 percent over 2000 shuffles."""
+    """With 16 arms it is 4 times as wide as with one, within 5 percent over 2000 shuffles."""
     cells = [Warmups(size, (2.0, 8.0, 32.0), (1, 0, 2), 1) for size in BATCHES]
     one, many = (
         compare(cells, EPOCHS),
