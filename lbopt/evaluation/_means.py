@@ -42,7 +42,8 @@ def means_of(metric_fn: types.MetricFn) -> Evaluator:
     """Return an evaluator that reports the mean of each metric; see `evaluate`."""
 
     def make(mesh: Mesh, backend: str) -> Evaluation:
-        return Evaluation(make_eval_step(metric_fn, mesh, backend), evaluate, batch_arguments)  # type: ignore[arg-type]
+        step = make_eval_step(metric_fn, mesh, backend)  # type: ignore[arg-type]
+        return Evaluation(step, evaluate, batch_arguments)
 
     return make
 

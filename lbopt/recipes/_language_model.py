@@ -27,12 +27,12 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
     All windows are full, so the mean over tokens is the mean over examples. The metrics are `loss` (in nats a token),
     `perplexity` (its exponential, taken after the mean over all tokens) and `accuracy`.
 
-    A source of lanes carries the state from batch to batch, without gradients (truncated back-propagation through time), in
+    A source of streams carries the state from batch to batch, without gradients (truncated back-propagation through time), in
     training and in evaluation; otherwise every window begins without one.
     """
     del loss
-    if source.num_lanes:
-        return _carried(network, source.num_lanes)
+    if source.num_streams:
+        return _carried(network, source.num_streams)
 
     def loss_fn(params, model_state, batch, rng):
         outputs, new_model_state = network.apply(
@@ -62,7 +62,7 @@ def _score(logits: jax.Array, batch: types.Batch) -> tuple[jax.Array, types.Metr
     return each, {**pairs, "perplexity": pairs["loss"]}
 
 
-def _carried(network: Model, num_lanes: int) -> Task:
+def _carried(network: Model, num_streams: int) -> Task:
     def go_on(params, model_state, batch, **options):
         """Return what the network says to a batch, begun with the state of the one before."""
         begins = batch["is_first"][:, None]
@@ -93,14 +93,14 @@ def _carried(network: Model, num_lanes: int) -> Task:
         )
 
     def first_state(params: types.Params) -> types.ModelState:
-        return _zeros(network, params, num_lanes)
+        return _zeros(network, params, num_streams)
 
     return Task(_inputs, loss_fn, metric_fn, evaluator, first_state=first_state)
 
 
-def _zeros(network: Model, params: types.Params, num_lanes: int) -> dict[str, Any]:
+def _zeros(network: Model, params: types.Params, num_streams: int) -> dict[str, Any]:
     """Return the state before any text."""
-    tokens = {"tokens": jnp.zeros((num_lanes, 1), jnp.int32)}
+    tokens = {"tokens": jnp.zeros((num_streams, 1), jnp.int32)}
     shapes = jax.eval_shape(
         lambda params: network.apply(params, {}, tokens, train=False)[0][CARRY], params
     )

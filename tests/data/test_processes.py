@@ -11,7 +11,7 @@ import pytest
 from lbopt.data import DamagedCount, EvalBatches, TrainBatches, read_batches
 from lbopt.data.images import Policy, SmallImages
 from lbopt.data.squad import EvaluationWindows, Question, TrainingWindows
-from lbopt.data.text import Lanes, WordPiece, make_windows
+from lbopt.data.text import TextStreams, WordPiece, make_windows
 from lbopt.data.text._pieces import SPECIAL_TOKENS
 
 RNG = np.random.default_rng(0)
@@ -36,7 +36,7 @@ def small_images():
 
 SETS = {
     "windows of text": lambda: make_windows(TEXT, 7),
-    "lanes of text": lambda: Lanes(TEXT, 12, 7),
+    "streams of text": lambda: TextStreams(TEXT, 12, 7),
     "small images": small_images,
     "questions to train on": lambda: TrainingWindows(QUESTIONS, PIECES, 16, 4, 6),
     "questions to answer": lambda: EvaluationWindows(QUESTIONS, PIECES, 16, 4, 6),

@@ -11,18 +11,18 @@ from refusal import refused
 
 from lbopt.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig
 from lbopt.data.from_config import Source, load_source
-from lbopt.data.text import EvalLanes
+from lbopt.data.text import EvalTextStreams
 from lbopt.models import from_linen, make_lstm_language_model
 from lbopt.parallel import make_mesh
 from lbopt.recipes import _build, _language_model
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
-LANES, LENGTH = 8, 16
+STREAMS, LENGTH = 8, 16
 
 
 def config_of(**changes):
     config = TrainConfig(
-        global_batch_size=LANES,
+        global_batch_size=STREAMS,
         num_steps=6,
         data=DataConfig("pydoc_lm", sequence_length=LENGTH, vocab_size=256, carry_state=True),
         model=ModelConfig("lstm_lm", size="small", width_coefficient=0.08),
@@ -39,7 +39,7 @@ def config_of(**changes):
 
 @pytest.fixture(scope="module")
 def source():
-    return load_source(config_of().data, LANES)
+    return load_source(config_of().data, STREAMS)
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +74,14 @@ def test_a_step_goes_on_where_the_one_before_ended(run, source):
         state, metrics = run.train_step(state, batch)
         total, count = jax.device_get(jax.block_until_ready(metrics))["loss"]
         found.append(total / count)
-    wanted = np.zeros((LANES, 3 * LENGTH))
-    for lane in range(LANES):
+    wanted = np.zeros((STREAMS, 3 * LENGTH))
+    for stream in range(STREAMS):
         tokens = np.concatenate(
-            [batch["tokens"][lane] for batch in batches] + [batches[-1]["next_tokens"][lane, -1:]]
+            [batch["tokens"][stream] for batch in batches]
+            + [batches[-1]["next_tokens"][stream, -1:]]
         )
-        wanted[lane] = nll(source, params, tokens)
-    wanted = wanted.reshape(LANES, 3, LENGTH).mean((0, 2))
+        wanted[stream] = nll(source, params, tokens)
+    wanted = wanted.reshape(STREAMS, 3, LENGTH).mean((0, 2))
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     alone = np.mean(
         [
@@ -95,7 +96,7 @@ def test_a_step_goes_on_where_the_one_before_ended(run, source):
 
 def test_the_state_is_zero_where_a_pass_begins(run, source):
     steps = source.splits.train.num_steps
-    batches = _build.TrainBatches(source.splits.train, 0, LANES, steps + 2)
+    batches = _build.TrainBatches(source.splits.train, 0, STREAMS, steps + 2)
     first, again = batches[0], batches[steps]
     for name in first:
         np.testing.assert_array_equal(first[name], again[name])
@@ -110,33 +111,33 @@ def test_the_state_is_zero_where_a_pass_begins(run, source):
     assert losses[0] == losses[1]
 
 
-def test_one_lane_scores_every_token_as_the_text_read_in_one_piece(source):
+def test_one_stream_scores_every_token_as_the_text_read_in_one_piece(source):
     tokens = np.asarray(source.splits.train.take(np.arange(40))["tokens"]).reshape(-1)[:517]
     network = from_linen(network_of(source))
     params, _ = network.init(jax.random.key(1), {"tokens": jnp.zeros((1, 4), jnp.int32)})
-    task = _language_model.make(network, Source(source.splits, source.outputs, num_lanes=1), None)
+    task = _language_model.make(network, Source(source.splits, source.outputs, num_streams=1), None)
     evaluate = task.evaluator(make_mesh(1), "jit")
 
     class State:
         pass
 
     State.params = params
-    found = evaluate(State, EvalLanes(tokens, LENGTH), 1)
+    found = evaluate(State, EvalTextStreams(tokens, LENGTH), 1)
     wanted = nll(source, params, tokens).mean()
     assert found["loss"] == pytest.approx(wanted, rel=1e-6)
     assert found["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-6)
-    lanes = EvalLanes(tokens, LENGTH)
-    counted = sum(batch["mask"].sum() for batch in lanes.batches(4))
+    streams = EvalTextStreams(tokens, LENGTH)
+    counted = sum(batch["mask"].sum() for batch in streams.batches(4))
     assert counted == 516
 
 
 def test_lanes_of_evaluation_cover_the_text_once():
     text = np.arange(100, dtype=np.int32)
-    for lanes in (1, 3, 4, 13, 40):
+    for streams in (1, 3, 4, 13, 40):
         seen = []
-        rows = list(EvalLanes(text, 7).batches(lanes))
+        rows = list(EvalTextStreams(text, 7).batches(streams))
         for batch in rows:
-            assert batch["tokens"].shape == (lanes, 7)
+            assert batch["tokens"].shape == (streams, 7)
             assert np.all((batch["next_tokens"] == batch["tokens"] + 1)[batch["mask"]])
             seen += batch["tokens"][batch["mask"]].tolist()
         assert sorted(seen) == list(range(99))

@@ -157,7 +157,7 @@ BAD = {
         "config.data.vocab_size = 10000",
         2,
     ),
-    "more lanes than text": (
+    "more streams than text": (
         "lstm_legw",
         ["global_batch_size=5000"],
         "config.global_batch_size = 5000",

@@ -17,7 +17,7 @@ from lbopt.data._arrays import Reading, Splits
 from lbopt.data.from_config._source import Source, load_source
 from lbopt.data.from_config._text import Learned
 from lbopt.data.images import image_shape
-from lbopt.data.text import EvalLanes, Lanes, make_windows
+from lbopt.data.text import EvalTextStreams, TextStreams, make_windows
 
 IMAGES: dict[str, tuple[dict[str, int], tuple[Any, ...], int]] = {
     "imagenet2012": (
@@ -190,11 +190,11 @@ def _questions(data: DataConfig) -> Source | None:
     return Source(splits, data.vocab_size, max_answer_length=data.max_answer_length)
 
 
-def _running(data: DataConfig, num_lanes: int) -> Source:
+def _running(data: DataConfig, num_streams: int) -> Source:
     texts = [np.zeros(size, np.int32) for size in PTB_TOKENS]
     if data.carry_state:
-        lanes = (EvalLanes(text, data.sequence_length) for text in texts[1:])
-        splits = Splits(Lanes(texts[0], num_lanes, data.sequence_length), *lanes)
+        streams = (EvalTextStreams(text, data.sequence_length) for text in texts[1:])
+        splits = Splits(TextStreams(texts[0], num_streams, data.sequence_length), *streams)
     else:
         splits = Splits(*(make_windows(text, data.sequence_length) for text in texts))
-    return Source(splits, data.vocab_size, num_lanes=num_lanes if data.carry_state else 0)
+    return Source(splits, data.vocab_size, num_streams=num_streams if data.carry_state else 0)

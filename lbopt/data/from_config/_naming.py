@@ -22,7 +22,7 @@ def naming_data() -> contextlib.AbstractContextManager[None]:
         DataConfig,
         documents="data.builder",
         expected_vocab_size="data.vocab_size",
-        num_lanes="global_batch_size",
+        num_streams="global_batch_size",
         questions="data.builder",
         text="data.name",
         vocabulary="data.vocab_file",

@@ -28,7 +28,7 @@ class Source(NamedTuple):
       mean_predictions: Average number of predicted tokens of an example, for masked language
         models.
       vocabulary: Pieces or words of text, with its normalization.
-      num_lanes: Number of streams that carry a state from batch to batch; 0 for none.
+      num_streams: Number of streams that carry a state from batch to batch; 0 for none.
       max_answer_length: Maximum number of tokens of an answer, for questions.
       pixel_scale: (mean, std) of pixels in [0, 1], for images that come as uint8.
     """
@@ -37,7 +37,7 @@ class Source(NamedTuple):
     outputs: int
     mean_predictions: float = 0.0
     vocabulary: Vocabulary = NO_VOCABULARY
-    num_lanes: int = 0
+    num_streams: int = 0
     max_answer_length: int = 30
     pixel_scale: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,))
 
@@ -81,7 +81,7 @@ def _language_model(data: DataConfig, global_batch_size: int) -> Source:
         splits,
         len(vocabulary.pieces),
         vocabulary=vocabulary,
-        num_lanes=global_batch_size if data.carry_state else 0,
+        num_streams=global_batch_size if data.carry_state else 0,
     )
 
 

@@ -18,9 +18,9 @@ from lbopt.data._records import Records, TfdsFolder, read_any_record
 from lbopt.data.from_config._naming import LIMIT_FIELD, LOWERCASE_FIELD
 from lbopt.data.squad import EvaluationWindows, Question, TrainingWindows, question_from_record
 from lbopt.data.text import (
-    EvalLanes,
-    Lanes,
+    EvalTextStreams,
     MaskedLMDataset,
+    TextStreams,
     Vocabulary,
     WordPiece,
     find_vocabulary,
@@ -133,18 +133,18 @@ def _no_vocabulary() -> UserError:
     return UserError("vocab_file", None, fix, code="missing", also=["init_from"])
 
 
-def load_running_text(data: DataConfig, num_lanes: int) -> tuple[Splits, Vocabulary]:
+def load_running_text(data: DataConfig, num_streams: int) -> tuple[Splits, Vocabulary]:
     """Return text for a language model, and its vocabulary.
 
     Args:
       data: The config. Its examples are windows or, with `carry_state`, streams.
-      num_lanes: Number of streams.
+      num_streams: Number of streams.
     """
     texts, vocabulary = _running_text(data)
     length = data.sequence_length
     if data.carry_state:
-        train = Lanes(texts[0], num_lanes, length)
-        return Splits(train, *(EvalLanes(text, length) for text in texts[1:])), vocabulary
+        train = TextStreams(texts[0], num_streams, length)
+        return Splits(train, *(EvalTextStreams(text, length) for text in texts[1:])), vocabulary
     return Splits(*(make_windows(text, length) for text in texts)), vocabulary
 
 

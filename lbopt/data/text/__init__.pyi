@@ -29,8 +29,8 @@ from ._vocabulary import (
     stated_normalization as stated_normalization,
 )
 from ._windows import (
-    EvalLanes as EvalLanes,
-    Lanes as Lanes,
+    EvalTextStreams as EvalTextStreams,
+    TextStreams as TextStreams,
     join_documents as join_documents,
     make_windows as make_windows,
 )

@@ -55,26 +55,26 @@ def make_windows(text: Sequence[Document] | np.ndarray, sequence_length: int) ->
     )
 
 
-class Lanes:
+class TextStreams:
     """Text for truncated back-propagation through time, read as parallel streams.
 
-    The text is cut into `num_lanes` contiguous streams of equal length. Step s reads the tokens
+    The text is cut into `num_streams` contiguous streams of equal length. Step s reads the tokens
     [s T, (s + 1) T) of every stream, where T is `sequence_length`, so a model begins step s + 1
-    with its state after step s. Example s * num_lanes + r is the window of stream r in step s. Read
-    in order, a global batch of `num_lanes` examples is thus one step, and example r of every batch
-    belongs to stream r. All windows are full: tokens at the end of the text that would not fill a
-    window of every stream are left out.
+    with its state after step s. Example s * num_streams + r is the window of stream r in step s.
+    Read in order, a global batch of `num_streams` examples is thus one step, and example r of every
+    batch belongs to stream r. All windows are full: tokens at the end of the text that would not
+    fill a window of every stream are left out.
 
     An example has `tokens` and `next_tokens` [sequence_length] int32, and `is_first` bool, True
     where a pass over the text begins and the carried state has to be zero.
 
     Args:
       text: [tokens], integers of any dtype, in memory or mapped from disk.
-      num_lanes: Number of streams, the global batch size.
+      num_streams: Number of streams, the global batch size.
       sequence_length: Tokens of a window.
 
     Attributes:
-      num_lanes: Number of streams.
+      num_streams: Number of streams.
       num_steps: Number of steps in a pass over the text.
       num_left_out: Number of tokens at the end of the text that are not read.
 
@@ -88,28 +88,28 @@ class Lanes:
 
     reading = Reading(in_order=True)
 
-    def __init__(self, text: np.ndarray, num_lanes: int, sequence_length: int):
-        needed = num_lanes * sequence_length + 1
+    def __init__(self, text: np.ndarray, num_streams: int, sequence_length: int):
+        needed = num_streams * sequence_length + 1
         fix = (
-            f"windows of {sequence_length} tokens in {num_lanes} streams need {needed} tokens, and "
-            f"a part of the text has {len(text)}; lower this or {{sequence_length}}"
+            f"windows of {sequence_length} tokens in {num_streams} streams need {needed} tokens, "
+            f"and a part of the text has {len(text)}; lower this or {{sequence_length}}"
         )
         fits = len(text) >= needed
         also = ["sequence_length"]
-        require(fits, "num_lanes", num_lanes, fix, code="mismatch", also=also)
+        require(fits, "num_streams", num_streams, fix, code="mismatch", also=also)
         self._text = text
         self._length = sequence_length
-        self.num_lanes = num_lanes
-        self.num_steps = (len(text) - 1) // (num_lanes * sequence_length)
+        self.num_streams = num_streams
+        self.num_steps = (len(text) - 1) // (num_streams * sequence_length)
         self.num_left_out = len(text) - 1 - len(self) * sequence_length
 
     def __len__(self) -> int:
-        return self.num_steps * self.num_lanes
+        return self.num_steps * self.num_streams
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the examples at `indices` as one batch."""
-        step, lane = np.divmod(indices, self.num_lanes)
-        start = (lane * self.num_steps + step) * self._length
+        step, stream = np.divmod(indices, self.num_streams)
+        start = (stream * self.num_steps + step) * self._length
         window = self._text[start[:, None] + np.arange(self._length + 1)].astype(np.int32)
         return {"tokens": window[:, :-1], "next_tokens": window[:, 1:], "is_first": step == 0}
 
@@ -119,7 +119,7 @@ class Lanes:
         return self.take(indices)
 
 
-class EvalLanes:
+class EvalTextStreams:
     """Text for evaluation with a carried state.
 
     Every token but the first is predicted exactly once. Evaluation chooses the number of streams. A
@@ -165,14 +165,14 @@ class EvalLanes:
         del epochs, seed
         return self.take(indices)
 
-    def batches(self, num_lanes: int) -> Iterator[dict[str, np.ndarray]]:
-        """Yield batches of windows [num_lanes, sequence_length].
+    def batches(self, num_streams: int) -> Iterator[dict[str, np.ndarray]]:
+        """Yield batches of windows [num_streams, sequence_length].
 
         Window r of a batch continues window r of the batch before.
         """
-        steps = -(-len(self) // num_lanes)
+        steps = -(-len(self) // num_streams)
         for step in range(steps):
             yield {
-                **self.take(np.arange(num_lanes) * steps + step),
-                "is_first": np.full(num_lanes, step == 0),
+                **self.take(np.arange(num_streams) * steps + step),
+                "is_first": np.full(num_streams, step == 0),
             }

@@ -50,7 +50,7 @@ def test_running_text_is_shaped_as_the_topics_are(carry_state):
     blank = _known.known_source(DataConfig("ptb", vocab_size=10000, **fields), 8)
     for ours, theirs in zip(blank.splits, embedded.splits, strict=True):
         assert of_examples(ours) == of_examples(theirs)
-    assert blank.num_lanes == embedded.num_lanes
+    assert blank.num_streams == embedded.num_streams
     assert len(blank.splits.train) == 929_588 // (16 * 8) * 8 if carry_state else (929_588 // 16)
 
 

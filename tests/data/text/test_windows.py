@@ -4,36 +4,38 @@ import numpy as np
 import pytest
 from refusal import refused
 
-from lbopt.data.text import Lanes, join_documents
+from lbopt.data.text import TextStreams, join_documents
 from lbopt.data.text._pieces import SEP
 from lbopt.data.text._tokens import gather_documents
 from lbopt.data.text._wordpiece import Document
 
 
-def read_step(lanes, step):
+def read_step(streams, step):
     """Return the windows of all streams in a step, counted over passes."""
-    return lanes.take(np.arange(lanes.num_lanes) + step % lanes.num_steps * lanes.num_lanes)
+    return streams.take(
+        np.arange(streams.num_streams) + step % streams.num_steps * streams.num_streams
+    )
 
 
 @pytest.mark.parametrize(
-    ("size", "lanes", "length"), [(101, 4, 5), (100, 4, 5), (21, 4, 5), (1000, 7, 12), (50, 1, 7)]
+    ("size", "streams", "length"), [(101, 4, 5), (100, 4, 5), (21, 4, 5), (1000, 7, 12), (50, 1, 7)]
 )
-def test_a_lane_is_text_and_the_text_one_later(size, lanes, length):
+def test_a_stream_is_text_and_the_text_one_later(size, streams, length):
     text = np.arange(1000, 1000 + size)
-    found = Lanes(text, lanes, length)
+    found = TextStreams(text, streams, length)
     steps = [read_step(found, step) for step in range(found.num_steps)]
     read = np.concatenate([step["tokens"] for step in steps], 1)
     following = np.concatenate([step["next_tokens"] for step in steps], 1)
     np.testing.assert_array_equal(read.ravel(), text[: read.size])
     np.testing.assert_array_equal(following, read + 1)
-    assert read.shape == (lanes, found.num_steps * length)
+    assert read.shape == (streams, found.num_steps * length)
     assert found.num_left_out == size - 1 - read.size
-    assert 0 <= found.num_left_out < lanes * length
+    assert 0 <= found.num_left_out < streams * length
     assert (read.dtype, following.dtype) == (np.int32, np.int32)
 
 
 def test_the_state_is_dropped_where_a_pass_begins():
-    found = Lanes(np.arange(101), 4, 5)
+    found = TextStreams(np.arange(101), 4, 5)
     assert found.num_steps == 5
     for step in range(12):
         batch = read_step(found, step)
@@ -43,7 +45,7 @@ def test_the_state_is_dropped_where_a_pass_begins():
 
 
 def test_examples_in_natural_order_are_steps():
-    found = Lanes(np.arange(101), 4, 5)
+    found = TextStreams(np.arange(101), 4, 5)
     assert len(found) == 20
     whole = found.take(np.arange(20))
     drawn = found.draw(np.arange(20), np.full(20, 3), 1)
@@ -57,7 +59,7 @@ def test_examples_in_natural_order_are_steps():
 def test_documents_are_joined():
     documents = [Document(np.arange(10, 20, dtype=np.int32), np.zeros(1, int)) for _ in range(3)]
     for text in (documents, gather_documents(documents)):
-        found = Lanes(join_documents(text), 2, 4)
+        found = TextStreams(join_documents(text), 2, 4)
         np.testing.assert_array_equal(
             read_step(found, 0)["tokens"][0], join_documents(documents)[:4]
         )
@@ -66,8 +68,8 @@ def test_documents_are_joined():
 
 
 def test_too_little_text_for_the_batch():
-    assert Lanes(np.arange(41), 8, 5).num_steps == 1
-    with refused("num_lanes", 8, "mismatch") as caught:
-        Lanes(np.arange(40), 8, 5)
+    assert TextStreams(np.arange(41), 8, 5).num_steps == 1
+    with refused("num_streams", 8, "mismatch") as caught:
+        TextStreams(np.arange(40), 8, 5)
     assert "41" in str(caught.value)
     assert caught.value.also == {"sequence_length": "sequence_length"}

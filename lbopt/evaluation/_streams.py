@@ -10,7 +10,7 @@ import numpy as np
 
 from lbopt import metrics, types
 from lbopt.data import rows_of
-from lbopt.data.text import EvalLanes
+from lbopt.data.text import EvalTextStreams
 from lbopt.job import beating
 from lbopt.parallel import Step, TrainState, local_parts, put_batch
 
@@ -22,7 +22,7 @@ def evaluate_streams(
     first_carry: FirstCarry,
     step: Step,
     state: TrainState,
-    dataset: EvalLanes,
+    dataset: EvalTextStreams,
     global_batch_size: int,
 ) -> dict[str, float]:
     """Return the mean of each metric over every token of a text.
@@ -50,7 +50,7 @@ def evaluate_streams(
     return metrics.means(found)
 
 
-def _num_streams(step: Step, dataset: EvalLanes, global_batch_size: int) -> int:
+def _num_streams(step: Step, dataset: EvalTextStreams, global_batch_size: int) -> int:
     devices = step.mesh.size
     return -(-min(global_batch_size, len(dataset)) // devices) * devices
 
@@ -59,7 +59,7 @@ def stream_arguments(
     first_carry: FirstCarry,
     step: Step,
     state: TrainState,
-    dataset: EvalLanes,
+    dataset: EvalTextStreams,
     global_batch_size: int,
 ) -> tuple[Any, ...]:
     """Return the shapes of the arguments of the step in `evaluate_streams`."""
