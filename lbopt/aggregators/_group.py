@@ -1,8 +1,9 @@
-"""What replicas tell each other about their gradients, written once for one device and for many.
+"""The exchange of gradients between replicas, written once for one device and for many.
 
-An aggregator sees rows [r, ...]: the gradients of the replicas that live on this device, in the replicas' order. On one
-device these are all; in a mapped function (`shard_map`, `pmap`) they are its part, and what follows are explicit collectives
-over the mapped axis. Nothing is left to the partitioner, which gathers dense gradients where a sparse message was meant.
+An aggregator gets rows [r, ...], the gradients of the replicas on this device, in the order of the
+replicas. On one device these are all replicas. In a mapped function (`shard_map`, `pmap`) they are
+its shard, and the methods here are explicit collectives over the mapped axis. None is left to the
+partitioner, which gathers dense gradients where a sparse message is meant.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from lbopt import types
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The replicas whose gradients meet.
+    """The replicas whose gradients are aggregated.
 
     Attributes:
-      num_replicas: how many there are, R; a multiple of the number of devices.
-      axis_name: the mapped axis over which they are spread; None if all of them are here.
-      part_axis: the mapped axis over whose devices the gradient of each replica is split; None if each has all of it.
+      num_replicas: number of replicas R, a multiple of the number of devices.
+      axis_name: mapped axis over which the replicas are spread; None if all are on this device.
+      part_axis: mapped axis over which the gradient of each replica is split; None if it is whole.
     """
 
     num_replicas: int
@@ -34,21 +35,21 @@ class Group:
 
     @property
     def num_devices(self) -> int:
-        """Devices that share the replicas."""
+        """Number of devices that share the replicas."""
         return 1 if self.axis_name is None else jax.lax.axis_size(self.axis_name)
 
     @property
     def num_rows(self) -> int:
-        """Replicas on each device, r."""
+        """Number of replicas on each device, r."""
         return self.num_replicas // self.num_devices
 
     def numbers(self) -> jax.Array:
-        """Return the numbers [r] int32 of the replicas that are here."""
+        """Return the numbers [r] int32 of the replicas on this device."""
         first = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name) * self.num_rows
         return first + jnp.arange(self.num_rows)
 
     def key(self, seed: int, count: jax.Array) -> jax.Array:
-        """Return the key of a step, the same for all replicas; each part of their gradients has its own."""
+        """Return the random key of a step, equal on all replicas, another for each gradient shard."""
         key = jax.random.fold_in(jax.random.key(seed), count)
         return (
             key
@@ -82,10 +83,13 @@ class Group:
         )
 
     def exchange(self, rows: jax.Array) -> jax.Array:
-        """Give each device an equal piece of every replica's array: [r, m, ...] -> [R, piece of m, ...], in the replicas' order.
+        """Give each device an equal slice of every replica's array.
 
         Args:
-          rows: [r, m, ...]; the devices divide m.
+          rows: [r, m, ...]; the number of devices divides m.
+
+        Returns:
+          [R, m / devices, ...], in the order of the replicas.
         """
         if self.axis_name is None:
             return rows
@@ -99,7 +103,7 @@ class Group:
         return _as_written(lambda x: jax.lax.all_to_all(x, self.axis_name, 1, 0, tiled=True), rows)
 
     def piece(self, array: jax.Array) -> jax.Array:
-        """Cut from [m, ...], which all devices know, what `exchange` gives to this device."""
+        """Return the slice that `exchange` gives this device, of [m, ...] that all devices have."""
         if self.axis_name is None:
             return array
         height = len(array) // self.num_devices
@@ -108,14 +112,14 @@ class Group:
         )
 
     def join(self, piece: jax.Array) -> jax.Array:
-        """Undo the cutting of `exchange`: every device's [piece of m, ...] -> [m, ...] on all of them."""
+        """Join the devices' slices [m / devices, ...] of `exchange` to [m, ...] on all devices."""
         if self.axis_name is None:
             return piece
         return _as_written(lambda x: jax.lax.all_gather(x, self.axis_name, tiled=True), piece)
 
 
 def _as_written(move: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """Move numbers of few bits as they are: XLA's CPU backend would widen them first, and moves their bits instead."""
+    """Move numbers of few bits without widening them, which XLA's CPU backend would do first."""
     if x.dtype.itemsize >= 4:
         return move(x)
     bits = {1: jnp.uint8, 2: jnp.uint16}[x.dtype.itemsize]
@@ -127,14 +131,15 @@ def _as_written(move: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Arr
 
 
 class Shares:
-    """Arrays [r, *shape] as few arrays [r, m, n] or [r, m], so that few collectives carry them; devices can take equal shares of m.
+    """Arrays [r, *shape] packed into few arrays [r, m, n] or [r, m], which few collectives carry.
 
-    Arrays of one width (their last dimension) are stacked as matrices: so they keep the layout that they have on a TPU, where it takes many times
-    longer to lay numbers out anew than to send them. Narrow arrays, and widths of too few rows, become one row.
+    The devices can take equal shares of m. Arrays of one width (their last dimension) are stacked
+    as matrices and so keep their layout on a TPU, where a new layout takes many times longer than
+    the transfer. Narrow arrays, and widths with too few rows, become one row.
 
     Args:
-      like: a pytree of arrays (or shapes) [r, *shape] of one dtype.
-      num_devices: between which m is shared; what it does not divide is padded with zeros.
+      like: pytree of arrays (or shapes) [r, *shape] of one dtype.
+      num_devices: number of devices that share m, which is padded with zeros to a multiple of it.
     """
 
     def __init__(self, like: types.PyTree, num_devices: int):
@@ -192,18 +197,18 @@ class Shares:
 
 
 _LANES, _TILE_ROWS = 128, 32
-"""A tile of a TPU: so many columns, and rows of 8-bit numbers."""
+"""Columns, and rows of 8-bit numbers, in a tile of a TPU."""
 
 
 def matrix_width(shape: tuple[int, ...]) -> int:
-    """Return the last dimension of an array that is shared out as a matrix, 0 for one that is as well a row of numbers."""
+    """Return the last dimension of an array packed as a matrix, 0 for one packed as a row."""
     return shape[-1] if shape and shape[-1] >= _LANES and 0 not in shape else 0
 
 
 def row_padding(height: int, num_devices: int) -> int | None:
-    """Return how many rows are to be added so that devices get equal shares, of whole tiles if that is cheap.
+    """Return the rows of padding for equal shares of the devices, of whole tiles if that is cheap.
 
-    None if it would be more than a twentieth, or if all are fewer than a tile has.
+    None if the padding would be more than a twentieth, or if a tile has more rows than the array.
     """
     if height < _TILE_ROWS:
         return None
@@ -218,7 +223,15 @@ def _joined(arrays: list[jax.Array]) -> jax.Array:
 
 
 def largest(group: Group, layers: list[jax.Array]) -> list[jax.Array]:
-    """Return the largest magnitudes [layers, 1, ...] fp32 over all replicas of arrays [r, layers, ...], by one small all-reduce."""
+    """Return the largest magnitudes over all replicas, by one small all-reduce.
+
+    Args:
+      group: the replicas.
+      layers: arrays [r, layers, ...].
+
+    Returns:
+      An fp32 array [layers, 1, ...] for each of them.
+    """
     return group.max(
         [
             jnp.abs(x).max(tuple(range(2, x.ndim)), keepdims=True, initial=0).astype(jnp.float32)
