@@ -1,7 +1,8 @@
-"""Compressors: what a replica says of a vector in fewer bytes.
+"""Compressors: messages for gradients in fewer bytes.
 
-A compressor takes gradients [r, layers, *shape] and makes one message of each layer on each replica. The messages of several leaves travel
-together: in one collective for each array of a message, or, where each number is said, in one for each width.
+A compressor takes gradients [r, layers, *shape] and makes one message for each layer on each
+replica. The messages of several leaves travel together, in one collective for each array of a
+message, or, if a message has every number, in one for each width.
 """
 
 from __future__ import annotations
@@ -55,19 +56,21 @@ class Known(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Compressor:
-    """How a layer of n numbers is said in fewer bytes.
+    """A rule that encodes a layer of n numbers in fewer bytes.
 
     Attributes:
-      name: for messages.
+      name: name of the compressor with its options.
       compress: (x [r, layers, *shape], known) -> message, arrays [r, layers, ...].
       decompress: (message, known) -> [..., layers, *shape] fp32.
-      route: "sum": messages add up, and an all-reduce does it. "gather": every replica sees every message. "exchange": a message is a
-        `payload` [r, layers, *shape] of few bits; each device sums a share of all payloads in fp32.
-      message_bytes: n -> bytes of the arrays that grow with n.
-      delta: n -> the contraction, ||C(x) - x||^2 <= (1 - delta) ||x||^2 (in expectation, where it draws); of `cast`, for numbers that are
-        normal in its format.
-      scaled: whether it looks at `Known.largest`.
-      sum: (messages [R, layers, ...] of all replicas, known) -> [layers, *shape] fp32, what they say together; for "gather".
+      route: "sum" adds messages by an all-reduce. "gather" sends every message to every replica.
+        "exchange" is for messages that are a `payload` [r, layers, *shape] of few bits: each device
+        sums a share of all payloads in fp32.
+      message_bytes: n -> bytes of a message's arrays that grow with n.
+      delta: n -> contraction, ||C(x) - x||^2 <= (1 - delta) ||x||^2, in expectation for random
+        compressors; for `cast`, for numbers that are normal in its format.
+      scaled: whether it reads `Known.largest`.
+      sum: (messages [R, layers, ...] of all replicas, known) -> [layers, *shape] fp32, the sum of
+        the decompressed messages; for "gather".
     """
 
     name: str
@@ -106,7 +109,7 @@ def require_compressor(value: Any) -> None:
 
 
 def identity() -> Compressor:
-    """Return the compressor that says everything, in fp32 or wider: with any error feedback, plain gradient descent."""
+    """Return the compressor that sends everything, in fp32 or wider, as plain gradient descent."""
     return Compressor(
         "identity()",
         lambda x, known: {"payload": x},
@@ -118,23 +121,23 @@ def identity() -> Compressor:
 
 
 def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
-    """Return the compressor that keeps the k largest numbers of each leaf (of each layer of a stack), with their places.
+    """Return the compressor that keeps the k largest numbers of each leaf, or layer of a stack.
 
-    A message is k fp32 values and k int32 places. All replicas see all messages, R k of them: against a ring all-reduce it wins while
-    8 R k < 8 n, that is while k / n < 1 / R.
+    A message is k fp32 values and k int32 places. All replicas get all messages, which is less than
+    a ring all-reduce sends if 8 R k < 8 n, that is if k / n < 1 / R.
 
     Args:
       fraction: k / n, in (0, 1]; k is rounded up.
-      k: the number itself, instead.
+      k: number of numbers, instead of `fraction`; >= 1.
 
     Returns:
       A `Compressor` of route "gather".
 
     Raises:
-      ValueError: unless exactly one of both is given, in its range.
+      UserError: unless exactly one of the two is given, in its range.
 
     References:
-      Stich et al., Sparsified SGD with Memory, arXiv 1809.07599.
+      Stich et al., Sparsified SGD with Memory, arXiv:1809.07599.
     """
     count = _count(fraction, k)
 
@@ -178,23 +181,24 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
 
 
 def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
-    """Return the compressor that keeps k numbers of each leaf (of each layer of a stack), drawn anew at every step.
+    """Return the compressor that keeps k random numbers of each leaf, or layer of a stack.
 
-    All replicas draw the same places, so a message is k fp32 values and an all-reduce sums them: it wins by n / k on any number of
-    replicas. Values are not blown up by n / k: in expectation it is a contraction.
+    The places are sampled anew at every step, the same on all replicas, so a message is k fp32
+    values, which an all-reduce sums: n / k times fewer bytes for any number of replicas. Values are
+    not scaled by n / k, so in expectation it is a contraction.
 
     Args:
       fraction: k / n, in (0, 1]; k is rounded up.
-      k: the number itself, instead.
+      k: number of numbers, instead of `fraction`; >= 1.
 
     Returns:
       A `Compressor` of route "sum".
 
     Raises:
-      ValueError: unless exactly one of both is given, in its range.
+      UserError: unless exactly one of the two is given, in its range.
 
     References:
-      Stich et al., Sparsified SGD with Memory, arXiv 1809.07599.
+      Stich et al., Sparsified SGD with Memory, arXiv:1809.07599.
     """
     count = _count(fraction, k)
 
@@ -218,15 +222,17 @@ def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
 
 
 def sign() -> Compressor:
-    """Return the compressor that keeps one bit a number: sign(x) mean|x|, of each leaf (of each layer of a stack).
+    """Return the compressor that keeps one bit a number: sign(x) mean|x| of each leaf or layer.
 
-    Zero counts as positive. All replicas see all messages, n / 8 bytes each: against a ring all-reduce it wins below 64 replicas.
+    Zero counts as positive. All replicas get all messages, of n / 8 bytes each, which is less than
+    a ring all-reduce sends below 64 replicas.
 
     Returns:
       A `Compressor` of route "gather".
 
     References:
-      Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, arXiv 1901.09847.
+      Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes,
+      arXiv:1901.09847.
     """
 
     def compress(x: jax.Array, known: Known) -> Message:
@@ -254,9 +260,9 @@ _BIT = np.arange(8, dtype=np.uint8)
 
 
 def _packed(positive: jax.Array, known: Known) -> jax.Array:
-    """Pack bools [..., *shape] into bytes [..., ceil(n / 8)], or [..., m / 8, width] of a matrix, which keeps its layout.
+    """Pack bools [..., *shape] into bytes [..., ceil(n / 8)], or of a matrix [..., m / 8, width].
 
-    Bit b of byte j is number b ceil(n / 8) + j.
+    A matrix keeps its layout. Bit b of byte j is number b ceil(n / 8) + j.
     """
     lead, length = positive.shape[: positive.ndim - len(known.shape)], -(-known.size // 8)
     matrix = _eighths(known.shape)
@@ -292,20 +298,21 @@ def _eighths(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
-    """Return the compressor that rounds to a format of few bits, at the largest power of two that all replicas' vectors allow.
+    """Return the compressor that rounds to a format of few bits.
 
-    Each replica sends pieces of its numbers, in the narrowest dtype that holds the format, to the devices that sum them, and these send
-    the fp32 sums to all.
+    Numbers are scaled by the largest power of two that all replicas' vectors allow. Each replica
+    sends slices of its numbers, in the narrowest dtype that holds the format, to the devices that
+    sum them, and these send the fp32 sums to all.
 
     Args:
-      exponent_bits: 2 to 8.
-      mantissa_bits: 0 to 23.
+      exponent_bits: bits of the exponent, 2 to 8.
+      mantissa_bits: bits of the mantissa, 0 to 23.
 
     Returns:
       A `Compressor` of route "exchange".
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      UserError: for an argument that is out of range.
     """
     to = Format(exponent_bits, mantissa_bits)
     dtype = to.carrier()
@@ -350,7 +357,7 @@ def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
 def known_of(
     compressor: Compressor, group: Group, leaves: list[jax.Array], keys: list[jax.Array]
 ) -> list[Known]:
-    """Return what all replicas know of each leaf [r, layers, *shape]; the largest numbers take a small all-reduce."""
+    """Return the `Known` of each leaf [r, layers, *shape]; largest numbers take an all-reduce."""
     shapes = [x.shape[2:] for x in leaves]
     if not compressor.scaled:
         return [Known(*one) for one in zip(shapes, keys, strict=True)]
@@ -389,7 +396,7 @@ def mean(
 
 
 def _gathered(group: Group, arrays: list[jax.Array]) -> list[jax.Array]:
-    """Return the messages [R, layers, ...] of all replicas; what is a matrix keeps its layout on the way."""
+    """Return the messages [R, layers, ...] of all replicas; matrices keep their layout."""
     shapes = [x.shape[1:] for x in arrays]
     arrays = [x if x.ndim > 3 else x.reshape(len(x), -1) for x in arrays]
     shares = Shares(arrays, 1)

@@ -49,7 +49,7 @@ class Group:
         return first + jnp.arange(self.num_rows)
 
     def key(self, seed: int, count: jax.Array) -> jax.Array:
-        """Return the random key of a step, equal on all replicas, another for each gradient shard."""
+        """Return the key of a step, equal on all replicas, another for each gradient shard."""
         key = jax.random.fold_in(jax.random.key(seed), count)
         return (
             key
