@@ -32,7 +32,7 @@ def test_every_study_is_here(configs):
     assert {file.stem for file in (configs / "sweeps").glob("*.py")} == set(STUDIES)
 
 
-@pytest.mark.everyday("diffusion_digits", "digits_lstm_legw")
+@pytest.mark.everyday("diffusion_digits")
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_smoke_row_goes_the_whole_way(study, configs, data_dir, tmp_path, capsys):
     """At the larger of its batch sizes, tested with one seed."""

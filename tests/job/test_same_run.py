@@ -1,7 +1,6 @@
 """A run has the same batches, evaluation and parameters with any number of processes."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -19,23 +18,25 @@ def distance(one, other):
     return np.max(np.abs(others - last)) / np.linalg.norm(last - first)
 
 
-def test_two_processes_one_process_one_device(start, tmp_path):
-    job = start(train_command(tmp_path / "2 x 4"), count=2, devices=4)
+@pytest.mark.everyday("2-1")
+@pytest.mark.parametrize(("devices", "alone"), [(2, 1), (4, 8)])
+def test_two_processes_find_what_one_finds(start, tmp_path, devices, alone):
+    """Two processes with some devices each, and one process with `alone` devices."""
+    job = start(train_command(tmp_path / "two"), count=2, devices=devices)
     assert job.codes() == [0, 0], [job.said(0), job.said(1)]
-    assert re.search(r"8 devices of 2 processes", "\n".join(job.said(0)))
+    assert f"{2 * devices} devices of 2 processes" in "\n".join(job.said(0))
     assert job.said(1) == []
-    assert train_alone(tmp_path / "1 x 8", devices=8) == 0
-    assert train_alone(tmp_path / "1 x 1", devices=1) == 0
-    lines = {name: logged(tmp_path / name) for name in ("2 x 4", "1 x 8", "1 x 1")}
-    for name in ("1 x 8", "1 x 1"):
-        assert distance(tmp_path / "2 x 4", tmp_path / name) < TOLERANCE
-        for ours, theirs in zip(lines["2 x 4"], lines[name], strict=True):
-            assert ours["step"] == theirs["step"]
-            assert ours.get("eval/accuracy") == theirs.get("eval/accuracy")
-            for metric in {"train/loss", "eval/loss"} & ours.keys():
-                assert ours[metric] == pytest.approx(theirs[metric], rel=1e-5)
-    assert [line["step"] for line in lines["2 x 4"]] == list(range(1, 21))
-    assert sum("eval/loss" in line for line in lines["2 x 4"]) == 4
+    assert train_alone(tmp_path / "one", devices=alone) == 0
+
+    assert distance(tmp_path / "two", tmp_path / "one") < TOLERANCE
+    lines = logged(tmp_path / "two")
+    for ours, theirs in zip(lines, logged(tmp_path / "one"), strict=True):
+        assert ours["step"] == theirs["step"]
+        assert ours.get("eval/accuracy") == theirs.get("eval/accuracy")
+        for metric in {"train/loss", "eval/loss"} & ours.keys():
+            assert ours[metric] == pytest.approx(theirs[metric], rel=1e-5)
+    assert [line["step"] for line in lines] == list(range(1, 21))
+    assert sum("eval/loss" in line for line in lines) == 4
 
 
 PARTS = ("--config.parallel.shard_update=True", "--config.model.hidden=64")

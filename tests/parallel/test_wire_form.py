@@ -65,7 +65,7 @@ def after_three_steps(name, devices):
     return jax.tree.map(np.asarray, (updates, state))
 
 
-@pytest.mark.everyday("drawn, partial sums-2", "mean of few bits-4")
+@pytest.mark.everyday("drawn, partial sums-2")
 @pytest.mark.parametrize(
     ("name", "devices"), [("mean of few bits", 4), *((name, 2) for name in EXACT)]
 )
@@ -75,7 +75,7 @@ def test_several_devices_find_the_bits_of_one(name, devices):
     )
 
 
-@pytest.mark.everyday("topk-2", "sign-2")
+@pytest.mark.everyday("sign-2")
 @pytest.mark.parametrize(("name", "devices"), [("topk", 4), *((name, 2) for name in ROUNDED)])
 def test_sums_in_fp32_differ_by_their_rounding_alone(name, devices):
     one, many = (after_three_steps(name, n) for n in (1, devices))

@@ -22,9 +22,9 @@ def rows(tmp_path_factory):
     """Return the rows of two steps at two rates."""
     config = SweepConfig(
         train=TrainConfig(
-            num_epochs=0.014,
-            data=DataConfig("pydoc_lm", sequence_length=64, vocab_size=256),
-            model=ModelConfig("lstm_lm", size="small"),
+            num_epochs=0.0035,
+            data=DataConfig("pydoc_lm", sequence_length=16, vocab_size=256),
+            model=ModelConfig("lstm_lm", size="small", width_coefficient=0.1),
         ),
         arms=(Arm("lamb", OptimizerConfig("lamb"), ScheduleConfig(0.01, warmup_rule="none")),),
         global_batch_sizes=(16,),

@@ -1,5 +1,6 @@
 """A run that was killed and started again ends bit for bit where an uninterrupted one does."""
 
+import functools
 import json
 import pathlib
 import re
@@ -55,22 +56,24 @@ KILLS = {
 
 @pytest.fixture(scope="module")
 def killed(command, start_process, tmp_path_factory):
-    """Return {name: a workdir left behind by a process that was killed}; the processes run side by side."""
-    workdirs = {name: tmp_path_factory.mktemp("killed") / "run" for name in KILLS}
-    processes = {
-        name: start_process(KILLED_RUN, where, step, *command(workdirs[name], *overrides))
-        for name, (where, step, overrides) in KILLS.items()
-    }
-    for name, process in processes.items():
+    """Return a function name -> the workdir that a process left behind when it was killed."""
+
+    @functools.cache
+    def run(name):
+        where, step, overrides = KILLS[name]
+        workdir = tmp_path_factory.mktemp("killed") / "run"
+        process = start_process(KILLED_RUN, where, step, *command(workdir, *overrides))
         _, stderr = process.communicate(timeout=120)
         assert process.returncode == -signal.SIGKILL, f"{name}: {stderr}"
-    return workdirs
+        return workdir
+
+    return run
 
 
 @pytest.fixture
 def workdir(killed, tmp_path):
     """Return a function name -> a copy of that killed workdir."""
-    return lambda name: shutil.copytree(killed[name], tmp_path / "run")
+    return lambda name: shutil.copytree(killed(name), tmp_path / "run")
 
 
 def whole_checkpoints(workdir):
@@ -82,6 +85,9 @@ def whole_checkpoints(workdir):
 
 
 @pytest.mark.process
+@pytest.mark.everyday(
+    "error feedback", "everything watched", "sharded update", "while a checkpoint is being saved"
+)
 @pytest.mark.parametrize("name", KILLS)
 def test_the_same_command_ends_in_the_same_state(
     name, workdir, train, reference, bits, saved_state, logged
