@@ -1,24 +1,44 @@
-"""Every test process has four fake CPU devices; set before jax is imported."""
+"""Every test process has four fake CPU devices and compiles quickly; set before jax is imported."""
 
 import atexit
 import collections
-import contextlib
 import fnmatch
+import functools
 import gc
+import mmap
 import os
+import pathlib
 import shutil
 import tempfile
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
-os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = (
-    "0"  # nobody reads where an operation was written; noting it takes time
-)
+import jaxlib
 
-# What one process has compiled no other one compiles again: for the workers of one run of the tests, and what they start.
+
+def _is_known(flag):
+    """Return whether this version of XLA has a flag; one that it does not know ends a process."""
+    library = pathlib.Path(jaxlib.__file__).with_name("libjax_common.so")
+    if not library.exists():
+        return False
+    with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+        return content.find(flag.encode()) >= 0
+
+
+DEVICES = "--xla_force_host_platform_device_count=4"
+# Tests compile much and compute little. LLVM's level 0, without the emitters that compile each
+# fusion by MLIR, takes a third of the time. Processes that tests start inherit both.
+QUICKLY = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+FLAGS = [f"--{name}={value}".lower() for name, value in QUICKLY.items() if _is_known(name)]
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = " ".join([DEVICES, *FLAGS])
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
+# Nobody reads where an operation was written, and noting it takes time.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
+
+# A program that one process of a test run has compiled, no other one compiles again.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="lbopt-tests-")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import jax
@@ -60,40 +80,35 @@ def cache_afterwards():
     compilation_cache.reset_cache()
 
 
-QUICKLY = {"xla_cpu_use_fusion_emitters": False}  # a third to a half of the time at LLVM's level 0
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Compile for TPUs as users do: libtpu, which reads XLA_FLAGS too, knows no flag of the CPU's."""
+    if item.get_closest_marker("tpu_compiler"):
+        os.environ["XLA_FLAGS"] = DEVICES
+        jax.config.update("jax_disable_most_optimizations", False)
 
 
-@pytest.fixture(scope="session")
-def quick_options():
-    """Return what compiles faster still, of the compiler's own options, as far as this version of it knows them."""
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        jax.jit(lambda: 0, compiler_options=QUICKLY)()
-        return QUICKLY
-    return {}
-
-
-@pytest.fixture(scope="module")
-def quickly_compiled():
-    """Compile as fast as can be while a file's tests run, and keep nothing so compiled: its bits are not those of another process."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-    jax.clear_caches()
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    if item.get_closest_marker("tpu_compiler"):
+        os.environ["XLA_FLAGS"] = " ".join([DEVICES, *FLAGS])
+        jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(scope="module")
-def most_quickly_compiled(quick_options, quickly_compiled):
-    """Compile faster still, for tests that look at no number closely: all is rounded otherwise."""
-
-    def options(*given, env_options_overrides=None, **named):
-        return whole(
-            *given,
-            env_options_overrides={**quick_options, **(env_options_overrides or {})},
-            **named,
-        )
-
-    whole = compiler.get_compile_options
-    jax.clear_caches()
+def optimized():
+    """Compile as users do while a file's tests run."""
+    options = compiler.get_compile_options
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "get_compile_options", options)
+        patch.setattr(compiler, "get_compile_options", functools.partial(_optimized, options))
+        jax.config.update("jax_disable_most_optimizations", False)
+        jax.clear_caches()
         yield
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.clear_caches()
+
+
+def _optimized(options, *given, env_options_overrides=None, **named):
+    emitters = {flag: True for flag in QUICKLY if "emitters" in flag and _is_known(flag)}
+    overrides = emitters | (env_options_overrides or {})
+    return options(*given, env_options_overrides=overrides, **named)

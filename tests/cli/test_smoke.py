@@ -12,7 +12,6 @@ from lbopt.cli import _train, load_config, main
 from lbopt.config import TrainConfig
 from lbopt.recipes import build_run
 
-pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 PREPARED = ("generated_images", "pydoc_squad")
 ONE = ["--config.parallel.num_devices=1"]
 TWO = ["--config.parallel.num_devices=2"]

@@ -6,7 +6,6 @@ import pytest
 
 from lbopt.cli import call_get_config, main
 
-pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 STUDIES = (
     "cifar10_limit",
     "diffusion_digits",

@@ -6,11 +6,6 @@ import pytest
 import lbopt
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quickly(quickly_compiled):
-    """The results matter here, not how fast they are computed."""
-
-
 @pytest.fixture
 def moved(tmp_path):
     """Return a function (PyTorch network) -> our module and variables, by way of a folder."""

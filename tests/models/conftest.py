@@ -9,14 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs import on
 
 EPSILON = 1e-5
 PROGRAM = Path(__file__).with_name("on_devices.py")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quickly(quickly_compiled):
-    """What is computed matters here, not how fast."""
 
 
 @pytest.fixture(scope="session")
@@ -75,8 +71,7 @@ def normalized_on_eight(tmp_path_factory):
         folder = tmp_path_factory.mktemp("eight")
         (folder / "jobs").write_bytes(pickle.dumps(jobs))
         environment = {
-            **os.environ,
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            **on(8),
             "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
         }
         command = [sys.executable, str(PROGRAM), str(folder / "jobs"), str(folder / "results")]

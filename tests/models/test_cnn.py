@@ -28,8 +28,8 @@ class Plain(nn.Module):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quickly():
-    """Compile as training does, other than the rest of this folder: what the compiler fuses is what matters here."""
+def _as_in_training(optimized):
+    """What the compiler fuses is what matters here."""
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,6 @@ class Plain(CNN):
 PLAIN = Plain(widths=WIDTHS, hidden=HIDDEN, by_patches=False)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quickly(quickly_compiled):
-    """What is computed matters here, not how fast."""
-
-
 @pytest.fixture(scope="module")
 def trials():
     """Return variables, images and labels: scales of both signs, biases and statistics unlike zero and one, and blank corners, where all of a tile are its maximum."""

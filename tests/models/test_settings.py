@@ -13,7 +13,6 @@ from lbopt.config import TrainConfig
 from lbopt.models import CNN, from_linen
 from lbopt.recipes import build_run
 
-pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 
 
 def test_a_step_and_an_evaluation_promote_no_rank_and_no_dtype_implicitly():

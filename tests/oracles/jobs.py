@@ -47,10 +47,15 @@ def free_ports():
             return port
 
 
+def on(devices):
+    """Return the environment of a process with fake CPU devices that compiles as the tests do."""
+    flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
+    return {**os.environ, "XLA_FLAGS": flags}
+
+
 def environment(index, count, devices, port):
     return {
-        **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        **on(devices),
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": str(count),
         "JAX_PROCESS_ID": str(index),
@@ -129,9 +134,8 @@ def train_command(workdir, *overrides):
 
 def train_alone(workdir, *overrides, devices=1):
     """Return the exit code of a run of one process."""
-    variables = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     command = [sys.executable, "-m", "lbopt", *train_command(workdir, *overrides)]
-    return subprocess.run(command, env=variables, capture_output=True, timeout=120).returncode
+    return subprocess.run(command, env=on(devices), capture_output=True, timeout=120).returncode
 
 
 def saved_state(workdir, step, *overrides):

@@ -1,7 +1,6 @@
 """A training step whose mean is an aggregator's: under jit and pmap, on any number of devices."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jobs import on
 from refusal import refused
 
 import lbopt
@@ -19,7 +19,6 @@ from lbopt.data import example_indices, load_digits
 from lbopt.errors import UserError
 from lbopt.models import CNN, MLP
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 REPLICAS = 4
 LABELS = {"head": "^(head|Dense_1)/", "body": ""}
 AGGREGATORS = {
@@ -120,16 +119,12 @@ def test_the_mean_is_the_step_without_an_aggregator_bit_for_bit(mlp, trajectory,
 def test_eight_devices_too(tmp_path):
     """In a process of its own, as this one has four."""
     root = pathlib.Path(__file__).parents[2]
-    flags = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
     file = tmp_path / "gaps.json"
     subprocess.run(
         [sys.executable, "-m", "tests.parallel.eight_devices", str(file)],
         check=True,
         cwd=root,
-        env={**os.environ, **flags},
+        env=on(8),
         timeout=300,
     )
     gaps = json.loads(file.read_text())

@@ -7,7 +7,6 @@ from tests.oracles import aggregated_step
 from tests.oracles.exchanges import exchanges, of_gradients
 
 pytestmark = [
-    pytest.mark.usefixtures("quickly_compiled"),
     pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning"),
 ]
 WEIGHTS = 64 * 256 + 256 + 256 * 16

@@ -10,7 +10,6 @@ from refusal import refused
 import lbopt
 from lbopt.models import CNN
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 MAX_NORM = 1.5
 MICROSTEPS, REPLICAS = 2, 4
 

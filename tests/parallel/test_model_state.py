@@ -15,7 +15,6 @@ import lbopt
 from lbopt.errors import UserError
 from lbopt.parallel._gradients import make_gradient_fn
 
-pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 STEPS = 2
 OPTIONS = {
     "jit": {},

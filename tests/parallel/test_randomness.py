@@ -18,7 +18,6 @@ from lbopt.aggregators import plain_mean
 from lbopt.models import Bert, EfficientNet, Stage, from_linen
 from lbopt.models._randomness import Dropout, StochasticDepth
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 class Dropped(nn.Module):

@@ -15,7 +15,6 @@ from refusal import refused
 import lbopt
 from lbopt.parallel import _shards
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 TOLERANCE = 1e-6
 
 

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jobs import on
 
 import lbopt
 from lbopt.errors import UserError
 from lbopt.parallel import _shards, put_replicated
 from lbopt.train import Checkpoints
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 TOLERANCE = 1e-6
 PROGRAM = Path(__file__).with_name("sharded_run.py")
 OPTIMIZERS = ["lamb", "lars", "adamw", "momentum"]
@@ -45,8 +45,7 @@ def test_training_is_the_same_on_four_devices(sharded_run, optimizer):
 @pytest.mark.process
 @pytest.mark.slow
 def test_training_is_the_same_on_eight_devices():
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    environment = on(8)
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     done = subprocess.run(
         [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=300

@@ -17,7 +17,6 @@ import lbopt
 from lbopt.aggregators import plain_mean
 from lbopt.models import CNN, LSTMClassifier
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 TOLERANCE = 1e-5
 OPTIMIZERS = {
     "lamb": lambda: lbopt.lamb(0.02, weight_decay=0.01),

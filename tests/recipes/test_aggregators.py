@@ -22,7 +22,6 @@ from lbopt.sweep import make_cells, make_problems
 from lbopt.sweep.lanes import program_key
 from lbopt.sweep.search import Factors, Proposal
 
-pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 BRIEF = (
     "--config.num_epochs=1",

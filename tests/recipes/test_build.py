@@ -17,7 +17,6 @@ from lbopt.data.from_config import load_source
 from lbopt.recipes import _build, make_problem, make_schedule, resolve_schedule
 from lbopt.sweep import make_cells, make_problems
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 NUM_EXAMPLES = 1024
 

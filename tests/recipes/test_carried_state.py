@@ -16,7 +16,6 @@ from lbopt.models import from_linen, make_lstm_language_model
 from lbopt.parallel import make_mesh
 from lbopt.recipes import _build, _language_model
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 STREAMS, LENGTH = 8, 16
 
 

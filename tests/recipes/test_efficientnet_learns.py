@@ -3,7 +3,6 @@
 import pytest
 from short_run import trained
 
-pytestmark = pytest.mark.usefixtures("most_quickly_compiled")
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from lbopt.config._schedule import check_schedule
 from lbopt.recipes import ResolvedSchedule, build_run, make_problem, make_schedule, resolve_schedule
 from lbopt.transforms import ema_params, optimizer_metrics
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 CNN = {"name": "cnn", "widths": (4,), "hidden": 8}
 
 

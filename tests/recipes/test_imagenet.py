@@ -25,7 +25,6 @@ from lbopt.parallel import Step
 from lbopt.recipes import build_run, make_network
 from lbopt.train import Checkpoints
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "resnet50_lamb.py"
 NUM_TRAIN, NUM_VALIDATION = 30, 21
 SMALL = (

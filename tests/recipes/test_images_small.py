@@ -15,7 +15,6 @@ from lbopt.config import TrainConfig
 from lbopt.data.from_config import _images
 from lbopt.recipes import build_run
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "cifar10.py"
 NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 24, 6, 10
 PARTS = ("--config.data.train_split=train[:24]", "--config.data.validation_split=train[24:]")

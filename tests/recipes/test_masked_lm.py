@@ -14,7 +14,6 @@ from lbopt.models import Model
 from lbopt.parallel import TrainState, make_mesh, make_train_step, put_batch
 from lbopt.recipes import _masked_lm, make_problem
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 BATCH, PREDICTIONS, VOCABULARY, MEAN = 6, 3, 11, 2.25
 KEYS: list = []
 

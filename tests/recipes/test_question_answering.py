@@ -23,7 +23,6 @@ from lbopt.recipes import _question_answering
 BATCH, LENGTH = 6, 9
 KEYS: list = []
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 def recall(params, model_state, inputs, train, rng=None):

@@ -1,7 +1,6 @@
 """Two processes whose devices lie in turns along the mesh do what one process does: no example or state changes its place."""
 
 import json
-import os
 import pathlib
 import runpy
 import subprocess
@@ -9,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from jobs import free_ports
+from jobs import free_ports, on
 
 from lbopt.data import TrainBatches
 from lbopt.data.from_config import load_source
@@ -18,11 +17,7 @@ SHARED_RUN = pathlib.Path(__file__).with_name("shared_run.py")
 
 
 def start(devices, *arguments):
-    variables = {
-        **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_ENABLE_COMPILATION_CACHE": "false",
-    }
+    variables = {**on(devices), "JAX_ENABLE_COMPILATION_CACHE": "false"}
     command = [sys.executable, str(SHARED_RUN), *map(str, arguments)]
     return subprocess.Popen(
         command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

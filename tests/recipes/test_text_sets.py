@@ -14,7 +14,6 @@ from lbopt.data.text import StoreWriter, TextNormalization, Vocabulary, split_py
 from lbopt.data.text._pieces import SPECIAL_TOKENS
 from lbopt.data.text._wordpiece import Document
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 BERT = (
     "--config.model.size=tiny",

@@ -13,7 +13,6 @@ from lbopt.models import CNN, LSTMClassifier, from_linen
 from lbopt.sweep import Probes, noise_scales
 from lbopt.sweep.lanes import _gauges
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 KEY = jax.random.key(0)
 NUM_PARTS, PART_SIZE, DIM, SIGNAL = 8, 4, 4000, 0.5
 NOISE = {"quiet": 0.5, "loud": 3.0}

@@ -12,7 +12,6 @@ from lbopt.cli import main
 from lbopt.config import MeasureConfig, SearchConfig
 from lbopt.sweep import _trials, run_sweep
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 # Sums over the global batch have another order, and momentum over 24 steps amplifies rounding.
 RTOL = 2e-3
 MODULES = (("head", "^head/"), ("body", ""))

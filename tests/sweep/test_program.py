@@ -21,7 +21,6 @@ from lbopt.sweep.lanes import Equipment, Program, Session, Spread, make_mesh_pro
 from lbopt.sweep.lanes._arguments import Arguments
 from lbopt.sweep.search import Factors, Proposal
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 # Relative to the movement ||w_T - w_0||: other programs round differently. LAMB's direction is like
 # a sign where a gradient is only rounding, so its trials are compared over the 3 steps of batch
 # 1024, and momentum's over the 24 steps of batch 128.

@@ -10,7 +10,6 @@ import lbopt
 from lbopt.aggregators import randk, topk
 from lbopt.train import Checkpoints, _replica_rows
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 LABELS = {"out": "^out", "hidden": ""}
 ECONTROL = lbopt.econtrol(topk(0.1), 0.1)
 MOMENTUM = lbopt.ef21(topk(0.1), 0.5)

@@ -15,7 +15,6 @@ from lbopt.train import Checkpoints, _device_copies
 from lbopt.transforms import LearningRateState
 from lbopt.transforms._moments import LambMomentsState
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 BUILD = _build.build_run
 FIRST, SECOND = 6, 5
 """Steps of each phase."""

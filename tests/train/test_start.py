@@ -20,7 +20,6 @@ from lbopt.models import make_bert, stack_layers
 from lbopt.parallel import Step
 from lbopt.recipes import _initial, build_run, with_averaged_params
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 PRETRAINED = """
 from lbopt.config import *
 def get_config(arg=""):
