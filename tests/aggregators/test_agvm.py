@@ -14,7 +14,6 @@ import lbopt
 from lbopt.aggregators import as_optax, phi_modules, plain_mean
 from lbopt.transforms import monitor_layers, optimizer_metrics
 
-
 LABELS = {"body": "^body/", "head": "^head/"}
 OPTIONS = {
     "interval": 5,

@@ -11,7 +11,6 @@ from lbopt.aggregators import as_optax, cast, topk
 from lbopt.aggregators._scaling import ceil_log2, ldexp
 from tests.oracles import low_bits
 
-
 REPLICAS = 8
 
 

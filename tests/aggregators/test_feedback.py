@@ -9,7 +9,6 @@ import lbopt
 from lbopt.aggregators import Compressor, as_optax, cast, identity, randk, sign, topk
 from lbopt.stacks import stacked_paths
 
-
 STEPS = 6
 
 

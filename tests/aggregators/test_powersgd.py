@@ -11,7 +11,6 @@ import lbopt
 from lbopt.aggregators import as_optax
 from lbopt.stacks import stacked_paths
 
-
 STEPS = 7
 
 

@@ -18,7 +18,6 @@ import lbopt
 from lbopt.aggregators import _protocol, cast, randk, sign, topk
 from lbopt.stacks import stacked_paths
 
-
 LABELS = {"body": "^body/", "head": "^head/"}
 ALL = {
     "mean": _protocol.plain_mean(),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import on
+from jobs import on_devices
 
 EPSILON = 1e-5
 PROGRAM = Path(__file__).with_name("on_devices.py")
@@ -71,7 +71,7 @@ def normalized_on_eight(tmp_path_factory):
         folder = tmp_path_factory.mktemp("eight")
         (folder / "jobs").write_bytes(pickle.dumps(jobs))
         environment = {
-            **on(8),
+            **on_devices(8),
             "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
         }
         command = [sys.executable, str(PROGRAM), str(folder / "jobs"), str(folder / "results")]

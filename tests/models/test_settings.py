@@ -14,7 +14,6 @@ from lbopt.models import CNN, from_linen
 from lbopt.recipes import build_run
 
 
-
 def test_a_step_and_an_evaluation_promote_no_rank_and_no_dtype_implicitly():
     model, mesh = from_linen(CNN(widths=(4,), hidden=8)), lbopt.make_mesh(4)
     rng = np.random.default_rng(0)

@@ -47,7 +47,7 @@ def free_ports():
             return port
 
 
-def on(devices):
+def on_devices(devices):
     """Return the environment of a process with fake CPU devices that compiles as the tests do."""
     flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
     return {**os.environ, "XLA_FLAGS": flags}
@@ -55,7 +55,7 @@ def on(devices):
 
 def environment(index, count, devices, port):
     return {
-        **on(devices),
+        **on_devices(devices),
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": str(count),
         "JAX_PROCESS_ID": str(index),
@@ -135,7 +135,9 @@ def train_command(workdir, *overrides):
 def train_alone(workdir, *overrides, devices=1):
     """Return the exit code of a run of one process."""
     command = [sys.executable, "-m", "lbopt", *train_command(workdir, *overrides)]
-    return subprocess.run(command, env=on(devices), capture_output=True, timeout=120).returncode
+    return subprocess.run(
+        command, env=on_devices(devices), capture_output=True, timeout=120
+    ).returncode
 
 
 def saved_state(workdir, step, *overrides):

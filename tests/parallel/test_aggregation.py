@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jobs import on
+from jobs import on_devices
 from refusal import refused
 
 import lbopt
@@ -124,7 +124,7 @@ def test_eight_devices_too(tmp_path):
         [sys.executable, "-m", "tests.parallel.eight_devices", str(file)],
         check=True,
         cwd=root,
-        env=on(8),
+        env=on_devices(8),
         timeout=300,
     )
     gaps = json.loads(file.read_text())

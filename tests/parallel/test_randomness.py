@@ -19,7 +19,6 @@ from lbopt.models import Bert, EfficientNet, Stage, from_linen
 from lbopt.models._randomness import Dropout, StochasticDepth
 
 
-
 class Dropped(nn.Module):
     """Dropout on the pixels, then one dense layer."""
 

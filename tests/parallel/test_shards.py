@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jobs import on
+from jobs import on_devices
 
 import lbopt
 from lbopt.errors import UserError
@@ -45,7 +45,7 @@ def test_training_is_the_same_on_four_devices(sharded_run, optimizer):
 @pytest.mark.process
 @pytest.mark.slow
 def test_training_is_the_same_on_eight_devices():
-    environment = on(8)
+    environment = on_devices(8)
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     done = subprocess.run(
         [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=300

@@ -4,7 +4,6 @@ import pytest
 from short_run import trained
 
 
-
 @pytest.mark.slow
 def test_efficientnet_on_digits():
     found, _ = trained(

@@ -24,7 +24,6 @@ BATCH, LENGTH = 6, 9
 KEYS: list = []
 
 
-
 def recall(params, model_state, inputs, train, rng=None):
     """A model that has its outputs as parameters, in the order of the examples' first token."""
     KEYS.append((rng, sorted(inputs)))
