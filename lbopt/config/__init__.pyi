@@ -20,7 +20,12 @@ from ._fields import check_flag as check_flag, unused as unused
 from ._loss import LossConfig as LossConfig
 from ._measure import MeasureConfig as MeasureConfig
 from ._model import BATCH_NORMED as BATCH_NORMED, REMATS as REMATS, ModelConfig as ModelConfig
-from ._optimizer import OptimizerConfig as OptimizerConfig, resolve_clip as resolve_clip
+from ._optimizer import (
+    OptimizerConfig as OptimizerConfig,
+    check_masks as check_masks,
+    make_optimizer as make_optimizer,
+    resolve_clip as resolve_clip,
+)
 from ._parallel import ParallelConfig as ParallelConfig
 from ._phase import PhaseConfig as PhaseConfig
 from ._schedule import ScheduleConfig as ScheduleConfig

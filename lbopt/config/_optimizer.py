@@ -1,13 +1,34 @@
-"""Which optimizer."""
+"""The optimizer of a run, and its construction; every number that a sweep varies may be traced."""
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
+import contextlib
 import dataclasses
 import math
+from typing import Any, cast
 
-from lbopt.config._checks import LARGEST_INTEGER, at_least, in_range
+import jax
+import optax
+
+from lbopt import _scalars, errors, masks, stacks, tree, types
 from lbopt.config._fields import GIVEN, only
-from lbopt.errors import require, require_choice
-from lbopt.transforms import CLIP_MODES, VARIANTS
+from lbopt.errors import UserError, require, require_choice
+from lbopt.transforms import (
+    VARIANTS,
+    Labels,
+    LambVariant,
+    LarsVariant,
+    clip_by_global_norm,
+    lamb,
+    lans,
+    lars,
+    monitor_layers,
+    scale_by_agvm,
+    scale_by_learning_rate,
+    skip_bad_updates,
+    squarable,
+    track_ema,
+    track_noise_scale,
+)
 
 DTYPES = ("float32", "bfloat16")
 OPTIMIZERS = ("adam", "adamw", "lamb", "lans", "lars", "momentum", "rmsprop")
@@ -15,11 +36,12 @@ CLIP_STAGES = ("replica", "mean", "accumulated", "none")
 _ADAM_LIKE = ("adam", "adamw", "lamb", "lans")
 _LAYERWISE = ("lamb", "lans", "lars")
 _WITH_VELOCITY = ("lars", "momentum", "rmsprop")
+_DECAYED = tuple(name for name in OPTIMIZERS if name != "adam")
 
 
 @dataclasses.dataclass
 class OptimizerConfig:
-    """The optimizer and what is measured beside it.
+    """The optimizer, and quantities that are measured beside it.
 
     Attributes:
       name: "lamb", "lans", "lars", "adamw", "adam", "momentum" or "rmsprop" (TensorFlow's form, as
@@ -28,6 +50,11 @@ class OptimizerConfig:
         are the variant's.
       weight_decay: Weight decay, never the variant's. Decoupled for lamb, lans and adamw; added to
         the gradient for lars, momentum and rmsprop. Adam has none: use adamw.
+      weight_decay_exclude: Regular expressions, searched in the paths of parameters; what they match
+        is not decayed, beside what the variant leaves out (lamb and lars; biases, normalization
+        and other vectors for the rest). `("^embed/",)` for instance.
+      weight_decay_include: Regular expressions; what they match is decayed, whatever the variant
+        and `weight_decay_exclude` leave out.
       momentum: Decay of the velocity, in [0, 1).
       nesterov: Whether momentum is Nesterov's.
       b1: Decay of the first moment, in [0, 1).
@@ -39,6 +66,10 @@ class OptimizerConfig:
       trust_ratio_clip_mode: "scale", or "clip" (LARC: a layer's rate is min(learning rate, ratio));
         None for the variant's.
       trust_ratio_bounds: Bounds (low, high) of the trust ratio; None for the variant's.
+      trust_ratio_exclude: Regular expressions; what they match has trust ratio 1, beside what the
+        variant leaves out. A variant that adapts "as_weight_decay" starts from what is decayed.
+      trust_ratio_include: Regular expressions; what they match is adapted, whatever the variant and
+        `trust_ratio_exclude` leave out.
       max_grad_norm: Largest global gradient norm; None for the variant's, or no clipping.
       clip_stage: Stage of clipping: "replica" (each replica's gradient, before the mean), "mean"
         (after it, each microstep's), "accumulated" (the whole gradient of the step), or "none" (no
@@ -50,7 +81,7 @@ class OptimizerConfig:
         not finite; one more ends the run. None applies every update.
       spike_factor: Multiple of the usual gradient norm above which an update is skipped too; None
         for no such limit.
-      mu_dtype: Dtype of the first moment or the velocity, "float32" or "bfloat16".
+      mu_dtype: Dtype of the first moment or of the velocity, "float32" or "bfloat16".
       nu_dtype: Dtype of the second moment, "float32" or "bfloat16".
       track_noise_scale: Whether the gradient noise scale is logged; needs microsteps or several
         replicas.
@@ -59,7 +90,9 @@ class OptimizerConfig:
 
     name: str = "lamb"
     variant: str = only("paper", name=tuple(VARIANTS))
-    weight_decay: float = only(0.0, name=tuple(kind for kind in OPTIMIZERS if kind != "adam"))
+    weight_decay: float = only(0.0, name=_DECAYED)
+    weight_decay_exclude: tuple[str, ...] = only((), name=_DECAYED)
+    weight_decay_include: tuple[str, ...] = only((), name=_DECAYED)
     momentum: float = only(0.9, name=_WITH_VELOCITY)
     nesterov: bool = only(False, name=_WITH_VELOCITY)
     b1: float = only(0.9, name=_ADAM_LIKE)
@@ -70,6 +103,8 @@ class OptimizerConfig:
     trust_ratio_eps: float | None = only(None, name=("lars",))
     trust_ratio_clip_mode: str | None = only(None, name=("lars",))
     trust_ratio_bounds: tuple[float, float] | None = only(None, name=_LAYERWISE)
+    trust_ratio_exclude: tuple[str, ...] = only((), name=_LAYERWISE)
+    trust_ratio_include: tuple[str, ...] = only((), name=_LAYERWISE)
     max_grad_norm: float | None = only(None, clip_stage=("replica", "mean", "accumulated"))
     clip_stage: str = "accumulated"
     ema_decay: float | None = None
@@ -82,46 +117,14 @@ class OptimizerConfig:
     monitor_layers: bool = False
 
 
-def resolve_clip(config: OptimizerConfig) -> float | None:
-    """Return the norm that gradients are clipped to, the config's or the variant's; None for no clipping."""
-    if config.clip_stage == "none":
-        return None
-    if config.max_grad_norm is None and config.name in VARIANTS:
-        return getattr(VARIANTS[config.name][config.variant].options, "max_grad_norm", None)
-    return config.max_grad_norm
-
-
 def check_optimizer(optimizer: OptimizerConfig) -> None:
-    """Raise `UserError` for a value that no optimizer takes."""
-    require_choice("name", optimizer.name, OPTIMIZERS)
-    for field in ("weight_decay", "eps"):
-        at_least(field, getattr(optimizer, field), 0)
-    for field in ("momentum", "b1", "b2", "rmsprop_decay"):
-        in_range(field, getattr(optimizer, field), 0, 1)
-    if optimizer.name in VARIANTS:
-        require_choice("variant", optimizer.variant, tuple(VARIANTS[optimizer.name]))
-    coefficient = optimizer.trust_coefficient
-    require(
-        coefficient is None or 0 < coefficient < LARGEST_INTEGER,
-        "trust_coefficient",
-        coefficient,
-        "give a number > 0 (and below 2^31), or None for the variant's",
-    )
-    if optimizer.trust_ratio_eps is not None:
-        at_least("trust_ratio_eps", optimizer.trust_ratio_eps, 0)
-    if optimizer.trust_ratio_clip_mode is not None:
-        require_choice("trust_ratio_clip_mode", optimizer.trust_ratio_clip_mode, CLIP_MODES)
-    bounds = optimizer.trust_ratio_bounds
-    require(
-        bounds is None or (len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] < math.inf),
-        "trust_ratio_bounds",
-        bounds,
-        "give (low, high) with 0 <= low <= high, or None",
-    )
-    for field in ("mu_dtype", "nu_dtype"):
-        require_choice(field, getattr(optimizer, field), DTYPES)
-    _check_clip(optimizer)
-    _check_guards(optimizer)
+    """Raise `UserError`, naming "optimizer.field", for an optimizer that cannot be built."""
+    make_optimizer(optimizer, learning_rate=1.0, global_batch_size=2)
+    with errors.under("optimizer"):
+        for field in ("mu_dtype", "nu_dtype"):
+            require_choice(field, getattr(optimizer, field), DTYPES)
+        _check_clip(optimizer)
+        _check_spikes(optimizer)
 
 
 def _check_clip(optimizer: OptimizerConfig) -> None:
@@ -134,15 +137,322 @@ def _check_clip(optimizer: OptimizerConfig) -> None:
     require(not idle, "clip_stage", stage, fix, code="conflict", also=["max_grad_norm"])
 
 
-def _check_guards(optimizer: OptimizerConfig) -> None:
-    if optimizer.ema_decay is not None:
-        in_range("ema_decay", optimizer.ema_decay, 0, 1)
-    if optimizer.skip_limit is not None:
-        at_least("skip_limit", optimizer.skip_limit, 0)
-    if optimizer.spike_factor is None:
-        return
-    factor, stage = optimizer.spike_factor, optimizer.clip_stage
-    require(1 < factor < math.inf, "spike_factor", factor, "give a number > 1, or None")
+def _check_spikes(optimizer: OptimizerConfig) -> None:
+    stage, factor = optimizer.clip_stage, optimizer.spike_factor
+    cuts = factor is not None and stage in ("replica", "mean")
     fix = f"{{clip_stage}} = {stage!r} cuts spikes off first; use 'accumulated' or 'none' there"
-    cuts = stage in ("replica", "mean")
     require(not cuts, "spike_factor", factor, fix, code="conflict", also=["clip_stage"])
+
+
+def resolve_clip(config: OptimizerConfig) -> float | None:
+    """Return the norm that gradients are clipped to, the config's or the variant's.
+
+    None for no clipping.
+    """
+    if config.clip_stage == "none":
+        return None
+    if config.max_grad_norm is None:
+        return getattr(_variant(config), "max_grad_norm", None)
+    return config.max_grad_norm
+
+
+def _variant(config: OptimizerConfig) -> Any:
+    """Return the options of the config's variant; None for an optimizer that has no variants."""
+    if config.name not in VARIANTS:
+        return None
+    require_choice("variant", config.variant, VARIANTS[config.name])
+    return VARIANTS[config.name][config.variant].options
+
+
+def make_optimizer(
+    config: OptimizerConfig,
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: float | jax.Array | None = None,
+    global_batch_size: int | None = None,
+    stacked: types.Stacked = None,
+    module_labels: Labels | None = None,
+) -> optax.GradientTransformation:
+    """Build the optimizer of a config.
+
+    A chain of the noise scale's measurement, the clip, the optimizer and what watches its updates;
+    inside the guard against updates that are not finite, if there is one.
+
+    Args:
+      config: The optimizer and its constants.
+      learning_rate: Number or schedule.
+      weight_decay: Weight decay instead of the config's; may be traced.
+      global_batch_size: Examples per step, for `track_noise_scale`.
+      stacked: The parameters that are stacks of layers, each layer with a trust ratio of its own.
+      module_labels: Modules whose updates AGVM scales; None for none.
+
+    Raises:
+      UserError: naming a field of the config, "optimizer.b1" for instance.
+    """
+    with errors.under("optimizer"):
+        require_choice("name", config.name, OPTIMIZERS)
+        max_norm = resolve_clip(config)
+
+    links = []
+    if config.track_noise_scale:
+        assert global_batch_size is not None, "track_noise_scale needs the batch size"
+        links.append(track_noise_scale(global_batch_size))
+    if max_norm is not None and config.clip_stage == "accumulated":
+        with errors.under("optimizer", max_norm="optimizer.max_grad_norm"):
+            links.append(clip_by_global_norm(max_norm, _clip_eps(config)))
+    with _naming(config.name):
+        links.append(_BUILDERS[config.name](config, learning_rate, weight_decay, stacked))
+
+    if module_labels is not None:
+        links.append(scale_by_agvm(module_labels))
+    if config.monitor_layers:
+        links.append(monitor_layers(stacked))
+    if config.ema_decay is not None:
+        with errors.under("optimizer", decay="optimizer.ema_decay"):
+            links.append(track_ema(config.ema_decay, config.ema_ramp))
+    tx = optax.chain(*links)
+    if config.skip_limit is None:
+        return tx
+    with errors.under("optimizer", max_consecutive="optimizer.skip_limit"):
+        return skip_bad_updates(tx, config.skip_limit, config.spike_factor)
+
+
+def check_masks(
+    config: OptimizerConfig, params: types.Params, stacked: types.Stacked = None
+) -> None:
+    """Raise `UserError` if the patterns of a mask do not fit the parameters.
+
+    Args:
+      config: The optimizer.
+      params: Parameters or their shapes.
+      stacked: The parameters that are stacks of layers.
+    """
+    masked = {
+        "weight_decay_exclude": _decayed_leaves,
+        "weight_decay_include": _decayed_leaves,
+        "trust_ratio_exclude": _adapted_leaves,
+        "trust_ratio_include": _adapted_leaves,
+    }
+    for field, leaves in masked.items():
+        patterns = getattr(config, field)
+        if not patterns:
+            continue
+        try:
+            masks.select_paths(*patterns)(params)
+            layers = stacks.resolve_stacked(stacked, params)
+            masks.resolve_mask(leaves(config), params, field, layers)
+        except ValueError as error:
+            raise UserError(f"optimizer.{field}", patterns, str(error), code="mismatch") from error
+
+
+def _decayed_leaves(config: OptimizerConfig) -> types.Mask:
+    """Return the mask of decayed leaves: the variant's, and the patterns of the config."""
+    options = _variant(config)
+    default = masks.weights_only if options is None else options.weight_decay_mask
+    exclude, include = config.weight_decay_exclude, config.weight_decay_include
+    return _changed_mask(default, "weight_decay", exclude, include)
+
+
+def _adapted_leaves(config: OptimizerConfig) -> types.Mask:
+    """Return the mask of leaves with a trust ratio: the variant's, and the config's patterns."""
+    options = _variant(config)
+    default = masks.weights_only if options is None else options.trust_ratio_mask
+    if isinstance(default, str):  # "as_weight_decay"
+        default = _decayed_leaves(config)
+    exclude, include = config.trust_ratio_exclude, config.trust_ratio_include
+    return _changed_mask(default, "trust_ratio", exclude, include)
+
+
+def _changed_mask(
+    default: types.Mask, name: str, exclude: tuple[str, ...], include: tuple[str, ...]
+) -> types.Mask:
+    for field, patterns in ((f"{name}_exclude", exclude), (f"{name}_include", include)):
+        try:
+            tree.check_patterns(patterns or ("",))
+        except ValueError as error:
+            raise UserError(field, patterns, str(error)) from error
+    mask: Any = masks.without(*exclude, default=default)
+    if not include:
+        return mask
+    return (masks.all_leaves if mask is None else mask) | masks.select_paths(*include)
+
+
+def _naming(name: str) -> contextlib.AbstractContextManager[None]:
+    """Let errors about the arguments of an optimizer name the fields of its config."""
+    if name != "lars":
+        return errors.under("optimizer")
+    return errors.under(
+        "optimizer",
+        clip_mode="optimizer.trust_ratio_clip_mode",
+        eps="optimizer.trust_ratio_eps",
+        momentum_dtype="optimizer.mu_dtype",
+    )
+
+
+def _clip_eps(config: OptimizerConfig) -> float:
+    return getattr(_variant(config), "max_grad_norm_eps", 0.0)
+
+
+def _decay(config: OptimizerConfig, weight_decay: float | jax.Array | None) -> Any:
+    return config.weight_decay if weight_decay is None else weight_decay
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None: the others are the variant's."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _lamb(
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
+) -> optax.GradientTransformation:
+    return lamb(
+        learning_rate,
+        config.b1,
+        config.b2,
+        config.eps,
+        _decay(config, weight_decay),
+        _decayed_leaves(config),
+        _adapted_leaves(config),
+        max_grad_norm=None,  # make_optimizer or the step clips
+        variant=cast(LambVariant, config.variant),
+        stacked=stacked,
+        mu_dtype=config.mu_dtype,
+        nu_dtype=config.nu_dtype,
+        **_given(trust_ratio_bounds=config.trust_ratio_bounds),
+    )
+
+
+def _lans(
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
+) -> optax.GradientTransformation:
+    return lans(
+        learning_rate,
+        config.b1,
+        config.b2,
+        config.eps,
+        _decay(config, weight_decay),
+        _decayed_leaves(config),
+        _adapted_leaves(config),
+        config.trust_ratio_bounds,
+        stacked=stacked,
+        mu_dtype=config.mu_dtype,
+        nu_dtype=config.nu_dtype,
+    )
+
+
+def _lars(
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
+) -> optax.GradientTransformation:
+    return lars(
+        learning_rate,
+        _decay(config, weight_decay),
+        config.momentum,
+        weight_decay_mask=_decayed_leaves(config),
+        trust_ratio_mask=_adapted_leaves(config),
+        variant=cast(LarsVariant, config.variant),
+        nesterov=config.nesterov,
+        stacked=stacked,
+        momentum_dtype=config.mu_dtype,
+        **_given(
+            trust_coefficient=config.trust_coefficient,
+            eps=config.trust_ratio_eps,
+            clip_mode=config.trust_ratio_clip_mode,
+            trust_ratio_bounds=config.trust_ratio_bounds,
+        ),
+    )
+
+
+def _momentum(
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
+) -> optax.GradientTransformation:
+    del stacked
+    return optax.chain(
+        _add_decay(config, weight_decay),
+        _velocity(config),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+def _with_squares(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Return `inner`, which keeps squares of its updates, for updates whose squares are finite."""
+
+    def update_fn(
+        updates: optax.Updates, state: Any, params: types.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        return inner.update(
+            jax.tree.map(lambda u: squarable(u).astype(u.dtype), updates), state, params
+        )
+
+    return optax.GradientTransformation(inner.init, update_fn)
+
+
+def _adam_moments(config: OptimizerConfig) -> optax.GradientTransformation:
+    for field in ("b1", "b2"):  # Optax takes any number
+        _scalars.require_decay_rate(field, getattr(config, field))
+    _scalars.require_at_least("eps", config.eps, 0)
+    return _with_squares(optax.scale_by_adam(config.b1, config.b2, config.eps))
+
+
+def _add_decay(config: OptimizerConfig, weight_decay) -> optax.GradientTransformation:
+    decay = _decay(config, weight_decay)
+    _scalars.require_at_least("weight_decay", decay, 0)
+    return optax.add_decayed_weights(decay, mask=_decayed_leaves(config))
+
+
+def _velocity(config: OptimizerConfig) -> optax.GradientTransformation:
+    _scalars.require_decay_rate("momentum", config.momentum)
+    return optax.trace(config.momentum, config.nesterov)
+
+
+def _adam(
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
+) -> optax.GradientTransformation:
+    del weight_decay, stacked
+    return optax.chain(
+        _adam_moments(config),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+def _adamw(
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
+) -> optax.GradientTransformation:
+    del stacked
+    return optax.chain(
+        _adam_moments(config),
+        _add_decay(config, weight_decay),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+def _rmsprop(
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
+) -> optax.GradientTransformation:
+    """Build TensorFlow's form.
+
+    Its means of squares begin at 1, eps is under the root, and the learning rate is inside the
+    momentum.
+    """
+    del stacked
+    _scalars.require_decay_rate("rmsprop_decay", config.rmsprop_decay)
+    _scalars.require_at_least("eps", config.eps, 0)
+    return optax.chain(
+        _add_decay(config, weight_decay),
+        _with_squares(
+            optax.scale_by_rms(
+                config.rmsprop_decay, config.eps, initial_scale=1.0, eps_in_sqrt=True
+            )
+        ),
+        scale_by_learning_rate(learning_rate),
+        _velocity(config),
+    )
+
+
+_BUILDERS = {
+    "adam": _adam,
+    "adamw": _adamw,
+    "lamb": _lamb,
+    "lans": _lans,
+    "lars": _lars,
+    "momentum": _momentum,
+    "rmsprop": _rmsprop,
+}

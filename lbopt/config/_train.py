@@ -165,7 +165,6 @@ class TrainConfig:
             ("data", check_data),
             ("model", check_model),
             ("loss", check_loss),
-            ("optimizer", check_optimizer),
             ("schedule", check_schedule),
             ("parallel", check_parallel),
             ("checkpoint", _check_checkpoint),
@@ -176,6 +175,7 @@ class TrainConfig:
             with errors.under("phase2"):
                 check_phase(self.phase2)
         _check_model_fits_data(self)
+        check_optimizer(self.optimizer)
         step_options(self)
         _fields.check_all(self)
         _check_carried_state(self)

@@ -8,7 +8,7 @@ from ._build import (
 from ._initial import TEXT_NORMALIZATION_KEY as TEXT_NORMALIZATION_KEY
 from ._language_model import CARRY as CARRY
 from ._networks import make_network as make_network
-from ._optimizers import make_optimizer as make_optimizer
+from ._patterns import check_patterns as check_patterns
 from ._problem import Problem as Problem, check_batch as check_batch, make_problem as make_problem
 from ._schedule import (
     ResolvedSchedule as ResolvedSchedule,

@@ -13,7 +13,14 @@ import jax
 from jax.sharding import Mesh
 
 from lbopt import errors, types
-from lbopt.config import ParallelConfig, TrainConfig, naming, naming_phase2, scaled_modules
+from lbopt.config import (
+    ParallelConfig,
+    TrainConfig,
+    make_optimizer,
+    naming,
+    naming_phase2,
+    scaled_modules,
+)
 from lbopt.data import TrainBatches
 from lbopt.data.from_config import load_source
 from lbopt.errors import require, require_choice
@@ -26,7 +33,7 @@ from lbopt.parallel import (
     split_seed,
     torus_grid,
 )
-from lbopt.recipes import _initial, _optimizers, _problem, _replicas, _schedule, _step
+from lbopt.recipes import _initial, _patterns, _problem, _schedule, _step
 from lbopt.replicas import Replicas
 from lbopt.train import Cadence, Run, Target
 from lbopt.transforms import ema_params
@@ -116,9 +123,9 @@ def _build_phase(
         config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps
     )
     schedule = _schedule.make_schedule(config.schedule, resolved)
+    _patterns.check_patterns(config, problem)
     labels = scaled_modules(config.aggregator)
-    _replicas.check_modules(labels, problem.init)
-    tx = _optimizers.make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
+    tx = make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
     train_step = _step.make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
     position = (before.last_step, before.examples_seen(before.last_step)) if before else (0, 0)
     first_step, first_example = position

@@ -44,6 +44,7 @@ class Problem(NamedTuple):
 
     Attributes:
       init: key -> (params, model_state).
+      params: Shapes and dtypes of the parameters.
       loss_fn: see `lbopt.types.LossFn`.
       metric_fn: see `lbopt.types.MetricFn`.
       splits: training, validation and test sets.
@@ -55,6 +56,7 @@ class Problem(NamedTuple):
     """
 
     init: Any
+    params: types.Params
     loss_fn: types.LossFn
     metric_fn: types.MetricFn
     splits: Splits
@@ -107,6 +109,7 @@ def make_problem(
     evaluator = task.evaluator or means_of(task.metric_fn)
     return Problem(
         init,
+        shapes[0],
         loss_fn,
         task.metric_fn,
         source.splits,

@@ -11,7 +11,14 @@ import jax
 
 from lbopt.config import Arm, SearchConfig, SweepConfig, TrainConfig
 from lbopt.errors import UserError, require, require_choice
-from lbopt.recipes import Problem, ResolvedSchedule, check_batch, make_problem, resolve_schedule
+from lbopt.recipes import (
+    Problem,
+    ResolvedSchedule,
+    check_batch,
+    check_patterns,
+    make_problem,
+    resolve_schedule,
+)
 from lbopt.replicas import Replicas
 from lbopt.schedules import Units
 from lbopt.sweep.search import Factors, Proposal, search_cost
@@ -230,6 +237,7 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
         "most that"
     )
     require(sizes[-1] <= examples, "config.global_batch_sizes", sizes, fix, code="mismatch")
+    check_patterns(train, problem)
     _check_probes(config, train, problem)
     names = set(problem.metric_names)
     fix = (
@@ -252,9 +260,8 @@ def _check_probes(config: SweepConfig, train: TrainConfig, problem: Problem) -> 
     size = measure.probe_part_size
     modules = measure.phi_modules
     if modules:
-        params, _ = jax.eval_shape(problem.init, jax.random.key(0))
         try:
-            resolve_labels(dict(modules), params)
+            resolve_labels(dict(modules), problem.params)
         except ValueError as error:
             place = "config.measure.phi_modules"
             raise UserError(place, modules, f"{error}", code="mismatch") from error

@@ -11,11 +11,11 @@ import optax
 import pairs
 
 import lbopt
-from lbopt.config import DataConfig, ModelConfig, OptimizerConfig
+from lbopt.config import DataConfig, ModelConfig, OptimizerConfig, make_optimizer
 from lbopt.data import TrainBatches
 from lbopt.models import CNN
 from lbopt.parallel import batch_sharding, put_replicated, replicated_sharding
-from lbopt.recipes import build_state, make_optimizer, make_problem
+from lbopt.recipes import build_state, make_problem
 
 LEARNING_RATE = 0.01
 CASES = [

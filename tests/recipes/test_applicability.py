@@ -27,6 +27,7 @@ from lbopt.config import (
     _fields,
     group_of,
     make_aggregator as build_aggregator,
+    make_optimizer as build_optimizer,
 )
 from lbopt.config._aggregator import AGGREGATORS, COMPRESSORS
 from lbopt.config._model import MODELS, SIZES
@@ -34,7 +35,7 @@ from lbopt.config._optimizer import OPTIMIZERS
 from lbopt.config._schedule import DECAYS, WARMUP_RULES
 from lbopt.config._search import METHODS, PRUNERS
 from lbopt.errors import UserError
-from lbopt.recipes import _optimizers, _replicas, _schedule, make_network, make_problem
+from lbopt.recipes import _schedule, _step, make_network, make_problem
 from lbopt.sweep.search import make_searcher, search_cost
 
 DIGITS = str(pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py")
@@ -47,7 +48,7 @@ def product(kind, **choices):
 
 
 def make_optimizer(config):
-    _optimizers.make_optimizer(config, 0.1, global_batch_size=64)
+    build_optimizer(config, 0.1, global_batch_size=64)
 
 
 def make_schedule(config):
@@ -58,7 +59,7 @@ def make_schedule(config):
 def make_aggregator(config):
     if build_aggregator(config, OptimizerConfig()) is not None:
         assert group_of(config) == "replicas"
-        _replicas.check_replicas(config, 2)
+        _step.check_replicas(config, 2)
 
 
 def search(config):

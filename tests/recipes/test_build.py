@@ -11,7 +11,7 @@ from refusal import refused
 
 import lbopt
 from lbopt.cli import call_get_config
-from lbopt.config import SweepConfig, TrainConfig
+from lbopt.config import SweepConfig, TrainConfig, make_optimizer
 from lbopt.data import load_digits
 from lbopt.data.from_config import load_source
 from lbopt.recipes import _build, make_problem, make_schedule, resolve_schedule
@@ -216,7 +216,7 @@ def test_a_run_and_a_study_start_from_the_same_state():
     config = load("digits_cnn.py:lamb-64")
     config.model.widths, config.model.hidden, config.seed = (4,), 8, 5
     problem = make_problem(config.data, config.model)
-    tx = _build._optimizers.make_optimizer(config.optimizer, 0.1)
+    tx = make_optimizer(config.optimizer, 0.1)
     traced = jax.jit(lambda seed: _build.build_state(problem, tx, seed).params)(np.uint32(5))
     run = _build.build_run(config).init().params
     for ours, theirs in zip(jax.tree.leaves(traced), jax.tree.leaves(run), strict=True):

@@ -1,15 +1,29 @@
 """Optimizers by name take the steps of the same chains of Optax."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from refusal import refused
 
-from lbopt.config import OptimizerConfig, resolve_clip
-from lbopt.recipes import make_optimizer
+from lbopt import tree
+from lbopt.cli import load_config
+from lbopt.config import (
+    OptimizerConfig,
+    SweepConfig,
+    TrainConfig,
+    check_masks,
+    make_optimizer,
+    resolve_clip,
+)
+from lbopt.recipes import build_run
+from lbopt.sweep import make_cells, make_problems
 from lbopt.transforms import lamb, lans, lars, optimizer_metrics
 
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 SCHEDULE = optax.linear_schedule(0.1, 0.02, 6)
 MASK = {"Dense_0": {"kernel": True, "bias": False}, "BatchNorm_0": {"scale": False}}
 
@@ -249,3 +263,82 @@ def test_what_is_watched_is_in_the_metrics():
         "update_norm",
         "update_over_weight",
     }
+
+
+EMBEDDED = {
+    "embed": {"embedding": np.full((4, 3), 2.0, np.float32)},
+    "Dense_0": {"kernel": np.full((3, 2), 3.0, np.float32), "bias": np.ones(2, np.float32)},
+}
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "lans", "lars", "momentum", "rmsprop"])
+def test_patterns_change_which_parameters_decay_and_keep_the_rest_of_the_default(name):
+    def decayed(**patterns):
+        """Return the parameters that move under gradients of zero."""
+        tx = make_optimizer(OptimizerConfig(name, weight_decay=0.5, **patterns), 0.1)
+        zeros = jax.tree.map(jnp.zeros_like, EMBEDDED)
+        updates, _ = tx.update(zeros, tx.init(EMBEDDED), EMBEDDED)
+        return {leaf for leaf, update in tree.by_name(updates).items() if np.any(update)}
+
+    assert decayed() == {"embed/embedding", "Dense_0/kernel"}
+    assert decayed(weight_decay_exclude=("^embed/",)) == {"Dense_0/kernel"}
+    both = decayed(weight_decay_exclude=("^Dense_0/",), weight_decay_include=("0/bias$",))
+    assert both == {"embed/embedding", "Dense_0/bias"}
+
+
+def adapted(**fields):
+    """Return the parameters that have a trust ratio."""
+    state = make_optimizer(OptimizerConfig(**fields), 0.1).init(EMBEDDED)
+    return {
+        leaf for leaf in tree.by_name(EMBEDDED) if f"trust_ratio/{leaf}" in optimizer_metrics(state)
+    }
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_patterns_change_which_parameters_are_adapted(name):
+    assert adapted(name=name) == {"embed/embedding", "Dense_0/kernel"}
+    assert adapted(name=name, trust_ratio_exclude=("^embed/",)) == {"Dense_0/kernel"}
+    one_more = adapted(name=name, trust_ratio_include=("0/bias$",))
+    assert one_more == {"embed/embedding", "Dense_0/kernel", "Dense_0/bias"}
+
+
+def test_a_variant_that_adapts_as_it_decays_follows_the_patterns_of_the_decay():
+    albert = {"name": "lamb", "variant": "albert", "weight_decay_exclude": ("^embed/",)}
+    assert adapted(**albert) == {"Dense_0/kernel"}
+    assert adapted(**albert, trust_ratio_include=("^embed/",)) == {
+        "embed/embedding",
+        "Dense_0/kernel",
+    }
+
+
+@pytest.mark.parametrize("field", ["weight_decay_exclude", "trust_ratio_include"])
+def test_a_pattern_that_is_no_regular_expression_is_refused(field):
+    config = TrainConfig(optimizer=OptimizerConfig(**{field: ("(",)}))
+    with refused(f"config.optimizer.{field}", ("(",), "value"):
+        config.validate()
+
+
+@pytest.mark.parametrize(
+    ("field", "patterns"),
+    [
+        ("weight_decay_exclude", ("^nothing/",)),
+        ("weight_decay_exclude", ("kernel", "embedding")),  # nothing is left to decay
+        ("weight_decay_include", ("",)),
+        ("trust_ratio_exclude", ("^nothing/",)),
+    ],
+)
+def test_patterns_that_do_not_fit_the_parameters_are_refused(field, patterns):
+    check_masks(OptimizerConfig(weight_decay_exclude=("^embed/",)), EMBEDDED)
+    with refused(f"optimizer.{field}", patterns, "mismatch"):
+        check_masks(OptimizerConfig(**{field: patterns}), EMBEDDED)
+
+
+def test_runs_and_studies_check_patterns_before_they_compile():
+    flag = "--config.optimizer.weight_decay_exclude=('^nothing/',)"
+    run = load_config(f"{CONFIGS / 'digits_cnn.py'}:lamb-64", [flag], TrainConfig)
+    with refused("config.optimizer.weight_decay_exclude", ("^nothing/",), "mismatch"):
+        build_run(run)
+    study = load_config(f"{CONFIGS / 'sweeps' / 'digits_limit.py'}:smoke", [], SweepConfig)
+    study.arms[0].optimizer.trust_ratio_exclude = ("^nothing/",)
+    with refused("config.arms[0].optimizer.trust_ratio_exclude", code="mismatch"):
+        make_cells(study, make_problems(study))
