@@ -16,8 +16,8 @@ from lbopt.config import (
     OptimizerConfig,
     ScheduleConfig,
     TrainConfig,
+    parse_row,
 )
-from lbopt.errors import UserError, require_choice
 
 EPOCHS = {"base_batch_size": 64, "warmup_rule": "epochs", "base_warmup_epochs": 1.0}
 LEGW = {
@@ -52,18 +52,13 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
         config.about.status = "not yet run"
         config.checkpoint = CheckpointConfig(every_steps=4)
         return config
-    name, _, size = (arg or "lamb-256").partition("-")
-    require_choice("--config row", name, OPTIMIZERS)
-    if not size.isdecimal():
-        raise UserError(
-            f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-1024, or smoke"
-        )
+    name, size = parse_row(arg or "lamb-256", OPTIMIZERS)
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
-    status = "measured here" if size in MEASURED else "not yet run"
+    status = "measured here" if str(size) in MEASURED else "not yet run"
     return TrainConfig(
         name=f"digits_cnn:{name}-{size}",
         about=About(paper="LAMB 1904.00962, LARS 1708.03888, LEGW 1901.08256", status=status),
-        global_batch_size=int(size),
+        global_batch_size=size,
         num_epochs=20.0,
         model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8),
         optimizer=optimizer,

@@ -20,8 +20,8 @@ from lbopt.config import (
     OptimizerConfig,
     ScheduleConfig,
     TrainConfig,
+    parse_row,
 )
-from lbopt.errors import UserError, require_choice
 
 LEGW = {
     "base_batch_size": 64,
@@ -46,20 +46,15 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
         config.num_epochs, config.log_every_steps, config.eval_every_steps = 2.0, 2, 8
         config.model.hidden, config.checkpoint.every_steps = 16, 4
         return config
-    name, _, size = (arg or "lamb-256").partition("-")
-    require_choice("--config row", name, OPTIMIZERS)
-    if not size.isdecimal():
-        raise UserError(
-            f"--config row = {arg!r}: use OPTIMIZER-BATCH, for instance lamb-1024, or smoke"
-        )
+    name, size = parse_row(arg or "lamb-256", OPTIMIZERS)
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     return TrainConfig(
         name=f"digits_lstm:{name}-{size}",
         about=About(
             paper="LEGW 1901.08256, LAMB 1904.00962",
-            status="measured here" if size in MEASURED else "not yet run",
+            status="measured here" if str(size) in MEASURED else "not yet run",
         ),
-        global_batch_size=int(size),
+        global_batch_size=size,
         num_epochs=20.0,
         model=ModelConfig("lstm", hidden=64),
         optimizer=optimizer,

@@ -28,6 +28,7 @@ from ._optimizer import (
 )
 from ._parallel import ParallelConfig as ParallelConfig
 from ._phase import PhaseConfig as PhaseConfig
+from ._rows import parse_row as parse_row
 from ._schedule import ScheduleConfig as ScheduleConfig
 from ._search import SearchConfig as SearchConfig, check_search as check_search
 from ._step import naming_step as naming_step, step_options as step_options
