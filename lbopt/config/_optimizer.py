@@ -240,8 +240,10 @@ def check_masks(
             masks.select_paths(*patterns)(params)
             layers = stacks.resolve_stacked(stacked, params)
             masks.resolve_mask(leaves(config), params, field, layers)
-        except ValueError as error:
-            raise UserError(f"optimizer.{field}", patterns, str(error), code="mismatch") from error
+        except UserError as error:
+            raise UserError(
+                f"optimizer.{field}", patterns, error.reason, code="mismatch"
+            ) from error
 
 
 def _decayed_leaves(config: OptimizerConfig) -> types.Mask:
@@ -268,8 +270,8 @@ def _changed_mask(
     for field, patterns in ((f"{name}_exclude", exclude), (f"{name}_include", include)):
         try:
             tree.check_patterns(patterns or ("",))
-        except ValueError as error:
-            raise UserError(field, patterns, str(error)) from error
+        except UserError as error:
+            raise UserError(field, patterns, error.reason) from error
     mask: Any = masks.without(*exclude, default=default)
     if not include:
         return mask

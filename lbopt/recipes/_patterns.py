@@ -16,6 +16,6 @@ def check_patterns(config: TrainConfig, problem: Problem) -> None:
         return
     try:
         resolve_labels(labels, problem.params)
-    except ValueError as error:
+    except UserError as error:
         modules = config.aggregator.modules
-        raise UserError("aggregator.modules", modules, str(error), code="mismatch") from error
+        raise UserError("aggregator.modules", modules, error.reason, code="mismatch") from error
