@@ -25,9 +25,9 @@ from lbopt.errors import UserError
 
 _OVERRIDE = ("--config.", "-config.")
 _LOCAL = ("configs", "data_dir", "folder", "job_secret_file", "manual_dir", "output", "vocab")
-"""Flags that take a path of this machine. `--workdir` takes one or a bucket's, `--config` has a row behind it."""
+"""Flags that take a local path. (`--workdir` may be in a bucket, and `--config` may have a row.)"""
 _beside: dict[str, str] = {}
-"""Modules that configs of this process have imported from beside them -> that folder."""
+"""Modules that configs of this process have imported from their own folder -> that folder."""
 
 
 def parse(
@@ -36,16 +36,17 @@ def parse(
     """Split a command line into its flags and its config overrides.
 
     Args:
-      command: name, for the help.
+      command: name of the command, for its help.
       argv: arguments after the command.
       defined: flag -> help text; every flag takes a string.
-      required: flags that must be given.
+      required: names of the flags that must be given.
 
     Returns:
       The flags that were given, and the `--config.field=VALUE` arguments.
 
     Raises:
-      UserError: for an unknown flag, a stray argument, a required flag that is missing, or a path that is none of this machine.
+      UserError: if a flag is unknown, an argument is not a flag, a required flag is missing, or a
+        path is not on this machine.
     """
     if {"-h", "--help"} & set(argv):
         words = (f"--{name}=..." if name in required else f"[--{name}=...]" for name in defined)
@@ -53,28 +54,33 @@ def parse(
         width = max(map(len, defined), default=0) + 2
         show(*(f"  --{name:<{width}}{text}" for name, text in defined.items()))
         raise SystemExit(0)
-    overrides = (
-        [argument for argument in argv if argument.startswith(_OVERRIDE)]
-        if "config" in defined
-        else []
-    )
+
+    overrides = []
+    if "config" in defined:
+        overrides = [argument for argument in argv if argument.startswith(_OVERRIDE)]
     values = flags.FlagValues()
     for name, text in defined.items():
         flags.DEFINE_string(name, None, text, flag_values=values)
+    lists = f"lbopt {command} --help lists the flags"
     try:
         stray = values([command, *(argument for argument in argv if argument not in overrides)])[1:]
+    except flags.UnrecognizedFlagError as error:
+        near = difflib.get_close_matches(error.flagname, defined, n=1)
+        hint = f"did you mean --{near[0]}? " if near else ""
+        fix = f"no flag of this command; {hint}{lists}"
+        raise UserError(f"--{error.flagname}", reason=fix, code="choice") from error
     except flags.Error as error:
-        raise UserError(f"{error}; lbopt {command} --help lists the flags") from error
+        raise UserError("flags", reason=f"{error}; {lists}") from error
     if stray:
-        raise UserError(
-            f"argument {stray[0]!r} is not a flag: write --flag=VALUE; lbopt {command} --help lists the flags"
-        )
+        fix = f"not a flag; write --flag=VALUE ({lists})"
+        raise UserError("argument", stray[0], fix, code="choice")
+
     given = {name: value for name in defined if (value := values[name].value) is not None}
     for name in required:
         if not given.get(name):
-            raise UserError(
-                f"--{name} is missing: give --{name}={'FILE[:ROW]' if name == 'config' else 'VALUE'}; lbopt {command} --help lists the flags"
-            )
+            value = "FILE[:ROW]" if name == "config" else "VALUE"
+            fix = f"missing; give --{name}={value} ({lists})"
+            raise UserError(f"--{name}", reason=fix, code="missing")
     for name, value in given.items():
         if name in _LOCAL:
             paths.local(value, f"--{name}")
@@ -84,27 +90,34 @@ def parse(
 
 
 def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type, ...]) -> Any:
-    """Return the config that `FILE[:ARG]` gives, with the overrides applied; not validated yet.
+    """Return the config of a file with the overrides applied; it is not validated yet.
+
+    Args:
+      flag: `FILE[:ROW]`.
+      overrides: `--config.field=VALUE` arguments.
+      expected: class, or classes, of which the config must be an instance.
 
     Raises:
-      UserError: if the file cannot be loaded, if it gives something else than `expected`, or if an override names no
-        field or does not parse.
+      UserError: if the file cannot be loaded, if its config is not of the expected class, if an
+        override names no field, or if its value cannot be parsed.
     """
     config = call_get_config(flag)
     if not isinstance(config, expected):
         kinds = expected if isinstance(expected, tuple) else (expected,)
         needed = " or a ".join(kind.__name__ for kind in kinds)
-        fix = f"it gives a {type(config).__name__}, this command needs a {needed}"
+        fix = f"it gives a {type(config).__name__}; give a file for a {needed}"
         raise UserError("--config", flag, fix, code="type")
+
     for override in overrides:
         _check_override(config, override)
-    # A tuple given twice would be taken for its parts; of two values the last one counts, as with every flag.
+    # The last of two values counts, as with every flag; given two tuples, absl would join them.
     overrides = list({_named(override): override for override in overrides}.values())
     before = {name: operator.attrgetter(name)(config) for name in map(_named, overrides)}
     already_unused = unused(config)
     overrides = [override for override in overrides if not _set_to_none(config, override)]
-    for override in overrides:  # whose group may be None now
+    for override in overrides:  # again: the group of a field may be None now
         _check_override(config, override)
+
     values = flags.FlagValues()
     holder = config_flags.DEFINE_config_dataclass(
         "config", config, flag_values=values, sys_argv=list(overrides)
@@ -115,7 +128,8 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
     with errors.under("config"):
         for name, value in before.items():
             check_flag(holder.value, name, value)
-    # A flag that chooses another kind makes fields of the file's kind idle: nobody asked for them.
+
+    # If a flag chose another kind, fields that only the file's kind reads return to their defaults.
     for name, (group, field) in unused(holder.value).items():
         if name not in already_unused:
             setattr(group, field.name, field.default)
@@ -123,7 +137,11 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
 
 
 def _parse_override(values: flags.FlagValues, override: str) -> None:
-    """Set the field that an override names, or raise `UserError` if its text is no value of the field's type."""
+    """Set the field that an override names.
+
+    Raises:
+      UserError: if its text is not a value of the field's type.
+    """
     name, _, text = override.lstrip("-").partition("=")
     try:
         values(["lbopt", override])
@@ -131,13 +149,13 @@ def _parse_override(values: flags.FlagValues, override: str) -> None:
         reason = str(error).removeprefix(f"flag --{name}={text}: ")
         fix = f"{reason}; give a value of the field's type"
         raise UserError(f"--{name}", text, fix, code="type") from error
-    except (RecursionError, MemoryError) as error:  # Python's parser, of brackets in brackets
+    except (RecursionError, MemoryError) as error:  # from Python's parser, given nested brackets
         fix = "nested too deeply; give a value of the field's type"
         raise UserError(f"--{name}", reason=fix, code="type") from error
 
 
 def call_get_config(flag: str) -> Any:
-    """Import a config file and call its `get_config(arg)`; the flag is `FILE` or `FILE:ARG`, and FILE may have colons too."""
+    """Import the config file of `FILE[:ROW]` and return the result of its `get_config(ROW)`."""
     path, argument = split_row(flag)
     config = _from_config_file(flag, path, lambda module: module.get_config(argument))
     with errors.under("config"):
@@ -146,12 +164,12 @@ def call_get_config(flag: str) -> Any:
 
 
 def split_row(flag: str) -> tuple[str, str]:
-    """Return the path and the row of `FILE[:ROW]`, whose FILE may have colons too.
+    """Return the path and the row of `FILE[:ROW]`, whose FILE may contain colons too.
 
     Raises:
-      UserError: if it is an address.
+      UserError: if FILE is an address.
     """
-    cuts = [place for place, letter in enumerate(flag) if letter == ":"] + [len(flag)]
+    cuts = [index for index, letter in enumerate(flag) if letter == ":"] + [len(flag)]
     cut = next((cut for cut in cuts if os.path.isfile(os.path.expanduser(flag[:cut]))), None)
     if cut is None:
         paths.local(flag, "--config")
@@ -160,19 +178,21 @@ def split_row(flag: str) -> tuple[str, str]:
 
 
 def config_rows(path: str) -> list[str]:
-    """Return the rows that a config file lists in `ROWS`; one without a list has only its default row, ""."""
+    """Return the rows that a config file lists in `ROWS`; without it, only the default row ""."""
     return _from_config_file(
         path, path, lambda module: [str(row) for row in getattr(module, "ROWS", ("",))]
     )
 
 
 def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
+    """Import a config file, and return `ask(module)`; both may import modules from its folder."""
     file = paths.local(path, "--config")
     if not file.is_file():
         fix = f"there is no file {path!r} here ({pathlib.Path.cwd()})"
         raise UserError("--config", flag, fix, code="missing")
     if file.suffix != ".py":
         raise UserError("--config", flag, "give a Python file (.py)")
+
     beside = str(file.resolve().parent)
     spec = importlib.util.spec_from_file_location(
         f"lbopt_config_{file.stem}_{zlib.crc32(os.fsencode(beside)):x}", file
@@ -181,10 +201,12 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their annotations up there
-    # Another folder may have modules of the same names.
+
+    # Forget modules from other folders: this folder may have modules of the same names.
     for name in [name for name, folder in _beside.items() if folder != beside]:
         sys.modules.pop(name, None)
         del _beside[name]
+
     before = set(sys.modules)
     sys.path.insert(0, beside)
     try:
@@ -196,19 +218,19 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
         fix = f"{type(error).__name__}: {error}; mend {path}"
         raise UserError("--config", flag, fix, code="damaged") from error
     finally:
-        with contextlib.suppress(ValueError):  # the config may have taken it out
+        with contextlib.suppress(ValueError):  # the config may have removed it
             sys.path.remove(beside)
         new = {name for name in set(sys.modules) - before if name.partition(".")[0] not in before}
         _beside.update((name, beside) for name in new if _lies_in(beside, sys.modules[name]))
 
 
 def _lies_in(folder: str, module: Any) -> bool:
-    """Return whether a module came from a folder, and not from another place of the path inside it, as a `.venv` is."""
+    """Return whether a module came from `folder`, but not from a longer path in it (a `.venv`)."""
     file = str(getattr(module, "__file__", None) or "")
-    places = [
-        place for place in (folder, *sys.path) if file.startswith(place.rstrip(os.sep) + os.sep)
+    above = [
+        other for other in (folder, *sys.path) if file.startswith(other.rstrip(os.sep) + os.sep)
     ]
-    return max(places, key=len, default=None) == folder
+    return max(above, key=len, default=None) == folder
 
 
 def command_line(command: str, argv: Sequence[str]) -> str:
@@ -217,7 +239,10 @@ def command_line(command: str, argv: Sequence[str]) -> str:
 
 
 def _set_to_none(config: Any, override: str) -> bool:
-    """Carry out an override that sets a field to None, if the field may be; flags have no word for it."""
+    """Apply an override if it sets to None a field that may be None, and return whether it did.
+
+    Flags of ml_collections cannot set None.
+    """
     *groups, field = override.lstrip("-").partition("=")[0].split(".")[1:]
     for group in groups:
         config = getattr(config, group)
@@ -228,7 +253,7 @@ def _set_to_none(config: Any, override: str) -> bool:
 
 
 def _named(override: str) -> str:
-    """Return the dotted name of the field that an override sets, without "config."."""
+    """Return the dotted name of the field that an override sets, without `config.`."""
     return override.lstrip("-").partition("=")[0].partition(".")[2]
 
 
@@ -237,34 +262,35 @@ def _may_be_none(config: Any, field: str) -> bool:
 
 
 def _may_be_group(config: Any, field: str) -> bool:
-    return any(
-        map(dataclasses.is_dataclass, typing.get_args(typing.get_type_hints(type(config))[field]))
-    )
+    types = typing.get_args(typing.get_type_hints(type(config))[field])
+    return any(map(dataclasses.is_dataclass, types))
 
 
 def _check_override(config: Any, override: str) -> None:
-    """Raise `UserError` if an override names no field, saying which one may be meant."""
+    """Raise `UserError` if an override names no field, with the name that may be meant."""
     name, equals, _ = override.lstrip("-").partition("=")
     if not equals:
-        raise UserError(f"--{name}", reason=f"has no value: write --{name}=VALUE", code="missing")
-    above, node, path = None, config, "config"
-    for part in name.split(".")[1:]:
-        known = (
-            [field.name for field in dataclasses.fields(node)]
-            if dataclasses.is_dataclass(node)
-            else []
-        )
-        if part not in known:
-            near = difflib.get_close_matches(part.partition("[")[0], known, n=1)
+        raise UserError(f"--{name}", reason=f"has no value; write --{name}=VALUE", code="missing")
+
+    above = None
+    node = config
+    path = "config"
+    for field in name.split(".")[1:]:
+        fields = dataclasses.fields(node) if dataclasses.is_dataclass(node) else ()
+        known = [one.name for one in fields]
+        if field not in known:
             if node is None and _may_be_group(above, path.rpartition(".")[2]):
-                fix = f"{path} is None: use a row that has it"
+                fix = f"{path} is None; use a row that has it"
                 raise UserError(f"--{name}", reason=fix, code="conflict")
+            near = difflib.get_close_matches(field.partition("[")[0], known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
-            fix = f"{path} has no field {part!r}; {hint}"
+            fix = f"{path} has no field {field!r}; {hint}"
             raise UserError(f"--{name}", reason=fix, code="choice")
-        above, node, path = node, getattr(node, part), f"{path}.{part}"
-    if dataclasses.is_dataclass(node) and not (
-        override.endswith(f".{part}=None") and _may_be_none(above, part)
-    ):
+        above = node
+        node = getattr(node, field)
+        path = f"{path}.{field}"
+
+    to_none = override.endswith(f".{field}=None") and _may_be_none(above, field)
+    if dataclasses.is_dataclass(node) and not to_none:
         fix = f"it is a group of fields; give --{name}.FIELD=VALUE"
         raise UserError(f"--{name}", reason=fix, code="type")

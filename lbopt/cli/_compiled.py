@@ -1,4 +1,4 @@
-"""Compiled programs that outlive the process: a restart compiles next to nothing."""
+"""A cache of compiled programs on disk, so that a restart compiles almost nothing."""
 
 from __future__ import annotations
 
@@ -9,48 +9,50 @@ import time
 import warnings
 
 import jax
-from jax._src import compilation_cache  # there is no public way to ask whether an entry can be read
+from jax._src import compilation_cache  # no public function tells whether an entry can be read
 
 from lbopt import paths
 
 MIN_COMPILE_S = 0.2
-"""Programs that took less are not kept; JAX's own default is a second."""
+"""Seconds of compilation from which a program is kept; JAX's own default is 1 s."""
 
 
 def keep() -> None:
-    """Let JAX keep compiled programs in `~/.cache/lbopt`, unless the user has told JAX where, or not to.
+    """Let JAX keep compiled programs in `~/.cache/lbopt`, unless the user has set its cache.
 
-    `JAX_COMPILATION_CACHE_DIR` names another folder, which may be gs://..., and `JAX_ENABLE_COMPILATION_CACHE=false` switches this off.
-    Of the processes of a job only the first one writes (JAX): to spare all hosts the work, name a folder that all share.
+    `JAX_COMPILATION_CACHE_DIR` names another folder, which may be gs://...;
+    `JAX_ENABLE_COMPILATION_CACHE=false` disables the cache. JAX writes only from the first process
+    of a job, so hosts profit from each other only if they share the folder.
     """
-    # A program that cannot be kept is compiled again: no word about it beside what ends a run on a full disk.
+    # A program that cannot be kept is only compiled again. On a full disk, a warning about it would
+    # hide the error that ends the run.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
-    with contextlib.suppress(
-        OSError
-    ):  # where there is no home, programs are compiled at every start
+
+    with contextlib.suppress(OSError):  # without a home folder, every start compiles
         folder = paths.of_user(os.environ, "XDG_CACHE_HOME", ".cache") / "lbopt" / "compiled"
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_torn(folder)
+        _remove_incomplete(folder)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_S)
 
 
-def _remove_torn(folder: pathlib.Path) -> None:
-    """Remove what a killed process has left half written: JAX would warn of it at every start, and never write it again.
+def _remove_incomplete(folder: pathlib.Path) -> None:
+    """Remove programs that a killed process wrote only in part.
 
-    Only programs that have come since the last look are looked at.
+    JAX would warn about such a program at every start and never replace it. Only programs that are
+    newer than the last check are read.
     """
     stamp = folder / ".looked-at"
-    looked = stamp.stat().st_mtime if stamp.exists() else 0.0
+    last_check = stamp.stat().st_mtime if stamp.exists() else 0.0
     now = time.time()
     for entry in folder.glob("*-cache"):
-        if entry.stat().st_mtime >= looked:
+        if entry.stat().st_mtime >= last_check:
             try:
                 compilation_cache.decompress_executable(entry.read_bytes())
-            except Exception:  # of three libraries
+            except Exception:  # three libraries raise their own exceptions here
                 entry.unlink(missing_ok=True)
     stamp.touch()
     os.utime(stamp, (now, now))

@@ -1,4 +1,4 @@
-"""`lbopt doctor`."""
+"""`lbopt doctor`: whether this machine can run lbopt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _ENOUGH_DISK_BYTES = 1 << 30
 
 
 def run(argv: Sequence[str], job: Job) -> None:
-    """Check what a run needs; say what is wrong and how to mend it.
+    """Check what a run needs, and print what is wrong and how to mend it.
+
+    Args:
+      argv: arguments after the command: those that describe a job.
+      job: the job that this process is part of.
 
     Raises:
       EnvironmentProblem: if a check failed.
@@ -29,13 +33,12 @@ def run(argv: Sequence[str], job: Job) -> None:
     for name, check in CHECKS.items():
         try:
             show(f"ok    {name:<12}{check()}")
-        except Exception as error:  # whatever is wrong with the machine is what is asked for
+        except Exception as error:  # any failure is a finding
             failed += 1
             show(f"WRONG {name:<12}{one_line(str(error))}")
     if failed:
-        raise EnvironmentProblem(
-            f"{failed} of {len(CHECKS)} checks failed; mend what is marked WRONG above"
-        )
+        fix = f"{failed} of {len(CHECKS)} failed; mend what is marked WRONG above"
+        raise EnvironmentProblem("checks", reason=fix, code="resource")
 
 
 def _python() -> str:
@@ -51,22 +54,20 @@ def _versions() -> str:
     absent = [name for name, version in versions.items() if version is None]
     missing = [name for name in absent if name not in EXTRAS_OF_PACKAGES]
     if missing:
-        raise EnvironmentProblem(
-            f"not installed: {', '.join(missing)}; run pip install -e . in the checkout"
-        )
-    found = [
-        f"{name} {version}" for name, version in versions.items() if name not in ("python", *absent)
-    ]
-    return ", ".join(
-        [*found, *(f"no {name} (extra {EXTRAS_OF_PACKAGES[name]})" for name in absent)]
-    )
+        fix = "not installed; run pip install -e . in the checkout"
+        raise EnvironmentProblem(", ".join(missing), reason=fix, code="installation")
+    present = [name for name in versions if name not in ("python", *absent)]
+    found = [f"{name} {versions[name]}" for name in present]
+    optional = [f"no {name} (extra {EXTRAS_OF_PACKAGES[name]})" for name in absent]
+    return ", ".join([*found, *optional])
 
 
 def _devices() -> str:
     import jax
 
     devices = jax.devices()
-    return f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform}), process {jax.process_index()} of {jax.process_count()}"
+    kind = f"{devices[0].device_kind} ({devices[0].platform})"
+    return f"{len(devices)} x {kind}, process {jax.process_index()} of {jax.process_count()}"
 
 
 def _collectives() -> str:
@@ -80,25 +81,23 @@ def _collectives() -> str:
     ones = jax.device_put(np.ones(mesh.size, np.float32), batch_sharding(mesh))
     total = float(jax.jit(jnp.sum, out_shardings=replicated_sharding(mesh))(ones))
     if total != mesh.size:
-        raise EnvironmentProblem(
-            f"the sum over {mesh.size} devices came out as {total}: restart the devices' runtime"
-        )
+        fix = f"the sum of 1 over {mesh.size} devices must be {mesh.size}; restart their runtime"
+        raise EnvironmentProblem("sum", total, fix, code="mismatch")
     return f"sum over {mesh.size} devices is right"
 
 
 def _data() -> str:
     from lbopt.data import default_data_dir, load_digits
 
-    splits = load_digits()
-    embedded = (
-        "digits "
-        + "/".join(str(len(split)) for split in splits)
-        + " examples (train/validation/test)"
-    )
+    sizes = "/".join(str(len(split)) for split in load_digits())
+    embedded = f"digits {sizes} examples (train/validation/test)"
+
     root = default_data_dir()
-    places = ("*/*/dataset_info.json", "*/*/*/dataset_info.json", "lbopt_text/*/store.json")
-    found = sorted(file.parent.relative_to(root) for place in places for file in root.glob(place))
-    return f"{embedded}; in {root}: {', '.join(map(str, found)) or 'nothing prepared yet (lbopt prepare --help)'}"
+    patterns = ("*/*/dataset_info.json", "*/*/*/dataset_info.json", "lbopt_text/*/store.json")
+    files = [file for pattern in patterns for file in root.glob(pattern)]
+    found = sorted(str(file.parent.relative_to(root)) for file in files)
+    prepared = ", ".join(found) or "nothing prepared yet (lbopt prepare --help)"
+    return f"{embedded}; in {root}: {prepared}"
 
 
 def _figures() -> str:
@@ -111,9 +110,8 @@ def _figures() -> str:
 def _disk() -> str:
     free = shutil.disk_usage(os.getcwd()).free
     if free < _ENOUGH_DISK_BYTES:
-        raise EnvironmentProblem(
-            f"{free / 2**30:.1f} GiB free in {os.getcwd()}: free some, checkpoints need room"
-        )
+        fix = f"only {free / 2**30:.1f} GiB are free; free some for checkpoints"
+        raise EnvironmentProblem(os.getcwd(), reason=fix, code="resource")
     return f"{free / 2**30:.0f} GiB free here"
 
 

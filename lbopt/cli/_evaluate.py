@@ -1,4 +1,4 @@
-"""`lbopt evaluate`."""
+"""`lbopt evaluate`: the metrics of a checkpoint."""
 
 from __future__ import annotations
 
@@ -42,30 +42,38 @@ UNUSED_BY_EVALUATION = (
     "eval_every_epochs",
     "checkpoint",
 )
-"""Fields that have to fit the devices of training, or say when something happens in it."""
+"""Fields that suit the devices of training, or say how often training logs, evaluates and saves."""
 
 
 def run(argv: Sequence[str], job: Job) -> None:
-    """Print validation and test metrics of a checkpoint as one JSON line."""
+    """Print validation and test metrics of a checkpoint as one JSON line.
+
+    Args:
+      argv: arguments after the command, see `FLAGS`.
+      job: the job that this process is part of; its first process prints.
+
+    Raises:
+      UserError: if a flag or a field of the config is wrong, or the workdir holds another run.
+      EnvironmentProblem: if data, devices, workdir or an installed package are at fault.
+    """
     given, overrides = _arguments.parse("evaluate", argv, FLAGS, required=("config", "workdir"))
     config = _arguments.load_config(given["config"], overrides, TrainConfig)
     job.same("config", config_to_json(config))
     connect_processes(job)
-    available_devices()  # say now if there are none
+    available_devices()  # fails early if there are none
+
     job.doing("reading the checkpoint", patience=STARTING_PATIENCE)
     with local_workdir(given["workdir"], job, write=False) as folder:
-        plan, state = _restore(config, folder, given.get("checkpoint", "latest"), job)
+        training, state = _restore(config, folder, given.get("checkpoint", "latest"), job)
+
     job.doing("evaluating")
     step = int(state.step)
-    plan = plan.phase_at(step)
-    scores = {f"validation/{name}": value for name, value in plan.evaluate(state).items()}
-    scores |= {f"test/{name}": value for name, value in plan.evaluate_test(state).items()}
+    phase = training.phase_at(step)
+    scores = {f"validation/{name}": value for name, value in phase.evaluate(state).items()}
+    scores |= {f"test/{name}": value for name, value in phase.evaluate_test(state).items()}
     if job.index == 0:
-        show(
-            json.dumps(
-                {"step": step, **{name: finite_or_none(score) for name, score in scores.items()}}
-            )
-        )
+        finite = {name: finite_or_none(score) for name, score in scores.items()}
+        show(json.dumps({"step": step, **finite}))
 
 
 def _restore(config: TrainConfig, folder: str, which: str, job: Job) -> tuple[Run, TrainState]:
@@ -73,26 +81,29 @@ def _restore(config: TrainConfig, folder: str, which: str, job: Job) -> tuple[Ru
     workdir = absolute_workdir(folder)
     saved = refuse_another_run(workdir, "train", comparison(config, UNUSED_BY_EVALUATION))
     if saved is None:
-        raise UserError(f"--workdir = {folder!r}: no run is there; run lbopt train first")
-    plan = build_run(with_vocabulary(_as_saved(config, saved), folder), trains=False)
-    check_vocabulary(plan, workdir)
+        fix = "no run is there; run lbopt train first"
+        raise UserError("--workdir", folder, fix, code="missing")
+    training = build_run(with_vocabulary(_as_saved(config, saved), folder), trains=False)
+    check_vocabulary(training, workdir)
+
+    def shapes_at(step: int) -> TrainState:
+        return training.phase_at(step).shapes()
+
     with Checkpoints(
-        workdir, plan.keep_checkpoints, plan.best_metric, read_only=True, job=job
+        workdir, training.keep_checkpoints, training.best_metric, read_only=True, job=job
     ) as checkpoints:
-        shapes = lambda step: plan.phase_at(step).shapes()  # noqa: E731
-        return plan, restore_chosen(checkpoints, which, shapes, said_by_first(job))
+        return training, restore_chosen(checkpoints, which, shapes_at, said_by_first(job))
 
 
 def _as_saved(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfig:
-    """Return the config of a saved run, with what this one says of the evaluation and of this machine."""
+    """Return the config of a saved run, with this config's fields for evaluation and machine."""
     written_by = str(saved["versions"].get("lbopt"))
-    there = completed_json(TrainConfig, saved["config"])
-    found = config_from_json(TrainConfig, there, written_by)
+    complete = completed_json(TrainConfig, saved["config"])
+    found = config_from_json(TrainConfig, complete, written_by)
     found.parallel = config.parallel
     found.eval_global_batch_size = config.eval_global_batch_size
     if found.phase2 is not None and config.phase2 is not None:
         found.phase2.eval_global_batch_size = config.phase2.eval_global_batch_size
-    found.data = dataclasses.replace(
-        found.data, **{name: getattr(config.data, name) for name in OF_THE_HOST}
-    )
+    of_this_host = {name: getattr(config.data, name) for name in OF_THE_HOST}
+    found.data = dataclasses.replace(found.data, **of_this_host)
     return found

@@ -1,4 +1,4 @@
-"""`lbopt export`."""
+"""`lbopt export`: the network of a checkpoint, for other programs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,16 @@ FLAGS = {
 
 
 def run(argv: Sequence[str]) -> None:
-    """Write the network of a checkpoint for other programs, and print the folder."""
+    """Write the network of a checkpoint for other programs, and print the folder.
+
+    Args:
+      argv: arguments after the command, see `FLAGS`.
+
+    Raises:
+      UserError: if a flag is wrong, if no run is in the workdir, or if the format does not know
+        the model.
+      EnvironmentProblem: if a checkpoint cannot be read or the folder cannot be written.
+    """
     given, _ = _arguments.parse("export", argv, FLAGS, required=("workdir", "format", "output"))
     require_choice("--format", given["format"], FORMATS)
     output = require_new_folder(given["output"], "--output")
@@ -57,16 +66,17 @@ def run(argv: Sequence[str]) -> None:
 def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Path) -> None:
     config = _saved_config(workdir)
     if given["format"] == "huggingface":
+        model = config.model.name
         fix = f"transformers has {', '.join(HUGGINGFACE_MODELS)}; use --format=safetensors"
-        require(
-            config.model.name in HUGGINGFACE_MODELS, "config.model.name", config.model.name, fix
-        )
-    plan = build_run(on_one_device(with_vocabulary(config, str(workdir))), trains=False)
-    check_vocabulary(plan, workdir)
-    state = _restore(plan, workdir, given.get("checkpoint", "latest"))
+        require(model in HUGGINGFACE_MODELS, "config.model.name", model, fix)
+
+    training = build_run(on_one_device(with_vocabulary(config, str(workdir))), trains=False)
+    check_vocabulary(training, workdir)
+    state = _restore(training, workdir, given.get("checkpoint", "latest"))
     averaged = config.optimizer.ema_decay is not None
     if averaged:
         state = with_averaged_params(state)
+
     metadata = {
         "lbopt_version": str(package_versions()["lbopt"]),
         "recipe": config.name,
@@ -74,65 +84,66 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Pat
         "averaged_params": json.dumps(averaged),
         "model": json.dumps(config_to_json(config.model)),
     }
-    if plan.vocabulary.normalization is not None:
-        metadata[TEXT_NORMALIZATION_KEY] = json.dumps(plan.vocabulary.normalization._asdict())
+    if training.vocabulary.normalization is not None:
+        metadata[TEXT_NORMALIZATION_KEY] = json.dumps(training.vocabulary.normalization._asdict())
+
     kept = {name: value for name, value in state.model_state.items() if name != CARRY}
     variables = jax.device_get({"params": state.params, **kept})
     if given["format"] == "safetensors":
         with new_folder(output, "--output") as folder:
             save_safetensors(folder / WEIGHTS_FILE, variables, metadata)
     else:
-        _save_huggingface(output, config, plan, variables, metadata)
+        _save_huggingface(output, config, training, variables, metadata)
     show(str(output))
 
 
 def _saved_config(workdir: pathlib.Path) -> TrainConfig:
     saved = read_config(workdir, "train")
     if saved is None:
-        raise UserError(f"--workdir = {str(workdir)!r}: no run is there; run lbopt train first")
+        fix = "no run is there; run lbopt train first"
+        raise UserError("--workdir", str(workdir), fix, code="missing")
     written_by = str(saved["versions"].get("lbopt"))
     return config_from_json(TrainConfig, completed_json(TrainConfig, saved["config"]), written_by)
 
 
 def on_one_device(config: TrainConfig) -> TrainConfig:
-    """Return the config of a run with the same state on one device."""
+    """Return the config of a run on one device whose state has the same shapes."""
     alone = copy.deepcopy(config)
-    alone.parallel.num_devices, alone.parallel.backend = 1, "jit"
-    alone.parallel.shard_update = alone.parallel.reduce_scatter = False
-    alone.phase2 = None  # whose state has the same shapes
+    alone.parallel.num_devices = 1
+    alone.parallel.backend = "jit"
+    alone.parallel.shard_update = False
+    alone.parallel.reduce_scatter = False
+    alone.phase2 = None  # both phases have states of the same shapes
     return alone
 
 
-def _restore(plan: Run, workdir: pathlib.Path, which: str) -> TrainState:
+def _restore(training: Run, workdir: pathlib.Path, which: str) -> TrainState:
     with Checkpoints(
-        workdir, plan.keep_checkpoints, plan.best_metric, read_only=True
+        workdir, training.keep_checkpoints, training.best_metric, read_only=True
     ) as checkpoints:
         return restore_chosen(
-            checkpoints, which, lambda step: plan.shapes(), said_by_first(SoloJob())
+            checkpoints, which, lambda step: training.shapes(), said_by_first(SoloJob())
         )
 
 
 def _save_huggingface(
     output: pathlib.Path,
     config: TrainConfig,
-    plan: Run,
+    training: Run,
     variables: Mapping[str, types.PyTree],
     metadata: Mapping[str, str],
 ) -> None:
     network = make_network(config.model, *outputs_and_head(variables["params"]))
-    side = (
-        plan.batches.piece(0, 0, 1)["image"].shape[1]
-        if config.model.name == "efficientnet"
-        else None
-    )
+    side = None
+    if config.model.name == "efficientnet":  # its preprocessor names the size of images
+        side = training.batches.piece(0, 0, 1)["image"].shape[1]
+    vocabulary = training.vocabulary.files()
     with errors.under("config.model", ("stem",)):
-        save_huggingface(
-            output, network, variables, side, metadata, "--output", plan.vocabulary.files()
-        )
+        save_huggingface(output, network, variables, side, metadata, "--output", vocabulary)
 
 
 def outputs_and_head(params: Mapping[str, Any]) -> tuple[int, str]:
-    """Read from the parameters what `make_network` asks besides the config: classes or tokens, and the head of bert."""
+    """Return the number of classes or tokens, and the head of BERT, for `make_network`."""
     head = "question_answering" if "span" in params else "pretraining"
     if "word_embedding" in params:
         return params["word_embedding"]["embedding"].shape[0], head

@@ -1,4 +1,4 @@
-"""Choose the command and turn what went wrong into an exit code and one line."""
+"""Run the chosen command, and turn its errors into an exit code and one line."""
 
 from __future__ import annotations
 
@@ -32,20 +32,19 @@ COMMANDS = {
 }
 
 TOGETHER = ("train", "evaluate", "sweep", "doctor")
-"""The commands that several processes run as one job."""
+"""Commands that several processes can run as one job."""
 COMPILING = (*TOGETHER, "plan", "export")
-"""Those that cannot do without JAX."""
+"""Commands that need JAX."""
 RESUMED = ("train", "sweep")
-"""Those that save what they have when they are asked to stop."""
+"""Commands that save their state when they are asked to stop."""
 
 
 def usage() -> str:
     """Return the help text."""
-    lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
-    return (
-        "usage: lbopt COMMAND [--flag=VALUE ...]     (lbopt COMMAND --help says which; lbopt --version)\n\n"
-        + "\n".join(lines)
-    )
+    usage = "usage: lbopt COMMAND [--flag=VALUE ...]"
+    hint = "(lbopt COMMAND --help lists the flags; lbopt --version)"
+    commands = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
+    return "\n".join([f"{usage}     {hint}", "", *commands])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,23 +67,22 @@ def _run_command(argv: Sequence[str]) -> int:
         require_choice("command", name, COMMANDS)
         _check_folder()
         if name in COMPILING:
-            if job.count == 1:  # the guard of a process of several has looked
+            if job.count == 1:  # for a job of several, the guard has checked them
                 _check_xla_flags()
             _check_jax()
         if name in TOGETHER and job.count == 1:
             place = find_place(given_job_flags(argv[1:]), os.environ)
             if place is not None:
                 return run_guarded(place, argv, saves=name in RESUMED)
-        with _refusals_of_the_system():
+        with _system_errors():
             _run(name, argv[1:], job)
-    except (UserError, EnvironmentProblem, Preempted) as error:
-        line = one_line(str(error))
-        if (
-            not isinstance(error, Preempted) or job.index == 0
-        ):  # all of a job stop together: one says so
-            print(one_line(f"lbopt {name}: {line}"), file=sys.stderr, flush=True)
-        if not isinstance(error, Preempted):
-            _leave(job, error.exit_code, line)
+    except Preempted as error:
+        if job.index == 0:  # all processes of a job stop together: the first one says so
+            _print_error(name, str(error))
+        return error.exit_code
+    except (UserError, EnvironmentProblem) as error:
+        _print_error(name, str(error))
+        _leave(job, error.exit_code, one_line(str(error)))
         return error.exit_code
     except BaseException as error:
         if job.count > 1 and not isinstance(error, SystemExit):
@@ -96,11 +94,15 @@ def _run_command(argv: Sequence[str]) -> int:
     return 0
 
 
+def _print_error(name: str, reason: str) -> None:
+    print(one_line(f"lbopt {name}: {one_line(reason)}"), file=sys.stderr, flush=True)
+
+
 def _run(name: str, argv: Sequence[str], job: Job) -> None:
     command = importlib.import_module(f"lbopt.cli._{name}")
     if name in (*RESUMED, "evaluate", "export"):
         importlib.import_module("lbopt.cli._compiled").keep()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see run
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # imports are over, see `run`
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if name in TOGETHER:
         command.run(list(argv), job)
@@ -108,7 +110,7 @@ def _run(name: str, argv: Sequence[str], job: Job) -> None:
         command.run(list(argv))
 
 
-_REFUSALS = (
+_SYSTEM_ERRORS = (
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
@@ -120,39 +122,43 @@ _REFUSALS = (
 
 
 @contextlib.contextmanager
-def _refusals_of_the_system() -> Iterator[None]:
-    """Turn into `EnvironmentProblem` what may be refused anywhere: memory, and files, which any look at a path may meet.
+def _system_errors() -> Iterator[None]:
+    """Turn errors that any line can meet into `EnvironmentProblem`: no memory, no access to a file.
 
-    `Path.is_file` raises it for a file below a folder that may not be entered, or where a shared disk is gone.
+    Even `Path.is_file` raises an error if a folder above the file may not be entered, or if a
+    shared disk is gone.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in _REFUSALS or error.filename is None:
+        if error.errno not in _SYSTEM_ERRORS or error.filename is None:
             raise
-        raise EnvironmentProblem(
-            f"{error.filename}: {error.strerror}; mend that, or give another path"
-        ) from error
+        fix = f"{error.strerror}; mend that, or give another path"
+        raise EnvironmentProblem(str(error.filename), reason=fix, code="resource") from error
     except MemoryError as error:
         said = f" ({error})" if str(error) else ""
-        raise EnvironmentProblem(
-            f"this process has too little memory{said}; free some, or raise its limit (ulimit -v)"
-        ) from error
+        fix = f"this process has too little{said}; free some, or raise its limit (ulimit -v)"
+        raise EnvironmentProblem("memory", reason=fix, code="resource") from error
     except RuntimeError as error:
         if type(error).__name__ != "JaxRuntimeError" or "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise EnvironmentProblem(
-            f"the devices have too little memory ({str(error).splitlines()[0][:200]}); raise config.parallel.num_microsteps, "
-            "lower config.eval_global_batch_size, or take more devices"
-        ) from error
+        fix = (
+            f"the devices have too little ({str(error).splitlines()[0][:200]}); "
+            "raise config.parallel.num_microsteps, lower config.eval_global_batch_size, "
+            "or take more devices"
+        )
+        raise EnvironmentProblem("device memory", reason=fix, code="resource") from error
 
 
 def _check_xla_flags() -> None:
-    """Raise EnvironmentProblem if XLA does not take its flags: it ends the process that has it read them, so another one does first."""
+    """Raise `EnvironmentProblem` if XLA does not accept `XLA_FLAGS`.
+
+    XLA ends the process in which it reads a wrong flag, so a child process reads them first.
+    """
     flags = os.environ.get("XLA_FLAGS", "")
     if all(_DEVICES.fullmatch(flag) for flag in flags.split()):
         return
-    with contextlib.suppress(OSError, subprocess.SubprocessError):  # then XLA itself may speak
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # no child: XLA may end us
         ended = subprocess.run(
             [sys.executable, "-c", _READ_FLAGS],
             capture_output=True,
@@ -163,14 +169,16 @@ def _check_xla_flags() -> None:
         if ended.returncode and "parse_flags_from_env" in ended.stderr:
             found = _REFUSED.search(ended.stderr)
             said = f" ({found[0]})" if found else ""
-            raise EnvironmentProblem(
-                f"XLA_FLAGS = {flags!r}: XLA does not take it{said}; take that out, or unset it"
-            )
+            fix = f"XLA does not accept it{said}; remove that flag, or unset the variable"
+            raise EnvironmentProblem("XLA_FLAGS", flags, fix)
 
 
 _DEVICES = re.compile(r"--xla_force_host_platform_device_count=\d{1,4}")
-"""What is used everywhere, and needs no look."""
-_READ_FLAGS = "from jaxlib._jax import CompileOptions; CompileOptions().executable_build_options.debug_options"
+"""A common flag that needs no check."""
+_READ_FLAGS = """
+from jaxlib._jax import CompileOptions
+CompileOptions().executable_build_options.debug_options
+"""
 _REFUSED = re.compile(
     r"Unknown flags? in XLA_FLAGS: .*|Couldn't interpret value .*|Could not open file \".*?\""
 )
@@ -178,58 +186,68 @@ _READING_S = 60
 
 
 def _check_jax() -> None:
-    """Import JAX, and raise EnvironmentProblem naming the variable if the environment gives it a setting that cannot be."""
+    """Import JAX, and check the settings that it takes from the environment.
+
+    Raises:
+      EnvironmentProblem: naming the variable, if JAX does not accept a setting or if lbopt cannot
+        work under it.
+    """
     try:
         import jax
     except ValueError as error:
         named = [name for name in os.environ if _names(str(error), name)]
         if not named:
             raise
-        raise EnvironmentProblem(
-            f"{named[0]} = {os.environ[named[0]]!r}: JAX does not take it; unset it, or give another value"
-        ) from error
+        fix = "JAX does not accept it; unset it, or give another value"
+        raise EnvironmentProblem(named[0], os.environ[named[0]], fix) from error
+
     values = jax.config.values
     for name in ("jax_compilation_cache_dir", "jax_dump_ir_to"):
-        place = values.get(name)
-        if place and paths.is_address(place) and not re.match(_BUCKETS, place):
-            raise EnvironmentProblem(
-                f"{name.upper()} = {place!r}: give a folder of this machine, or gs://..."
-            )
-    for name, ends, why in _UNUSABLE:
+        folder = values.get(name)
+        if folder and paths.is_address(folder) and not re.match(_BUCKETS, folder):
+            fix = "give a folder of this machine, or gs://..."
+            raise EnvironmentProblem(name.upper(), folder, fix)
+    for name, unusable, why in _UNUSABLE:
         value = values.get(name)
-        if value and ends in (None, value):
-            raise EnvironmentProblem(f"{name.upper()} = {value}: {why}; unset it")
+        if value and unusable in (None, value):
+            raise EnvironmentProblem(name.upper(), value, f"{why}; unset it", code="conflict")
+
     dump = values.get("jax_dump_ir_to")
     if dump and not re.match(_BUCKETS, dump):
         try:
             paths.local(dump, "JAX_DUMP_IR_TO").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise EnvironmentProblem(
-                f"JAX_DUMP_IR_TO = {dump!r}: {error.strerror}; unset it, or give a folder"
-            ) from error
+            fix = f"{error.strerror}; unset it, or give a folder"
+            raise EnvironmentProblem("JAX_DUMP_IR_TO", dump, fix, code="resource") from error
 
 
 _BUCKETS = "(gs|s3)://[^/]"
 _UNUSABLE = (
-    ("jax_disable_jit", None, "steps are compiled here"),
-    ("jax_no_execution", None, "steps are run here"),
-    ("jax_no_tracing", None, "steps are compiled here"),
-    ("jax_transfer_guard", "disallow_explicit", "batches have to come onto the devices"),
+    ("jax_disable_jit", None, "lbopt compiles its steps"),
+    ("jax_no_execution", None, "lbopt runs its steps"),
+    ("jax_no_tracing", None, "lbopt compiles its steps"),
+    ("jax_transfer_guard", "disallow_explicit", "lbopt transfers batches to the devices"),
     ("jax_array_garbage_collection_guard", "fatal", "JAX itself would end the process"),
-    ("jax_random_seed_offset", None, "seeds are those of the config"),
+    ("jax_random_seed_offset", None, "seeds come from the config"),
 )
-"""Settings of JAX, the value that cannot be (None: any but the default), and why."""
+"""Settings of JAX, the unusable value (None: every value but the default), and the reason."""
 
 
-def _names(said: str, name: str) -> bool:
-    """Return whether what JAX says about its settings is about a variable; of a number it says only that it is none."""
+def _names(message: str, name: str) -> bool:
+    """Return whether a message of JAX is about an environment variable.
+
+    For a variable that must be a number, JAX's message has only the value.
+    """
     if not name.startswith(("JAX_", "JAX2TF_")):
-        return f"'{name}'" in said
-    return name in said.upper().replace(".", "_") or f"base 10: {os.environ[name]!r}" in said
+        return f"'{name}'" in message
+    return name in message.upper().replace(".", "_") or f"base 10: {os.environ[name]!r}" in message
 
 
 def _leave(job: Job, code: int, line: str) -> None:
-    """End a process of a job at once: an orderly exit of JAX would wait for the others, who are not coming."""
+    """End a process of a job at once.
+
+    JAX would wait at exit for the other processes, which are not coming.
+    """
     if job.count > 1:
         job.fail(code, line)
         sys.stdout.flush()
@@ -241,28 +259,24 @@ def _check_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError as error:
-        raise EnvironmentProblem(
-            "the current folder has been removed; change to another one"
-        ) from error
+        fix = "the folder has been removed; change to another one"
+        raise EnvironmentProblem("current folder", reason=fix, code="missing") from error
 
 
 def run() -> None:
     """Entry point of the `lbopt` command."""
     _streams.outlive_readers()
-    # Libraries that are interrupted while they are imported abort, or say much; of a member its guard wants to hear.
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        and MEMBER_VARIABLE not in os.environ
-    ):
+    # Libraries that are interrupted during their import abort or print much, so Ctrl-C ends the
+    # process until then. A member of a job keeps the exception: it reports to its guard.
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler and MEMBER_VARIABLE not in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         code = main(sys.argv[1:])
     except KeyboardInterrupt:
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # asked twice, it does not wait for JAX to end in order
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C does not wait for JAX
         code = 130
-    except SystemExit as ended:  # of --help, or of a process that did the work
+    except SystemExit as ended:  # from --help, or from a child process that did the work
         if not isinstance(ended.code, int | None):
             raise
         code = ended.code or 0

@@ -1,4 +1,4 @@
-"""`lbopt plan`."""
+"""`lbopt plan`: what a recipe or a study costs on a TPU pod."""
 
 from __future__ import annotations
 
@@ -36,22 +36,23 @@ from lbopt.train import say
 
 FLAGS = {
     "config": "FILE[:ROW] of the recipe; --config.field=VALUE changes it",
-    "topology": "of the pod: v3:16x32, v5p:4x4x8, ... in chips; none for the one the recipe was published on",
-    "output": "where the plan goes as JSON",
-    "compare": "other topologies, or changes of the config, or both, side by side: 'v3:32x32, model.remat=layer, v5e:16x16 parallel.shard_update=False'",
+    "topology": "chips of the pod: v3:16x32, v5p:4x4x8, ... (default: the pod of the publication)",
+    "output": "JSON file for the plan",
+    "compare": "other topologies, changes of the config, or both, side by side: "
+    "'v3:32x32, model.remat=layer, v5e:16x16 parallel.shard_update=False'",
     "breakdown": "true: name the ten costliest operations",
     "evaluation": "false: leave the evaluation out",
 }
 
 
-SURE = 2048
-"""Devices for which the compiler has not been seen to crash."""
+SAFE_DEVICES = 2048
+"""Most devices for which the compiler has not been seen to crash."""
 _CHILD = "LBOPT_PLAN_CHILD"
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One column of a comparison."""
+    """One column of a comparison: a config on a pod."""
 
     label: str
     topology: Topology
@@ -59,8 +60,17 @@ class Column:
 
 
 def run(argv: Sequence[str]) -> None:
-    """Compile a recipe's steps for a pod and print what they cost; nothing is run."""
-    argv = [
+    """Compile a recipe's steps for a pod and print what they cost, without running them.
+
+    Args:
+      argv: arguments after the command, see `FLAGS`.
+
+    Raises:
+      UserError: if a flag or a field of the config is wrong.
+      EnvironmentProblem: if there is no TPU compiler, if it crashes, or if the plan cannot be
+        written.
+    """
+    argv = [  # a bare --breakdown means true
         f"{argument}=true" if argument in ("--breakdown", "-breakdown") else argument
         for argument in argv
     ]
@@ -75,19 +85,21 @@ def run(argv: Sequence[str]) -> None:
     config.validate()
     name = given.get("topology") or config.about.topology
     if not name:
-        raise UserError(
-            f"--topology is missing, and {flag} names none of its own: give --topology=v3:16x32 for instance"
-        )
+        fix = f"missing, and {flag} names no pod; give --topology=v3:16x32 for instance"
+        raise UserError("--topology", reason=fix, code="missing")
+
     prepare_environment()
     if isinstance(config, SweepConfig):
         _plan_all_cells(argv, config, given, name, options["evaluation"], output)
         return
+
     columns = [Column(name, _open_topology(name), config)]
     if "compare" in given:
         columns += _columns(flag, overrides, given["compare"], name)
-    if max(len(column.topology.devices) for column in columns) > SURE and _CHILD not in os.environ:
-        _in_a_child(argv)
+    if _may_crash(*(column.topology for column in columns)):
+        _run_in_child(argv)
         return
+
     plan = make_plan(config, flag, columns[0].topology, options["evaluation"], say)
     show(*plan_lines(plan))
     if options["breakdown"]:
@@ -123,12 +135,11 @@ def _plan_all_cells(
     """Compile the step of every cell of a study."""
     for flag in ("compare", "breakdown"):
         if flag in given:
-            raise UserError(
-                f"--{flag} = {given[flag]!r}: not for a study; plan a recipe, or leave it out"
-            )
+            fix = "does not apply to a study; plan a recipe, or leave it out"
+            raise UserError(f"--{flag}", given[flag], fix, code="unused")
     topology = _open_topology(name)
-    if len(topology.devices) > SURE and _CHILD not in os.environ:
-        _in_a_child(argv)
+    if _may_crash(topology):
+        _run_in_child(argv)
         return
     cells = _plan_study.plan_study(config, given["config"], topology, with_evaluation, say)
     show(*_plan_study.lines(cells))
@@ -140,36 +151,41 @@ def _write(output: pathlib.Path, written: dict[str, Any]) -> None:
     try:
         output.write_text(json.dumps(written, indent=1) + "\n")
     except OSError as error:
-        raise EnvironmentProblem(
-            f"--output = {output}: it could not be written ({error.strerror})"
-        ) from error
+        fix = f"cannot be written ({error.strerror}); mend that, or give another file"
+        raise EnvironmentProblem("--output", str(output), fix, code="resource") from error
     show("", f"written to {output}")
 
 
-def _in_a_child(argv: Sequence[str]) -> None:
-    """Run the command in another process, which the compiler may take down with it."""
+def _may_crash(*topologies: Topology) -> bool:
+    """Return whether the compiler may crash on a topology, and this is not the child yet."""
+    largest = max(len(topology.devices) for topology in topologies)
+    return largest > SAFE_DEVICES and _CHILD not in os.environ
+
+
+def _run_in_child(argv: Sequence[str]) -> None:
+    """Run the command in another process, so that a crash of the compiler ends in one line."""
     done = subprocess.run(
         [sys.executable, "-m", "lbopt", "plan", *argv], env={**os.environ, _CHILD: "1"}, check=False
     )
     if done.returncode == -signal.SIGKILL:
-        raise EnvironmentProblem(
-            "the process that plans was killed, most likely for want of memory: give it more"
-        )
+        fix = "the planning process was killed, most likely for lack of memory; give it more"
+        raise EnvironmentProblem("memory", reason=fix, code="resource")
     if done.returncode < 0:
-        raise EnvironmentProblem(
-            f"the TPU compiler itself crashed (signal {-done.returncode}): it is made for up to {SURE} devices; give a smaller "
-            "--topology, or another setting of config.parallel"
+        fix = (
+            f"the TPU compiler crashed (signal {-done.returncode}); it is made for up to "
+            f"{SAFE_DEVICES} devices: give a smaller one, or change config.parallel"
         )
+        raise EnvironmentProblem("--topology", reason=fix, code="installation")
     if done.returncode:
         raise SystemExit(done.returncode)
 
 
 def _advise(plan: Plan) -> None:
-    """Print what would make a plan fit that does not."""
+    """Print which changes make the phases fit that need too much memory."""
     for number, phase in enumerate(plan.phases):
         if phase.evaluation is not None and not phase.evaluation.step.fits:
             smaller = suggest_evaluation(plan.config, plan.topology, number, say)
-            show("", "try" if smaller else "no smaller batch of evaluation fits either")
+            show("", "try" if smaller else "no smaller evaluation batch fits either")
             show(*suggestion_lines([smaller] if smaller else [], plan.hbm_limit_bytes))
         if phase.step.fits:
             continue
@@ -178,31 +194,39 @@ def _advise(plan: Plan) -> None:
             show("", "try one of")
             show(*suggestion_lines(found, plan.hbm_limit_bytes))
         else:
-            show(
-                "",
-                "no rematerialisation, accumulation or sharded update makes it fit: use a larger pod or a smaller batch",
-            )
+            nothing = "no rematerialisation, accumulation or sharded update makes it fit"
+            show("", f"{nothing}: use a larger pod or a smaller batch")
 
 
 def _columns(flag: str, overrides: Sequence[str], text: str, name: str) -> list[Column]:
-    """Read "v3:32x32, model.remat=layer": columns with commas between; a word is a topology or FIELD=VALUE."""
+    """Return the columns of `--compare`, for instance "v3:32x32, model.remat=layer".
+
+    Args:
+      flag: FILE[:ROW] of the recipe.
+      overrides: `--config.field=VALUE` arguments, for every column.
+      text: columns separated by commas; each word is a topology or FIELD=VALUE.
+      name: topology of a column that names none.
+    """
     found = []
-    for column in re.split(r",(?![^(]*\))", text):  # not within a tuple
+    for column in re.split(r",(?![^(]*\))", text):  # a comma within a tuple separates nothing
         words = column.split()
-        places = [word for word in words if "=" not in word]
-        if not words or len(places) > 1:
-            raise UserError(
-                f"--compare = {text!r}: {column.strip()!r} is no column; give a topology, FIELD=VALUE ..., or both"
-            )
+        topologies = [word for word in words if "=" not in word]
+        if not words or len(topologies) > 1:
+            fix = f"cannot read {column.strip()!r}; give a topology, FIELD=VALUE ..., or both"
+            raise UserError("--compare", text, fix)
+
         changes = [f"--config.{word}" for word in words if "=" in word]
         config = _arguments.load_config(flag, [*overrides, *changes], TrainConfig)
         config.validate()
-        place = _open_topology(places[0], "--compare") if places else _open_topology(name)
-        found.append(Column(" ".join(words), place, config))
+        if topologies:
+            topology = _open_topology(topologies[0], "--compare")
+        else:
+            topology = _open_topology(name)
+        found.append(Column(" ".join(words), topology, config))
     return found
 
 
 def _boolean(name: str, value: str) -> bool:
     if value.lower() not in ("true", "false"):
-        raise UserError(f"--{name} = {value!r}: give true or false")
+        raise UserError(f"--{name}", value, "give true or false")
     return value.lower() == "true"

@@ -1,4 +1,4 @@
-"""`lbopt plan` of a study: what every cell costs on a pod, and what all of it would."""
+"""`lbopt plan` of a study: the cost on a pod of every cell, and of the whole study."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class CellPlan(NamedTuple):
     """One cell on the pod.
 
     Attributes:
-      arm: its name.
+      arm: name of the arm.
       global_batch_size: examples per step.
-      num_microsteps: that a step is accumulated over.
-      plan: of a run of whole length.
-      search: what the search takes.
-      num_final: runs of whole length that are tested.
+      num_microsteps: microsteps that a step accumulates.
+      plan: plan of a full-length run.
+      search: number of trials of the search, and their length.
+      num_final: number of full-length runs that are tested after the search.
     """
 
     arm: str
@@ -46,40 +46,40 @@ class CellPlan(NamedTuple):
 
     @property
     def full_runs(self) -> float:
-        """Runs of the whole length, those that are shorter by their part."""
+        """Number of full-length runs; a shorter run counts by the fraction of its steps."""
         return self.search.full_runs + self.num_final
 
     @property
     def seconds(self) -> float | None:
-        """Of all runs of the cell, one after another; None if they do not fit."""
+        """Seconds of all runs of the cell, one after another; None if they do not fit."""
         return self.full_runs * self.plan.seconds if self.plan.fits else None
 
 
 def plan_study(
     config: SweepConfig, flag: str, topology: Topology, with_evaluation: bool, say: Say
 ) -> list[CellPlan]:
-    """Compile the step of every cell for a pod; nothing is run.
+    """Compile the step of every cell for a pod, without running it.
 
     Args:
-      config: validated.
-      flag: how the user named it.
+      config: a validated study.
+      flag: FILE[:ROW] of the study, for the plans.
       topology: the pod.
-      with_evaluation: compile the evaluation too.
-      say: gets a line before each compilation.
+      with_evaluation: True to compile the evaluation too.
+      say: function that prints a line; it is called before each compilation.
 
     Returns:
-      The cells of the first arm, ascending in batch size, then those of the next. One that needs more memory than a device has
-      is among them: its plan says that it does not fit.
+      The cells of the first arm, ascending in batch size, then those of the next arm. A cell that
+      needs more memory than a device has is among them: its plan says that it does not fit.
 
     Raises:
-      UserError: naming `config.trial_devices`, if a trial of the study has one device, or the field of a trial's config that
-        does not go with the pod, as a batch that its devices do not divide.
+      UserError: naming `config.trial_devices` if each trial of the study runs on one device, or
+        the field of a trial's config that does not suit the pod (for instance a batch size that
+        its devices do not divide).
       EnvironmentProblem: if a search needs a package that is not installed.
     """
     if config.trial_devices != "all":
-        raise UserError(
-            f"config.trial_devices = {config.trial_devices!r}: a trial has one device, and a pod is nothing to plan; set config.trial_devices='all'"
-        )
+        fix = "each trial runs on one device, so a pod has nothing to plan; use 'all'"
+        raise UserError("config.trial_devices", config.trial_devices, fix, code="conflict")
     cells = []
     for index, arm in enumerate(config.arms):
         for size in config.global_batch_sizes:
@@ -89,51 +89,46 @@ def plan_study(
             def tell(line: str, where: str = f"{arm.name}, batch {size}") -> None:
                 say(f"{where}: {line}")
 
-            plan = make_plan(train, flag, topology, with_evaluation, tell)
-            cost = search_cost(config.arm_search(index))
-            cells.append(
-                CellPlan(
-                    arm.name,
-                    size,
-                    train.parallel.num_microsteps,
-                    plan,
-                    cost,
-                    len(config.final_seeds),
-                )
+            cell = CellPlan(
+                arm=arm.name,
+                global_batch_size=size,
+                num_microsteps=train.parallel.num_microsteps,
+                plan=make_plan(train, flag, topology, with_evaluation, tell),
+                search=search_cost(config.arm_search(index)),
+                num_final=len(config.final_seeds),
             )
+            cells.append(cell)
     return cells
 
 
 def lines(cells: list[CellPlan]) -> list[str]:
-    """Return the plan as a table, and what the whole study takes.
+    """Return the plan as a table, followed by the cost of the whole study.
 
     Args:
-      cells: from `plan_study`.
+      cells: cells from `plan_study`.
 
     Returns:
-      Lines of text: memory in GiB a device, time in ms a step and in hours, utilization in percent of the peak.
+      Lines of text: memory in GiB per device, time in ms per step and in hours, utilization in
+      percent of the peak.
     """
-    rows = [_HEADER, *map(_row, cells)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    table = ["  ".join(_cells(row, widths)) for row in rows]
-    seconds = [cell.seconds for cell in cells]
-    known = [one for one in seconds if one is not None]
-    total = f"all runs one after another take {sum(known) / 3600:.1f} h by these steps"
-    left_out = f"; {len(seconds) - len(known)} cells do not fit and are not counted" * (
-        len(known) < len(seconds)
-    )
+    table = [_HEADER, *map(_table_line, cells)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(_HEADER))]
+    aligned = ["  ".join(_aligned(line, widths)) for line in table]
+
+    seconds = [cell.seconds for cell in cells if cell.seconds is not None]
     runs = sum(cell.search.trials + cell.num_final for cell in cells)
-    return [*table, "", f"{runs} runs; {total}{left_out}"]
+    total = f"{runs} runs; one after another they take {sum(seconds) / 3600:.1f} h by these steps"
+    if len(seconds) < len(cells):
+        total += f"; {len(cells) - len(seconds)} cells do not fit and are not counted"
+    return [*aligned, "", total]
 
 
-def _cells(row: tuple[str, ...], widths: list[int]) -> list[str]:
-    return [
-        row[0].ljust(widths[0]),
-        *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-    ]
+def _aligned(line: tuple[str, ...], widths: list[int]) -> list[str]:
+    numbers = zip(line[1:], widths[1:], strict=True)
+    return [line[0].ljust(widths[0]), *(number.rjust(width) for number, width in numbers)]
 
 
-def _row(cell: CellPlan) -> tuple[str, ...]:
+def _table_line(cell: CellPlan) -> tuple[str, ...]:
     plan = cell.plan
     (phase,) = plan.phases
     memory = f"{max(step.hbm_bytes for step in plan.compiled) / 2**30:.1f}"
@@ -157,16 +152,18 @@ def _row(cell: CellPlan) -> tuple[str, ...]:
 
 
 def to_json(cells: list[CellPlan], name: str) -> dict[str, Any]:
-    """Return the plan of a study as plain data; each cell has the plan of one run of whole length.
+    """Return the plan of a study as plain data.
 
     Args:
-      cells: from `plan_study`, at least one.
-      name: of the study.
+      cells: at least one cell from `plan_study`.
+      name: name of the study.
 
     Returns:
-      `{"study", "topology", "fits" (all cells do), "projected_seconds", "cells": [{"arm", "global_batch_size",
-      "num_microsteps", "search_trials", "search_full_runs", "final_runs", "projected_seconds", "run"}]}`; the seconds of a cell
-      that does not fit are null, and the study's are those of the others, all runs one after another.
+      `{"study", "topology", "fits", "projected_seconds", "cells": [{"arm", "global_batch_size",
+      "num_microsteps", "search_trials", "search_full_runs", "final_runs", "projected_seconds",
+      "run"}]}`. "fits" is true if all cells fit; "run" is the plan of one full-length run. The
+      seconds of a cell that does not fit are null. The study's seconds are those of the other
+      cells, all runs one after another.
     """
     seconds = [cell.seconds for cell in cells]
     return {

@@ -1,13 +1,14 @@
 """What the `lbopt` command changes in its own process.
 
 The library changes nothing process-wide; the command has the process to itself. It also handles
-Ctrl-C (`lbopt.cli._main`), keeps compiled programs (`lbopt.cli._compiled`) and writes to streams whose
-reader may end (`lbopt.cli._streams`).
+Ctrl-C (`lbopt.cli._main`), keeps compiled programs (`lbopt.cli._compiled`) and writes to streams
+whose reader may end (`lbopt.cli._streams`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import sys
 from collections.abc import Iterator
@@ -15,13 +16,13 @@ from collections.abc import Iterator
 from lbopt.cli import _event_loop
 
 _LOGGERS = ("absl", "gcsfs")
-"""Loggers of Orbax and of the bucket's client. They narrate every save and retry; errors that matter
-are raised."""
+"""Loggers of Orbax and of the bucket's client. They narrate every save and retry; errors that
+matter are raised."""
 
 
 @contextlib.contextmanager
 def settings() -> Iterator[None]:
-    """Run a command: quiet loggers, and event loops that wait for their tasks; restored afterwards."""
+    """Quiet the loggers and make event loops wait for their tasks, until the block ends."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -44,7 +45,7 @@ def import_tensorboard_writer() -> None:
     if hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]
     try:
-        pass
+        importlib.import_module("tensorboardX")
     finally:
         if hidden:
             del sys.modules["torch"]

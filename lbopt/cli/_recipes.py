@@ -1,4 +1,4 @@
-"""`lbopt recipes`."""
+"""`lbopt recipes`: the configs, with their sources and published results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lbopt import paths
+from lbopt import errors, paths
 from lbopt._shown import printable, show
 from lbopt.cli import _arguments
 from lbopt.config import SweepConfig, TrainConfig
@@ -28,74 +28,83 @@ HEADER = (
     "time",
     "status",
 )
-HINT = "lbopt recipes --config=CONFIG shows a row in full; lbopt train --config=CONFIG --workdir=DIR runs it"
+HINT = (
+    "lbopt recipes --config=CONFIG shows a row in full; "
+    "lbopt train --config=CONFIG --workdir=DIR runs it"
+)
 _WIDTH = 100
-"""Of the text beside the names in a row shown in full."""
+"""Columns of the text beside the names if a recipe is shown in full."""
 
 
 def run(argv: Sequence[str]) -> None:
-    """Print one line per config (every row that a file lists in `ROWS`, or its only one), or one row in full."""
+    """Print one line per recipe, or one recipe in full.
+
+    The recipes are the rows that each config file lists in `ROWS`.
+
+    Args:
+      argv: arguments after the command, see `FLAGS`.
+
+    Raises:
+      UserError: if a flag is wrong, or a config cannot be loaded.
+    """
     given, overrides = _arguments.parse("recipes", argv, FLAGS)
     if overrides:
-        raise UserError(f"{overrides[0]}: lbopt recipes shows rows as they are; leave it out")
+        name, _, value = overrides[0].partition("=")
+        fix = "lbopt recipes shows recipes without changes; leave it out"
+        raise UserError(name, value, fix, code="unused")
     flag = given.get("config")
     if flag is None:
         _print_table(_folder(given.get("configs")))
         return
     if "configs" in given:
-        raise UserError(
-            f"--configs = {given['configs']!r} beside --config = {flag!r}: give one of the two"
-        )
-    _print_row(flag)
+        fix = f"it does not go with --config={flag}; give one of the two"
+        raise UserError("--configs", given["configs"], fix, code="conflict")
+    _print_recipe(flag)
 
 
 def _print_table(folder: pathlib.Path) -> None:
-    rows = [HEADER, *(tuple(map(printable, row)) for row in _rows(folder))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    for row in rows:
-        show("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    table = [HEADER, *(tuple(map(printable, line)) for line in _lines(folder))]
+    widths = [max(len(line[column]) for line in table) for column in range(len(HEADER))]
+    for line in table:
+        padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+        show("  ".join(padded).rstrip())
     show(HINT)
 
 
-def _print_row(flag: str) -> None:
+def _print_recipe(flag: str) -> None:
     config = _arguments.call_get_config(flag)
     shown = dict(zip(HEADER, (flag, *_describe(flag, config)), strict=True))
     command = "sweep" if isinstance(config, SweepConfig) else "train"
     file, row = _arguments.split_row(flag)
     workdir = f"runs/{pathlib.Path(file).stem}" + (f"-{row}" if row else "")
-    line = _arguments.command_line(command, [f"--config={flag}", f"--workdir={workdir}"])
+    typed = _arguments.command_line(command, [f"--config={flag}", f"--workdir={workdir}"])
+
     order = ("source", "batch", "optimizer", "published result", "hardware", "time", "status")
-    fields = {"command": line, **{name: shown[name] for name in order}, "note": config.about.note}
+    fields = {"command": typed, **{name: shown[name] for name in order}, "note": config.about.note}
     if isinstance(config, TrainConfig) and config.optimizer.name in VARIANTS:
         fields["optimizer"] += f", variant {config.optimizer.variant}"
+
     widest = max(map(len, fields))
     for name, text in fields.items():
-        # The command stays one line, to be copied.
-        parts = (
-            [text]
-            if name == "command"
-            else textwrap.wrap(text, _WIDTH, break_on_hyphens=False) or ["-"]
-        )
-        show(
-            f"{name:<{widest}}  {parts[0]}", *(f"{' ' * (widest + 2)}{part}" for part in parts[1:])
-        )
+        wrapped = [text]  # the command stays on one line, to be copied
+        if name != "command":
+            wrapped = textwrap.wrap(text, _WIDTH, break_on_hyphens=False) or ["-"]
+        first, *others = wrapped
+        show(f"{name:<{widest}}  {first}", *(f"{' ' * (widest + 2)}{other}" for other in others))
 
 
 def _folder(given: str | None) -> pathlib.Path:
-    candidates = (
-        [paths.local(given, "--configs")]
-        if given
-        else [pathlib.Path("configs"), pathlib.Path(__file__).parents[2] / "configs"]
-    )
+    candidates = [pathlib.Path("configs"), pathlib.Path(__file__).parents[2] / "configs"]
+    if given:
+        candidates = [paths.local(given, "--configs")]
     for folder in candidates:
         if folder.is_dir():
             return folder
-    raise UserError(
-        f"--configs = {str(candidates[0])!r}: there is no such folder; give the configs/ folder of a checkout"
-    )
+    fix = "there is no such folder; give the configs/ folder of a checkout"
+    raise UserError("--configs", str(candidates[0]), fix, code="missing")
 
 
-def _rows(folder: pathlib.Path) -> Iterator[tuple[str, ...]]:
+def _lines(folder: pathlib.Path) -> Iterator[tuple[str, ...]]:
     for file in sorted(folder.rglob("*.py")):
         for row in _arguments.config_rows(str(file)):
             flag = f"{file}:{row}" if row else str(file)
@@ -103,20 +112,21 @@ def _rows(folder: pathlib.Path) -> Iterator[tuple[str, ...]]:
 
 
 def _describe(flag: str, config: Any) -> tuple[str, ...]:
+    """Return the columns of a recipe that follow its name."""
     if not isinstance(config, (SweepConfig, TrainConfig)):
-        raise UserError(
-            f"{flag}: get_config gives a {type(config).__name__}; return a TrainConfig or a SweepConfig"
-        )
-    try:
+        fix = f"get_config gives a {type(config).__name__}; return a TrainConfig or a SweepConfig"
+        raise UserError(flag, reason=fix, code="type")
+    with errors.under(f"{flag}: "):
         config.validate()
-    except UserError as error:
-        raise UserError(f"{flag}: {error}") from error
+
     if isinstance(config, SweepConfig):
         sizes = config.global_batch_sizes
-        batch, optimizer = f"{sizes[0]}..{sizes[-1]}", f"{len(config.arms)} arms"
+        batch = f"{sizes[0]}..{sizes[-1]}"
+        optimizer = f"{len(config.arms)} arms"
     else:
         in_phases = [str(phase.global_batch_size) for phase in config.phases()]
-        batch, optimizer = "/".join(dict.fromkeys(in_phases)), config.optimizer.name
+        batch = "/".join(dict.fromkeys(in_phases))
+        optimizer = config.optimizer.name
     about = config.about
     return (
         batch,

@@ -1,4 +1,4 @@
-"""`lbopt report`."""
+"""`lbopt report`: the page of a run or a study."""
 
 from __future__ import annotations
 
@@ -26,7 +26,15 @@ FLAGS = {"workdir": "a folder of lbopt train or lbopt sweep"}
 
 
 def run(argv: Sequence[str]) -> None:
-    """Draw the report of a workdir, finished or not."""
+    """Write the report of a workdir, whether its run or study is finished or not.
+
+    Args:
+      argv: arguments after the command, see `FLAGS`.
+
+    Raises:
+      UserError: if no run or study is in the workdir.
+      EnvironmentProblem: if the workdir is damaged or cannot be written.
+    """
     given, _ = _arguments.parse("report", argv, FLAGS, required=("workdir",))
     with local_workdir(given["workdir"], hold=False) as folder:
         gather_shards(given["workdir"], folder)
@@ -36,9 +44,8 @@ def run(argv: Sequence[str]) -> None:
 def _report(folder: str) -> None:
     saved = read_config(folder)
     if saved is None:
-        raise UserError(
-            f"--workdir = {folder!r}: no run or study is there; run lbopt train or lbopt sweep first"
-        )
+        fix = "no run or study is there; run lbopt train or lbopt sweep first"
+        raise UserError("--workdir", folder, fix, code="missing")
     workdir = absolute_workdir(folder)
     make_writable_folder(workdir)
     remove_leftovers(workdir)

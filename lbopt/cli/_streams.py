@@ -1,4 +1,4 @@
-"""Standard output and error that outlive their readers: what nobody reads any more is worth no run."""
+"""Standard output and error that never fail: a run continues when nobody reads them any more."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _READER_GONE = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRES
 
 
 class Outliving(io.RawIOBase):
-    """Writes to a descriptor that never fail.
+    """A stream whose writes never fail.
 
-    Once the reader is gone, the descriptor leads nowhere, for libraries that write to it too. A disk that is full may have room
-    again: then only what it did not take is lost.
+    Once its reader is gone, the descriptor is that of the null device, also for libraries that
+    write to it directly. On a full disk, only the data that do not fit are lost.
 
     Args:
-      descriptor: an open one.
+      descriptor: an open file descriptor.
     """
 
     def __init__(self, descriptor: int):
         super().__init__()
         self._descriptor = descriptor
         self.lost = ""
-        """Why something was not written, in the words of the operating system; "" if nothing is missing, or only the reader."""
+        """Why data were lost, by the operating system; "" if none were, or only the reader left."""
 
     def write(self, data: Any) -> int:
-        """Write some or all of it; say that all was written where nothing can be."""
+        """Write some or all of the data; data that cannot be written count as written."""
         while True:
             try:
                 return os.write(self._descriptor, data)
-            except BlockingIOError:  # another program has made a shared terminal or pipe so
+            except BlockingIOError:  # another program has set a shared terminal to non-blocking
                 select.select([], [self._descriptor], [])
             except OSError as error:
                 if error.errno in _READER_GONE:
@@ -47,7 +47,7 @@ class Outliving(io.RawIOBase):
                 return len(data)
 
     def writable(self) -> bool:
-        """Say that it can be written."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
@@ -55,25 +55,27 @@ class Outliving(io.RawIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Return whether it is a terminal."""
+        """Return whether the stream is a terminal."""
         return os.isatty(self._descriptor)
 
 
 def outlive_readers() -> None:
-    """Put such streams in the place of standard output and error; what is closed leads nowhere.
+    """Replace standard output and error by streams whose writes never fail.
 
-    A closed descriptor would be given to the next file that is opened, and whatever is written to standard error would go there.
+    Closed descriptors are opened on the null device. Otherwise the next file that is opened would
+    take such a descriptor, and lines for standard error would be written into it.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
             lead_nowhere(descriptor)
-    sys.stdout, sys.stderr = _stream(1, sys.stdout), _stream(2, sys.stderr)
+    sys.stdout = _stream(1, sys.stdout)
+    sys.stderr = _stream(2, sys.stderr)
 
 
 def lead_nowhere(descriptor: int) -> None:
-    """Let a descriptor be that of the null device."""
+    """Redirect a descriptor to the null device."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     if nowhere != descriptor:
         os.dup2(nowhere, descriptor)
@@ -88,19 +90,17 @@ def _stream(descriptor: int, before: TextIO | None) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(Outliving(descriptor)),
         encoding=getattr(before, "encoding", None) or "utf-8",
-        errors="backslashreplace",  # a letter that a terminal does not have ends no command
+        errors="backslashreplace",  # a letter that the terminal lacks must not end the command
         line_buffering=descriptor == 2 or os.isatty(descriptor),
     )
 
 
 def exit_code(code: int) -> int:
-    """Return the exit code of a command whose own is given: results that a disk did not take are not there."""
+    """Return a command's exit code, or `EXIT_ENVIRONMENT` if output of a success was lost."""
     sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if not isinstance(raw, Outliving) or not raw.lost or code != 0:
         return code
-    print(
-        f"lbopt: standard output cannot be written ({raw.lost}); free space, then run the same command again",
-        file=sys.stderr,
-    )
+    fix = f"cannot be written ({raw.lost}); free space, then run the same command again"
+    print(f"lbopt: standard output: {fix}", file=sys.stderr)
     return EXIT_ENVIRONMENT

@@ -1,4 +1,4 @@
-"""`lbopt sweep`."""
+"""`lbopt sweep`: run a study, or one shard of it."""
 
 from __future__ import annotations
 
@@ -38,32 +38,36 @@ from lbopt.workdir import (
 FLAGS = {
     "config": "configs/sweeps/FILE[:ROW], then --config.field=VALUE to override",
     "workdir": "folder for results.jsonl and the report; the same one resumes",
-    "shard": "NUMBER/COUNT: do this part only; others do the rest in the same workdir, at any time, on any machine that shares it",
+    "shard": "NUMBER/COUNT: run this shard of the study only; other machines run the others in "
+    "the same workdir",
     **JOB_FLAGS,
 }
 NOT_COMPARED = ("num_workers", "trials_per_program", "about")
+"""Fields that may change when a study is resumed."""
 
 
 def run(argv: Sequence[str], job: Job) -> None:
-    """Run what is missing of a study, or of a shard of it, and write its report.
+    """Run the missing trials of a study, or of a shard of it, and write its report.
 
     Args:
       argv: arguments after the command, see `FLAGS`.
-      job: of which this process is one; its first process writes and prints.
+      job: the job that this process is part of; its first process writes and prints.
 
     Raises:
-      UserError: naming the flag or the field, if what was asked for cannot be done.
+      UserError: naming the flag or the field, if a flag or the config is wrong.
       EnvironmentProblem: if data, devices, workdir or an installed package are at fault.
       Preempted: on SIGTERM; finished trials are saved.
     """
     given, overrides = _arguments.parse("sweep", argv, FLAGS, required=("config", "workdir"))
-    shard = _shard(given)
+    shard = Shard.parse(given["shard"]) if "shard" in given else None
     config = _arguments.load_config(given["config"], overrides, SweepConfig)
     config.validate()
-    ours, command = config_to_json(config), _arguments.command_line("sweep", argv)
+    ours = config_to_json(config)
     job.same("config", ours)
     connect_processes(job)
-    new_figure()  # say now, not after the last trial, if nothing can be drawn
+
+    # Find out before the first trial whether the study can be run and its report drawn.
+    new_figure()
     available_devices()
     cells = make_cells(config, make_problems(config))
     together = config.trial_devices == "all"
@@ -72,10 +76,10 @@ def run(argv: Sequence[str], job: Job) -> None:
 
     def compare(saved: dict[str, Any]) -> list[str]:
         found = json_differences(_core(ours), _core(completed_json(SweepConfig, saved["config"])))
-        return sorted(found, key=lambda said: not said.startswith("name ")) + _other_candidates(
-            config, saved
-        )
+        name_first = sorted(found, key=lambda difference: not difference.startswith("name "))
+        return name_first + _other_candidates(config, saved)
 
+    command = _arguments.command_line("sweep", argv)
     num_devices = jax.device_count() if together else 1
     study = given["workdir"]
     with PreemptionWatch(job) as watch, local_workdir(shard_folder(study, shard), job) as folder:
@@ -88,39 +92,31 @@ def run(argv: Sequence[str], job: Job) -> None:
         with open_workdir(
             folder, "sweep", ours, compare, num_devices, command, job, alone
         ) as workdir:
-            part = shard.items_of(deal_cells(cells, config)) if shard else cells
-            rows = run_sweep(config, part, workdir, watch)
-            if job.index == 0 and not rows:
-                show(
-                    f"shard {shard} has none of the {len(cells)} cells of the study: nothing to do"
-                )
+            chosen = shard.items_of(deal_cells(cells, config)) if shard else cells
+            records = run_sweep(config, chosen, workdir, watch)
+            if job.index == 0 and not records:
+                show(f"shard {shard} has none of the study's {len(cells)} cells: nothing to do")
             elif job.index == 0:
                 job.doing("writing the report", patience=STARTING_PATIENCE)
                 _finish(workdir, shard, others)
 
 
-def _shard(given: dict[str, str]) -> Shard | None:
-    if "shard" not in given:
-        return None
-    return Shard.parse(given["shard"])
-
-
 def _finish(workdir: pathlib.Path, shard: Shard | None, others: BucketShards | None) -> None:
-    """Write the report of all that is finished, in a bucket to where the whole study is."""
+    """Write the report of all finished trials, in a bucket to the folder of the whole study."""
     if others is None or shard is None:
-        with (
-            starting_lock(workdir) if shard else contextlib.nullcontext()
-        ):  # an older report never comes last
+        # The lock keeps a shard's older report from replacing a newer one.
+        with starting_lock(workdir) if shard else contextlib.nullcontext():
             _report(workdir, shard)
         return
-    copy_changes(workdir)  # first: who reads the others' last sees all of them
+    # Write before reading: then the last shard that reads finds the results of all.
+    copy_changes(workdir)
     others.fetch()
     if _report(workdir, shard):
         others.publish()
 
 
 def _report(workdir: pathlib.Path, shard: Shard | None) -> bool:
-    """Write the report, and print what it says; return whether it is of the whole study."""
+    """Write the report, print its findings, and return whether the study is complete."""
     saved = read_config(workdir, "sweep")
     assert saved is not None
     written = write_study_report(workdir, saved)
@@ -132,25 +128,26 @@ def _report(workdir: pathlib.Path, shard: Shard | None) -> bool:
 
 
 def _other_candidates(config: SweepConfig, saved: dict[str, Any]) -> list[str]:
-    """Say which packages would have a search that was begun go on with other candidates."""
+    """Return a line for each package whose version differs and changes the search's candidates."""
     methods = {config.arm_search(index).method for index in range(len(config.arms))}
     packages = {package for method in methods for package in DRAWN_BY.get(method, ())}
-    before, now = saved["versions"], package_versions()
+    before = saved["versions"]
+    now = package_versions()
     return [
-        f"{name} is {before[name]} there and {now[name]} here, and draws the candidates; install {before[name]}"
+        f"{name} is {before[name]} there and {now[name]} here, which changes the candidates; "
+        f"install {before[name]}"
         for name in sorted(packages)
         if before.get(name) not in (None, now[name])
     ]
 
 
 def _core(config: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what changes no result: how a machine is used, and where data lie on it."""
-    kept = {
-        name: value for name, value in copy.deepcopy(config).items() if name not in NOT_COMPARED
-    }
+    """Return a config without the fields that change no result, such as the data folder."""
+    kept = copy.deepcopy(config)
+    for name in NOT_COMPARED:
+        kept.pop(name, None)
     for owner in (kept.get("train"), *kept.get("arms", ())):
         if isinstance(owner, dict) and isinstance(owner.get("data"), dict):
-            owner["data"] = {
-                name: value for name, value in owner["data"].items() if name not in OF_THE_HOST
-            }
+            for name in OF_THE_HOST:
+                owner["data"].pop(name, None)
     return kept

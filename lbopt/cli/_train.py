@@ -1,4 +1,4 @@
-"""`lbopt train`."""
+"""`lbopt train`: train a recipe, or resume its training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FLAGS = {
     **JOB_FLAGS,
 }
 OF_THE_HOST = ("data_dir", "reader_threads", "reader_processes", "max_damaged_records")
-"""Fields of the data that change no batch."""
+"""Fields of `config.data` that change no batch."""
 MAY_CHANGE = (
     "about",
     *(f"data.{name}" for name in OF_THE_HOST),
@@ -58,11 +58,24 @@ MAY_CHANGE = (
     "checkpoint.keep",
     "stop_at_nan",
 )
-"""Fields that may change when a run is resumed, on another machine for instance: the batches and, up to rounding, the updates are the same."""
+"""Fields that may change when a run is resumed, for instance on another machine.
+
+They change no batch, and the updates by no more than rounding.
+"""
 
 
 def run(argv: Sequence[str], job: Job) -> None:
-    """Train to the end, or from where the workdir stands."""
+    """Train to the end, resuming from the last checkpoint in the workdir.
+
+    Args:
+      argv: arguments after the command, see `FLAGS`.
+      job: the job that this process is part of; its first process writes and prints.
+
+    Raises:
+      UserError: if a flag or a field of the config is wrong, or the workdir holds another run.
+      EnvironmentProblem: if data, devices, workdir or an installed package are at fault.
+      Preempted: on SIGTERM; the state is saved.
+    """
     given, overrides = _arguments.parse("train", argv, FLAGS, required=("config", "workdir"))
     config = _arguments.load_config(given["config"], overrides, TrainConfig)
     with PreemptionWatch(job) as watch:
@@ -71,18 +84,12 @@ def run(argv: Sequence[str], job: Job) -> None:
         with _naming_fields(), local_workdir(given["workdir"], job) as folder:
             lines = _train(config, folder, watch, _arguments.command_line("train", argv))
             where = shown_path(absolute_workdir(folder) / "metrics.jsonl")
+
     if job.index:
         return
     for last in lines[-1:]:
-        show(
-            json.dumps(
-                {
-                    name: value
-                    for name, value in last.items()
-                    if not is_per_layer(name.removeprefix("train/"))
-                }
-            )
-        )
+        names = [name for name in last if not is_per_layer(name.removeprefix("train/"))]
+        show(json.dumps({name: last[name] for name in names}))
     show(where)
 
 
@@ -101,28 +108,37 @@ def _naming_fields() -> contextlib.AbstractContextManager[None]:
 def _train(
     config: TrainConfig, folder: str, watch: PreemptionWatch, command: str
 ) -> list[dict[str, Any]]:
-    """Train in a local folder and return the lines of its metrics."""
+    """Train in a local folder, and return the metrics as they are in its `metrics.jsonl`."""
     job = watch.job
     check_name(str(checkpoint_root(absolute_workdir(folder))))
     check_shared_workdir(folder, job)
+
     job.doing("making the data and the model ready", patience=STARTING_PATIENCE)
-    plan = build_run(with_vocabulary(config, folder))
+    training = build_run(with_vocabulary(config, folder))
     if not is_begun(absolute_workdir(folder)):
-        plan.check_initial()
+        training.check_initial()
+
+    # Trace all phases now: a fault in the last one must not show after days of the first.
     job.doing("tracing the step", patience=STARTING_PATIENCE)
-    for phase in plan.phases():
+    for phase in training.phases():
         phase.check_memory()
         phase.lower()
-    compare, data = comparison(config, num_devices=plan.mesh.size), config_to_json(config)
-    with open_workdir(folder, "train", data, compare, plan.mesh.size, command, job) as workdir:
+
+    num_devices = training.mesh.size
+    compare = comparison(config, num_devices=num_devices)
+    saved = config_to_json(config)
+    with open_workdir(folder, "train", saved, compare, num_devices, command, job) as workdir:
         if job.index == 0:
             _process.import_tensorboard_writer()
-        train(plan, workdir, watch)
+        train(training, workdir, watch)
         return read_json_lines(workdir / "metrics.jsonl") if job.index == 0 else []
 
 
 def with_vocabulary(config: TrainConfig, workdir: str) -> TrainConfig:
-    """Return the config of a run whose vocabulary is in its workdir by now: what it came from may be gone or changed."""
+    """Return the config with the vocabulary that the run keeps in its workdir, if there is one.
+
+    The file that the vocabulary came from may be gone, or may have changed.
+    """
     kept = absolute_workdir(workdir) / "vocab.txt"
     if config.data.name != "squad" or not kept.is_file():
         return config
@@ -132,31 +148,38 @@ def with_vocabulary(config: TrainConfig, workdir: str) -> TrainConfig:
 def comparison(
     config: TrainConfig, left_out: Sequence[str] = MAY_CHANGE, num_devices: int | None = None
 ) -> CompareConfigs:
-    """Return the check that a saved run is the same one.
+    """Return a function that compares this run with a saved one.
 
     Args:
-      config: of this run.
-      left_out: fields in which the two may differ.
-      num_devices: of a run that is to go on. It may not change where batch norm or a clip counts replicas, nor between slices;
-        else an aggregator's memory is rebuilt for another number of replicas. None for an evaluation, to which that is all the same.
+      config: config of this run.
+      left_out: fields in which the two runs may differ.
+      num_devices: number of devices of a run to resume. It must stay the same where the update
+        depends on it: with batch norm or a clip per replica, or with aggregation between slices.
+        An aggregator's memory is rebuilt for another number of replicas. None for an evaluation,
+        which may use any number of devices.
     """
     ours = json_without(config_to_json(config), left_out)
 
     def compare(saved: dict[str, Any]) -> list[str]:
         theirs = json_without(completed_json(TrainConfig, saved["config"]), left_out)
         found = json_differences(ours, theirs)
-        by_norm = config.model.name in BATCH_NORMED and config.model.batch_norm_scope.startswith(
-            ("local", "replicas", "tiles")
-        )
-        # Parts of the gradient that devices of a slice have are padded to as many as there are.
-        by_parts = config.aggregator.over != "replicas"
-        by_clip = (
-            config.optimizer.clip_stage == "replica" and resolve_clip(config.optimizer) is not None
-        )
-        if num_devices is not None and (by_norm or by_clip or by_parts):
+        if num_devices is not None and _depends_on_devices(config):
             found += json_differences(
                 {"num_devices": num_devices}, {"num_devices": saved.get("num_devices")}
             )
         return found
 
     return compare
+
+
+def _depends_on_devices(config: TrainConfig) -> bool:
+    """Return whether another number of devices would change the updates by more than rounding."""
+    by_norm = config.model.name in BATCH_NORMED and config.model.batch_norm_scope.startswith(
+        ("local", "replicas", "tiles")
+    )
+    by_clip = (
+        config.optimizer.clip_stage == "replica" and resolve_clip(config.optimizer) is not None
+    )
+    # Between slices, each device holds a shard of the gradient, padded to the number of devices.
+    by_shards = config.aggregator.over != "replicas"
+    return by_norm or by_clip or by_shards
