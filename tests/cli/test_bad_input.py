@@ -1,4 +1,4 @@
-"""What the user got wrong ends in exit code 2 and one line that names it, before anything is compiled or written."""
+"""Wrong input ends in exit code 2 and one line that names it, before anything is compiled."""
 
 import re
 
@@ -372,6 +372,7 @@ COMMAND_LINES = {
 }
 
 # Source of a config file, and the field that the message begins with, or what it must contain.
+IMPORT = "from lbopt.config import About, Arm, SweepConfig, TrainConfig\n"
 CONFIG_FILES = {
     "that leaves": ("import sys\nsys.exit(0)", ["SystemExit"]),
     "syntax error": ("def get_config(arg=''):\n    return (", ["SyntaxError"]),
@@ -382,21 +383,21 @@ CONFIG_FILES = {
     "another type": ("def get_config(arg=''):\n    return {'seed': 1}", ["dict", "TrainConfig"]),
     "nothing": ("def get_config(arg=''):\n    pass", ["NoneType", "TrainConfig"]),
     "unknown field": (
-        "from lbopt.config import TrainConfig\ndef get_config(arg=''):\n    return TrainConfig(sede=1)",
+        f"{IMPORT}def get_config(arg=''):\n    return TrainConfig(sede=1)",
         ["TypeError", "sede"],
     ),
     "text for a number": (
-        "from lbopt.config import TrainConfig\ndef get_config(arg=''):\n    return TrainConfig(seed='1')",
+        f"{IMPORT}def get_config(arg=''):\n    return TrainConfig(seed='1')",
         "config.seed",
     ),
     "a part of another type": (
-        "from lbopt.config import TrainConfig\ndef get_config(arg=''):\n    return TrainConfig(model='cnn')",
+        f"{IMPORT}def get_config(arg=''):\n    return TrainConfig(model='cnn')",
         "config.model",
     ),
 }
 
 STUDY = """
-from lbopt.config import Arm, OptimizerConfig, ScheduleConfig, SearchConfig, SweepConfig, TrainConfig
+from lbopt.config import Arm, OptimizerConfig, ScheduleConfig, SearchConfig, SweepConfig
 def get_config(arg=""):
     return SweepConfig(arms={arms}, global_batch_sizes=(64, 128))
 """
@@ -423,7 +424,8 @@ ARMS = {
         "config.arms[1].schedule.base_warmup_epochs",
     ),
     "a search of a warmup that is none": (
-        "(Arm('a', schedule=ScheduleConfig(warmup_rule='none'), search=SearchConfig(warmup_factors=(1.0, 2.0))),)",
+        "(Arm('a', schedule=ScheduleConfig(warmup_rule='none'), "
+        "search=SearchConfig(warmup_factors=(1.0, 2.0))),)",
         "config.arms[0].schedule.warmup_rule",
     ),
     "skipped updates": (
@@ -431,7 +433,8 @@ ARMS = {
         "config.arms[0].optimizer.skip_limit",
     ),
     "a search of a weight decay that is none": (
-        "(Arm('a'), Arm('b', OptimizerConfig('adam'), search=SearchConfig('halton', weight_decay_range=(0.5, 2.0))))",
+        "(Arm('a'), Arm('b', OptimizerConfig('adam'), "
+        "search=SearchConfig('halton', weight_decay_range=(0.5, 2.0))))",
         "config.arms[1].optimizer.weight_decay",
     ),
 }
@@ -439,7 +442,7 @@ ARMS = {
 
 @pytest.fixture
 def nothing_starts(monkeypatch):
-    """Fail if a run starts, or if a program of one is compiled; making a random key compiles a tiny one."""
+    """Fail if a run starts or compiles a program (other than the tiny one of a random key)."""
     started = []
 
     def watch(event, seconds, fun_name="", **rest):
@@ -507,7 +510,7 @@ def test_norm_groups_that_do_not_fit_name_their_field(scope, lbopt, configs, tmp
 
 
 def refused(command, code, out, err, named):
-    """Check the one line of a refusal: it begins with the field, if `named` is a text, or has parts."""
+    """Check that a refusal is one line that begins with `named`, or has its parts if it is a list."""
     assert code == 2, err
     assert err.startswith(f"lbopt {command}: "), err
     if isinstance(named, str):
@@ -531,16 +534,15 @@ def test_no_command_prints_the_commands(lbopt):
 LISTED = {
     "another type": ("def get_config(arg=''):\n    return {'seed': 1}", ["dict", "TrainConfig"]),
     "a study without sizes": (
-        "from lbopt.config import Arm, SweepConfig\ndef get_config(arg=''):\n    return SweepConfig(arms=(Arm(),))",
+        f"{IMPORT}def get_config(arg=''):\n    return SweepConfig(arms=(Arm(),))",
         ["config.global_batch_sizes"],
     ),
     "no paper": (
-        "from lbopt.config import About, TrainConfig\n"
-        "def get_config(arg=''):\n    return TrainConfig(about=About(paper=None))",
+        f"{IMPORT}def get_config(arg=''):\n    return TrainConfig(about=About(paper=None))",
         ["config.about.paper", "None"],
     ),
     "rows that are no list": (
-        "from lbopt.config import TrainConfig\nROWS = 3\ndef get_config(arg=''):\n    return TrainConfig()",
+        f"{IMPORT}ROWS = 3\ndef get_config(arg=''):\n    return TrainConfig()",
         ["TypeError"],
     ),
 }

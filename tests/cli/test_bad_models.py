@@ -1,4 +1,4 @@
-"""A model, a size or data that do not fit each other end in exit code 2 and one line that names the field, before anything is compiled."""
+"""A model, sizes and data that do not suit each other end in one line before compiling."""
 
 import jax
 import pytest
@@ -196,7 +196,7 @@ CASES = {
 
 @pytest.fixture
 def nothing_starts(monkeypatch):
-    """Fail if a run starts, or if a program of one is compiled; making a random key compiles a tiny one."""
+    """Fail if a run starts or compiles a program (other than the tiny one of a random key)."""
     started = []
 
     def watch(event, seconds, fun_name="", **rest):

@@ -237,7 +237,8 @@ def test_what_may_change_between_two_starts(lbopt, small, workdir):
 @pytest.mark.parametrize("command", ["train", "sweep"])
 def test_a_workdir_in_which_another_process_is_at_work(command, refused, small, workdir, study):
     flags, folder = (small, workdir) if command == "train" else study
-    holder = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX); print(flush=True); input()"
+    holder = "import fcntl, os, sys; folder = os.open(sys.argv[1], os.O_RDONLY);"
+    holder += "fcntl.flock(folder, fcntl.LOCK_EX); print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", holder, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:

@@ -1,4 +1,4 @@
-"""A run is evaluated and exported on other devices than it was trained on, whatever its training asks of them."""
+"""A run is evaluated and exported on other devices than those that it was trained on."""
 
 import json
 

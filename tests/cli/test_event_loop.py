@@ -9,7 +9,7 @@ from lbopt.cli._event_loop import finishing
 
 
 def run(error):
-    """Run a loop as Orbax does: close it when its first task fails. Return what the other task has done."""
+    """Run a loop as Orbax does, closing it when its first task fails; return the other's steps."""
     done = []
 
     async def slow():
@@ -50,7 +50,7 @@ def test_other_loops_are_as_before():
 
 
 def test_two_that_fail_at_once_are_one_failure(caplog):
-    """The second had ended before the loop was closed, and asyncio printed its traceback when it was forgotten."""
+    """asyncio would print the traceback of a task that failed before the loop was closed."""
 
     async def fail():
         raise OSError("full")

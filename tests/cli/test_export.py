@@ -34,7 +34,7 @@ def averaged(small, tmp_path_factory):
 
 
 def started(folder, config):
-    """Make the workdir of a run whose state is made up: to make or train a network would take long here."""
+    """Make the workdir of a run with an invented state, because training would take long."""
     config.parallel.num_devices = 1
     rng = np.random.default_rng(0)
 

@@ -116,7 +116,7 @@ def draws_nothing(monkeypatch):
 
 @pytest.fixture
 def report(lbopt, draws_nothing):
-    """Return a function that runs `lbopt report` and holds that it ends in its result or in one line."""
+    """Return a function that runs `lbopt report` and checks that a page or one line comes out."""
 
     def run(folder, *case):
         code, _, err = lbopt("report", f"--workdir={folder}")
@@ -149,7 +149,7 @@ def study(tmp_path_factory):
 
 
 def check_config_json(folder, report, versions, some, *without):
-    """See that each edit of a config.json is refused in one line, and that a report of what is accepted is drawn or refused so."""
+    """Check that an edit of config.json is accepted, or refused in one line; so is its report."""
     file = folder / "config.json"
     accepted = []
     for path, value, data in versions(json.loads(file.read_text()), *without):

@@ -135,7 +135,7 @@ def test_nothing_is_printed_as_it_is():
     ("words", "flags", "required"), COMMANDS, ids=[" ".join(row[0]) for row in COMMANDS]
 )
 def test_flags(words, flags, required, configs, lbopt, tmp_path, monkeypatch):
-    """Each flag of each command is refused in one printable line; so is a flag that is none, and help is printable."""
+    """Each flag of each command, and an unknown flag, is refused in one printable line."""
     monkeypatch.chdir(tmp_path)
     study = f"{configs / 'sweeps' / 'digits_limit.py'}:smoke"
     given = {
@@ -200,7 +200,8 @@ def test_recipes(config_file, lbopt):
         f"""
         from lbopt.config import About, TrainConfig
         def get_config(arg=""):
-            return TrainConfig(name={HOSTILE!r}, about=About(paper={HOSTILE!r}, note={HOSTILE!r}, hardware={HOSTILE!r}))
+            about = About(paper={HOSTILE!r}, note={HOSTILE!r}, hardware={HOSTILE!r})
+            return TrainConfig(name={HOSTILE!r}, about=about)
         """
     )
     odd = shutil.copy(file, file.with_name("a\n$(touch pwned)\x1b.py"))

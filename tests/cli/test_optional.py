@@ -1,4 +1,4 @@
-"""What `scripts/quickstart` installs is enough for every command; packages of other extras are asked for by name."""
+"""Every command works with what `scripts/quickstart` installs, and names a missing extra."""
 
 import pathlib
 import subprocess
@@ -22,7 +22,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 """
-"""Hides packages as if they were not installed. SciPy trips over None in their place in sys.modules."""
+"""Code that hides packages. (SciPy does not accept None in their place in sys.modules.)"""
 
 
 def python(code):
@@ -32,10 +32,17 @@ def python(code):
 
 
 def test_every_command_is_there_without_the_packages_of_other_extras():
-    code = "import importlib; from lbopt.cli import _main;"
-    code += "[importlib.import_module(f'lbopt.cli._{name}') for name in _main.COMMANDS]; import lbopt.recipes._build"
+    code = "import importlib; from lbopt.cli import _main; import lbopt.recipes._build;"
+    code += "[importlib.import_module(f'lbopt.cli._{name}') for name in _main.COMMANDS]"
     done = python(code)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_writer_of_event_files_is_imported_without_pytorch():
+    code = "import sys; from lbopt.cli import _process; _process.import_tensorboard_writer();"
+    code += "import lbopt.workdir._tensorboard; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "False\n", done.stderr
 
 
 @pytest.mark.parametrize(

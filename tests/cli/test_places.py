@@ -1,6 +1,7 @@
-"""Every flag, config field and function that takes a path refuses an address in one line, before anything is made.
+"""Flags, config fields and functions that take a path refuse an address before they make anything.
 
-The tables come from the parsers, the dataclasses and the signatures: what is new is tried too, or has to be named here.
+The tables come from the parsers, the dataclasses and the signatures: a new one is tried too, or has
+to be named here.
 """
 
 import ast
@@ -22,7 +23,7 @@ import hostile
 import jax
 import numpy as np
 import pytest
-from refusal import refused
+from refusal import ANY, refused, troubled
 
 import lbopt as package
 from lbopt import paths
@@ -30,7 +31,7 @@ from lbopt.cli import _train, call_get_config
 from lbopt.config import DataConfig, TrainConfig, config_from_json
 from lbopt.data.from_config import _text
 from lbopt.data.text import _pieces
-from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.errors import UserError
 from lbopt.job import _secret
 from lbopt.recipes import _initial
 from lbopt.workdir import _bucket, read_config
@@ -56,7 +57,7 @@ NO_PATHS = {
     "prepare text": ("lowercase", "name", "tfds", "vocab_size", "max_damaged_records"),
     "sweep": ("shard",),
 }
-"""Flags that name something else."""
+"""Flags that take no path."""
 OF_A_JOB = {
     "coordinator_address",
     "coordinator_bind_address",
@@ -78,13 +79,13 @@ FREE_TEXT = {
         for field in ("paper", "published_result", "hardware", "time", "topology", "note")
     ),
 }
-"""Fields that are no paths and take any text; the name of a data set is looked up in a folder, by a pattern."""
+"""Fields that take any text; the name of a data set is looked up in a folder, by a pattern."""
 FOR_MESSAGES = {("load_ptb", "data_dir"), ("prepare_command", "data_dir")}
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """Work in a folder in which nothing appears."""
+    """Work in an empty folder, and check that it stays empty."""
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     assert list(tmp_path.iterdir()) == []
@@ -114,13 +115,14 @@ def test_flags(words, flags, required, configs, lbopt):
 
 
 def texts(node, prefix="config"):
-    """Yield (name, dataclass, field) of every field of a config that may be a text; None is replaced by what it may be."""
+    """Yield (name, dataclass, field) of every field of a config that may be a text.
+
+    A group that is None is replaced by its defaults.
+    """
     hints = typing.get_type_hints(type(node))
     for field in dataclasses.fields(node):
-        name, kinds = (
-            f"{prefix}.{field.name}",
-            (hints[field.name], *typing.get_args(hints[field.name])),
-        )
+        name = f"{prefix}.{field.name}"
+        kinds = (hints[field.name], *typing.get_args(hints[field.name]))
         for kind in filter(dataclasses.is_dataclass, kinds):
             if getattr(node, field.name) is None:
                 setattr(node, field.name, kind())
@@ -131,18 +133,22 @@ def texts(node, prefix="config"):
 
 @pytest.mark.parametrize("address", ["gs:/bucket/run", "s3://bucket/run", "gs:"])
 def test_fields(address):
-    config, places = TrainConfig(num_steps=8), []
+    config = TrainConfig(num_steps=8)
+    paths_of_config = []
     for name, node, field in texts(config):
-        before, phase2 = getattr(node, field), config.phase2
-        setattr(node, field, (address,) if isinstance(before, tuple) else address)
+        before = getattr(node, field)
+        phase2 = config.phase2
+        given = (address,) if isinstance(before, tuple) else address
+        setattr(node, field, given)
         config.phase2 = phase2 if name.startswith("config.phase2") else None
         if name not in FREE_TEXT:
-            with pytest.raises(UserError, match=rf"^{name} = \W*{address}\W") as caught:
+            with refused(name, given) as caught:
                 config.validate()
-            places += [name] if re.search(": give a (path|folder)", str(caught.value)) else []
+            if re.search("give a (path|folder)", caught.value.reason):
+                paths_of_config.append(name)
         setattr(node, field, before)
         config.phase2 = phase2
-    assert places == ["config.data.data_dir", "config.data.vocab_file", "config.init_from"]
+    assert paths_of_config == ["config.data.data_dir", "config.data.vocab_file", "config.init_from"]
 
 
 @pytest.mark.parametrize(
@@ -152,19 +158,14 @@ def test_fields_of_a_study(field, configs):
     config = call_get_config(f"{configs / 'sweeps' / 'digits_limit.py'}:smoke")
     config.arms[0].data = DataConfig()
     owner, _, last = field.rpartition(".")
-    setattr(
-        operator.attrgetter(owner.removeprefix("arms[0]."))(
-            config.arms[0] if "arms" in owner else config
-        ),
-        last,
-        "gs:/bucket/run",
-    )
-    with pytest.raises(UserError, match=rf"^config\.{re.escape(field)} = 'gs:/bucket/run': "):
+    root = config.arms[0] if "arms" in owner else config
+    setattr(operator.attrgetter(owner.removeprefix("arms[0]."))(root), last, "gs:/bucket/run")
+    with refused(f"config.{field}", "gs:/bucket/run"):
         config.validate()
 
 
 def functions():
-    """Yield (function, argument) of all that take a path from outside, by their annotations and names."""
+    """Yield (function, argument) for each path from outside, found by annotation and name."""
     root = pathlib.Path(package.__file__).parent
     for file in sorted(root.rglob("*.py")):
         module = ".".join(("lbopt", *file.relative_to(root).with_suffix("").parts))
@@ -200,7 +201,7 @@ FUNCTIONS = list(functions())
 
 @pytest.mark.parametrize(("name", "argument"), FUNCTIONS, ids=["-".join(row) for row in FUNCTIONS])
 def test_functions(name, argument):
-    """`pathlib` makes `gs:/bucket/run` of what was gs://bucket/run."""
+    """`pathlib` turns gs://bucket/run into `gs:/bucket/run`."""
     module, _, last = name.rpartition(".")
     function = getattr(importlib.import_module(module), last)
     empty = [
@@ -214,8 +215,10 @@ def test_functions(name, argument):
         **{one: mock.MagicMock() for one in empty if one not in ("name", "builder")},
     }
     for address in (pathlib.Path("gs://bucket/run"), "s3://bucket/run"):
-        with pytest.raises(UserError, match=rf" = '{address}': give a "):
+        with pytest.raises(UserError) as caught:
             enter(function(**{**{one: stands[one] for one in empty}, argument: address}))
+        assert caught.value.field is not None
+        assert str(caught.value.value) == str(address)
 
 
 def test_there_are_functions_that_take_paths():
@@ -230,39 +233,29 @@ def test_variables(lbopt, monkeypatch):
     """JAX would make the folder too."""
     monkeypatch.setenv("TFDS_DATA_DIR", "gs:/bucket/run")
     code, _, err = lbopt("prepare", "ptb")
-    assert (code, err) == (
-        2,
-        f"lbopt prepare: TFDS_DATA_DIR = 'gs:/bucket/run': give a {err.partition(': give a ')[2]}",
-    )
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("lbopt prepare: TFDS_DATA_DIR = 'gs:/bucket/run': ")
     before = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", "gs:/bucket/run")
     try:
         code, _, err = lbopt("doctor")
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
-    assert code == 3
-    assert err.startswith(
-        "lbopt doctor: JAX_COMPILATION_CACHE_DIR = 'gs:/bucket/run': give a folder"
-    )
+    assert (code, err.count("\n")) == (3, 1)
+    assert err.startswith("lbopt doctor: JAX_COMPILATION_CACHE_DIR = 'gs:/bucket/run': ")
 
 
 def test_folders_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for given in ("gs:/bucket/run", "s3://bucket", "relative", ""):
-        assert (
-            paths.of_user({"XDG_CACHE_HOME": given}, "XDG_CACHE_HOME", ".cache")
-            == tmp_path / ".cache"
-        )
+        found = paths.of_user({"XDG_CACHE_HOME": given}, "XDG_CACHE_HOME", ".cache")
+        assert found == tmp_path / ".cache"
     monkeypatch.setattr(paths.os.path, "expanduser", lambda path: path)
-    with pytest.raises(FileNotFoundError, match="no home folder"):
+    with pytest.raises(FileNotFoundError):
         paths.of_user({}, "XDG_CACHE_HOME", ".cache")
-    with pytest.raises(
-        EnvironmentProblem, match=r"cannot be kept there \(this user has no home folder\); give all"
-    ):
+    with troubled(ANY, ANY, "resource"):
         _secret.find({}, {})
-    with pytest.raises(
-        UserError, match=r"^LBOPT_JOB_SECRET_FILE = 'gs:/secret': give a path of this machine"
-    ):
+    with refused("LBOPT_JOB_SECRET_FILE", "gs:/secret"):
         _secret.find({}, {"LBOPT_JOB_SECRET_FILE": "gs:/secret"})
 
 
@@ -271,36 +264,46 @@ def test_what_is_no_address_is_taken(tmp_path, monkeypatch):
     for path in ("runs/12:30", "a:b/c", "gs/run/", "recipe.py:row", "/x/batch:8/", "."):
         assert paths.local(path, "--workdir") == pathlib.Path(path)
     assert paths.local("~/run/", "--workdir") == tmp_path / "run"
-    assert (
-        paths.local(paths.local("./~/run", "--workdir"), "--workdir")
-        == pathlib.Path.cwd() / "~" / "run"
-    )
-    assert paths.local_or_bucket("gs://bucket/run//", "--workdir") == "gs://bucket/run"
-    too_long = (
-        ("n" * 256, "255 bytes at most"),
-        ("a/" + "\u00e9" * 128, "use a shorter"),
-        ("d/" * 2048, "paths 4095"),
-    )
+    twice = paths.local(paths.local("./~/run", "--workdir"), "--workdir")
+    assert twice == pathlib.Path.cwd() / "~" / "run"
     assert paths.local("n" * 255 + f"/{'d' * 31}" * 120, "--workdir").parts[-1] == "d" * 31
-    for path, fix in (
-        ("d/" * 600, "than 500 folders"),
-        ("~nobody-here/run", "write the path out"),
-        ("a\0b", "null character"),
-        *too_long,
-    ):
-        with pytest.raises(UserError, match=fix):
-            paths.local(path, "--workdir")
-    for path in ("gs://bucket/run[1]", "gs://bucket/run*"):
-        with pytest.raises(UserError, match="for a pattern; use another name"):
-            paths.local_or_bucket(path, "--workdir")
-    for path in ("gs://bucket//run", "gs://bucket/./run", "gs://bucket/.."):
-        with pytest.raises(UserError, match="give a folder, or gs://BUCKET/FOLDER"):
-            paths.local_or_bucket(path, "--workdir")
+    assert paths.local_or_bucket("gs://bucket/run//", "--workdir") == "gs://bucket/run"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "d/" * 600,  # too many folders
+        "n" * 256,  # a name that is too long
+        "a/" + "\u00e9" * 128,  # in bytes too
+        "d/" * 2048,  # a path that is too long
+        "~nobody-here/run",
+        "a\0b",
+    ],
+)
+def test_paths_that_no_system_takes_are_refused(path):
+    with refused("--workdir"):
+        paths.local(path, "--workdir")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "gs://bucket/run[1]",  # Orbax would take it for a pattern
+        "gs://bucket/run*",
+        "gs://bucket//run",
+        "gs://bucket/./run",
+        "gs://bucket/..",
+    ],
+)
+def test_addresses_that_name_no_folder_of_a_bucket_are_refused(path):
+    with refused("--workdir", path):
+        paths.local_or_bucket(path, "--workdir")
 
 
 @pytest.mark.parametrize("command", ["train", "recipes", "plan", "prepare"])
 def test_a_folder_that_may_not_be_entered(command, lbopt, monkeypatch, configs):
-    """As root nothing is refused, so its place is taken by a look at a path that is."""
+    """The error is planted, because root may enter every folder."""
 
     def refuse(path, **_):
         if "locked" in str(path):
@@ -313,29 +316,25 @@ def test_a_folder_that_may_not_be_entered(command, lbopt, monkeypatch, configs):
     flags["train"] = [f"--config={configs / 'digits_cnn.py'}:smoke", "--workdir=locked/a"]
     code, out, err = lbopt(command, *flags.get(command, ["--config=locked/a.py"]))
     assert (code, out, err.count("\n")) == (3, "", 1)
-    assert re.search("locked/a.*: Permission denied; mend that, or give another path", err)
+    assert re.search("locked/a.*: Permission denied", err)
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "field"),
     [
+        (MemoryError("std::bad_alloc"), "memory"),
         (
-            MemoryError("std::bad_alloc"),
-            "this process has too little memory (std::bad_alloc); free some, or raise",
-        ),
-        (
-            jax.errors.JaxRuntimeError(
-                "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nMore"
-            ),
-            "the devices have too little memory (RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.); raise config.",
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 B.\nMore"),
+            "device memory",
         ),
     ],
 )
-def test_memory_that_does_not_suffice_is_one_line(error, said, lbopt, monkeypatch, configs):
+def test_memory_that_does_not_suffice_is_one_line(error, field, lbopt, monkeypatch, configs):
     monkeypatch.setattr(_train, "run", mock.Mock(side_effect=error))
     code, out, err = lbopt("train", f"--config={configs / 'digits_cnn.py'}:smoke", "--workdir=run")
     assert (code, out, err.count("\n")) == (3, "", 1)
-    assert err.startswith(f"lbopt train: {said}")
+    assert err.startswith(f"lbopt train: {field}: ")
+    assert str(error).splitlines()[0] in err
 
 
 def test_what_a_link_leads_to_is_looked_at_and_left_as_it_was(tmp_path_factory):
@@ -346,7 +345,7 @@ def test_what_a_link_leads_to_is_looked_at_and_left_as_it_was(tmp_path_factory):
 
 
 def test_files_for_folders_and_folders_for_files(lbopt, tmp_path_factory, configs):
-    """Or in a folder that is missing."""
+    """A file in a missing folder is refused too."""
     folder = tmp_path_factory.mktemp("places")
     (folder / "file").write_text("a file")
     config = f"--config={configs / 'digits_cnn.py'}:smoke"
@@ -368,12 +367,13 @@ def test_files_for_folders_and_folders_for_files(lbopt, tmp_path_factory, config
     ):
         code, out, err = lbopt(*flags)
         assert (code, out, err.count("\n")) == (2, "", 1), (flags, err)
-        assert f"{flags[-1].partition('=')[0]} = '{flags[-1].partition('=')[2]}': " in err, err
+        flag, _, given = flags[-1].partition("=")
+        assert f"{flag} = '{given}': " in err, err
     assert [entry.name for entry in folder.iterdir()] == ["file"]
 
 
 def test_a_run_starts_from_a_workdir_in_a_bucket(trained, tmp_path_factory, monkeypatch):
-    """The clients of buckets are tried in tests/train/test_bucket.py; here the bucket is a folder."""
+    """The bucket is a folder here; tests/train/test_bucket.py tests the clients of buckets."""
     model = config_from_json(TrainConfig, read_config(trained)["config"]).model
     expected = _initial.read(str(trained), model)
     learned = tmp_path_factory.mktemp("learned")

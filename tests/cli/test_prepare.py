@@ -204,7 +204,7 @@ WRONG = {
     "a flag first": (["--data_dir=x", "mnist"], ["'--data_dir=x'", "DATASET"]),
     "an unknown flag": (["mnist", "--dir=x"], ["dir"]),
     "a flag of another": (["generated_images", "--manual_dir=x"], ["manual_dir"]),
-    "text without a name": (["text", "--folder=x"], ["--name is missing"]),
+    "text without a name": (["text", "--folder=x"], ["prepare: --name: "]),
     "text with a bad name": (
         ["text", "--name=a/b", "--folder=x"],
         ["--name = 'a/b'", "plain name"],

@@ -1,4 +1,4 @@
-"""The smoke row of every published family, end to end: prepare, train, kill, resume, evaluate, report."""
+"""The smoke row of every published family: prepare, train, kill, resume, evaluate, report."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ FAMILIES = {
         "--config.data.sequence_length=16",
     ],
 }
-"""Config file -> flags that fit it to this machine; a family of images and one of text split their state over two devices."""
+"""Config file -> flags that fit it to this machine; two families shard their state."""
 
 
 REPORTED = ("resnet50_lamb", "bert_large_lamb", "lstm_legw", "squad")

@@ -1,4 +1,4 @@
-"""Whoever reads what a command prints may leave at any time: nothing is lost but what was printed."""
+"""The reader of a command's output may leave at any time: only the printed text is lost."""
 
 import io
 import os
@@ -71,12 +71,11 @@ def test_a_letter_that_an_encoding_does_not_have_is_written_as_an_escape():
 
 @pytest.mark.parametrize("kind", ["pipe", "terminal", "closed", None])
 def test_progress_outlives_its_reader(kind, descriptor, monkeypatch):
-    """In a program that calls the library, standard error is what that program has."""
-    stream = (
-        None
-        if kind is None
-        else open(descriptor("pipe" if kind == "closed" else kind), "w", closefd=False)  # noqa: SIM115
-    )
+    """A program that calls the library may have any standard error."""
+    stream = None
+    if kind is not None:
+        place = descriptor("pipe" if kind == "closed" else kind)
+        stream = open(place, "w", closefd=False)  # noqa: SIM115
     if kind == "closed":
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -86,7 +85,7 @@ def test_progress_outlives_its_reader(kind, descriptor, monkeypatch):
         progress.report({"train/loss": 1.0})
     say("a line")
     if kind in ("pipe", "terminal"):
-        with pytest.raises(OSError, match=r"Broken pipe|Input/output"):
+        with pytest.raises(OSError, match=r"Broken pipe|Input/output"):  # words of the system
             stream.close()
 
 
@@ -112,18 +111,8 @@ def test_a_run_outlives_its_terminal(small, tmp_path):
     [
         ("recipes", "| head -1", 0, ""),
         ("recipes", ">&-", 0, ""),
-        (
-            "recipes",
-            "> /dev/full",
-            3,
-            "lbopt: standard output cannot be written (No space left on device); free space, ",
-        ),
-        (
-            "--help",
-            "> /dev/full",
-            3,
-            "lbopt: standard output cannot be written (No space left on device); free space, ",
-        ),
+        ("recipes", "> /dev/full", 3, "lbopt: standard output: "),
+        ("--help", "> /dev/full", 3, "lbopt: standard output: "),
     ],
 )
 def test_a_list_outlives_its_reader(asked, into, code, err, configs):
@@ -139,7 +128,7 @@ def test_a_list_outlives_its_reader(asked, into, code, err, configs):
 
 
 def test_a_line_is_written_in_one_piece(monkeypatch):
-    """Threads of a study speak at once: of a line in two pieces the second came after another's first."""
+    """Threads of a study print at once, and a line must not be cut by another one."""
     pieces = []
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setattr(sys.stderr, "write", pieces.append)
