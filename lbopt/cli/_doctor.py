@@ -110,7 +110,7 @@ def _figures() -> str:
 def _disk() -> str:
     free = shutil.disk_usage(os.getcwd()).free
     if free < _ENOUGH_DISK_BYTES:
-        fix = f"only {free / 2**30:.1f} GiB are free; free some for checkpoints"
+        fix = f"only {free / 2**30:.1f} GiB free; free some for checkpoints"
         raise EnvironmentProblem(os.getcwd(), reason=fix, code="resource")
     return f"{free / 2**30:.0f} GiB free here"
 

@@ -26,11 +26,11 @@ def sweep(*overrides):
 COMMAND_LINES = {
     "unknown command": (("trian",), ["'trian'", "did you mean 'train'?"]),
     "a flag for a command": (("--config=x",), ["--config=x"]),
-    "no --config": (("train", "--workdir={workdir}"), ["--config is missing"]),
-    "no --workdir": (train()[:2], ["--workdir is missing"]),
-    "empty --workdir": ((*train()[:2], "--workdir="), ["--workdir is missing"]),
-    "evaluate without --config": (("evaluate", "--workdir={workdir}"), ["--config is missing"]),
-    "report without --workdir": (("report",), ["--workdir is missing"]),
+    "no --config": (("train", "--workdir={workdir}"), "--config"),
+    "no --workdir": (train()[:2], "--workdir"),
+    "empty --workdir": ((*train()[:2], "--workdir="), "--workdir"),
+    "evaluate without --config": (("evaluate", "--workdir={workdir}"), "--config"),
+    "report without --workdir": (("report",), "--workdir"),
     "unknown flag": (train("--wrokdir=x"), ["wrokdir"]),
     "flag of another command": (train("--checkpoint=best"), ["checkpoint"]),
     "doctor takes no flag": (("doctor", "--workdir=x"), ["workdir"]),
@@ -510,7 +510,7 @@ def test_norm_groups_that_do_not_fit_name_their_field(scope, lbopt, configs, tmp
 
 
 def refused(command, code, out, err, named):
-    """Check that a refusal is one line that begins with `named`, or has its parts if it is a list."""
+    """Check that a refusal is one line that begins with `named`, or has all parts of that list."""
     assert code == 2, err
     assert err.startswith(f"lbopt {command}: "), err
     if isinstance(named, str):

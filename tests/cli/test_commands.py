@@ -30,7 +30,7 @@ def test_doctor_says_what_is_wrong_and_goes_on(lbopt, monkeypatch):
     monkeypatch.setitem(_doctor.CHECKS, "devices", broken)
     code, out, err = lbopt("doctor")
     assert code == 3
-    assert err == "lbopt doctor: 1 of 7 checks failed; mend what is marked WRONG above\n"
+    assert err.startswith("lbopt doctor: checks: 1 of 7 failed")
     assert re.search(r"^WRONG devices +the rack is on fire$", out, re.MULTILINE)
     assert len(out.splitlines()) == 7
     assert sum(line.startswith("ok ") for line in out.splitlines()) == 6
@@ -144,9 +144,9 @@ def test_recipes_shows_a_row_in_full(lbopt, configs, row, command, workdir, show
     [
         (
             ["--config={mnist}", "--config.seed=1"],
-            "--config.seed=1: lbopt recipes shows rows as they are",
+            "--config.seed = '1': ",
         ),
-        (["--config.seed=1"], "--config.seed=1: lbopt recipes shows rows as they are"),
+        (["--config.seed=1"], "--config.seed = '1': "),
         (["--config={mnist}", "--configs=configs"], "give one of the two"),
         (["--config={mnist}:nothing"], "--config row = 'nothing'"),
         (["--config=nowhere.py"], "there is no file 'nowhere.py'"),
@@ -297,7 +297,7 @@ def test_of_two_overrides_of_a_field_the_last_counts(lbopt, configs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("optuna", "no optuna (extra search)"), ("scipy", "not installed: scipy;")]
+    ("name", "shown"), [("optuna", "no optuna (extra search)"), ("scipy", "scipy: not installed")]
 )
 def test_doctor_asks_for_no_package_of_an_extra(lbopt, monkeypatch, name, shown):
     """What scripts/quickstart installs is whole."""

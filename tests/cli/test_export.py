@@ -219,8 +219,8 @@ def test_a_folder_for_transformers(name, tmp_path):
 
 
 REFUSALS = {
-    "no format": (["--workdir={run}", "--output={new}"], ["--format is missing"]),
-    "no output": (["--workdir={run}", "--format=safetensors"], ["--output is missing"]),
+    "no format": (["--workdir={run}", "--output={new}"], ["export: --format: "]),
+    "no output": (["--workdir={run}", "--format=safetensors"], ["export: --output: "]),
     "another format": (
         ["--workdir={run}", "--format=onnx", "--output={new}"],
         ["--format = 'onnx'", "safetensors"],

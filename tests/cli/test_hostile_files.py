@@ -1,4 +1,4 @@
-"""Files of ours in which somebody, or a disk, put something else: one line by the commands that read them, never a traceback."""
+"""Files of lbopt that were damaged or edited: the commands that read them end in one line."""
 
 import copy
 import hashlib
@@ -89,7 +89,7 @@ def some(request):
 
 @pytest.fixture
 def versions(some):
-    """Return a function that yields JSON data with a hostile value in one place, for many places."""
+    """Return a function that yields copies of JSON data, each with a hostile value in one place."""
 
     def edit(data, skip=()):
         found = [path for path in places(data) if path[: len(skip)] != skip or not skip]

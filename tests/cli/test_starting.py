@@ -71,7 +71,7 @@ def get_config(arg: str = ""):
 
 def test_a_field_that_no_command_could_read_back_is_refused(tmp_path):
     (tmp_path / "own.py").write_text(OWN_FIELD)
-    with refused("config.data.extra", 3, "unused"):
+    with refused("config.data.extra", 3, "choice"):
         call_get_config(str(tmp_path / "own.py"))
 
 
