@@ -14,6 +14,7 @@ import tempfile
 import jaxlib
 
 
+@functools.cache
 def _is_known(flag):
     """Return whether this version of XLA has a flag; one that it does not know ends a process."""
     library = pathlib.Path(jaxlib.__file__).with_name("libjax_common.so")
@@ -96,19 +97,25 @@ def pytest_runtest_teardown(item):
 
 
 @pytest.fixture(scope="module")
-def optimized():
-    """Compile as users do while a file's tests run."""
+def fusion_emitters():
+    """Compile fusions by MLIR, as users do, while a file's tests run."""
     options = compiler.get_compile_options
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "get_compile_options", functools.partial(_optimized, options))
-        jax.config.update("jax_disable_most_optimizations", False)
+        patch.setattr(compiler, "get_compile_options", functools.partial(_emitting, options))
         jax.clear_caches()
         yield
-    jax.config.update("jax_disable_most_optimizations", True)
     jax.clear_caches()
 
 
-def _optimized(options, *given, env_options_overrides=None, **named):
+def _emitting(options, *given, env_options_overrides=None, **named):
     emitters = {flag: True for flag in QUICKLY if "emitters" in flag and _is_known(flag)}
     overrides = emitters | (env_options_overrides or {})
     return options(*given, env_options_overrides=overrides, **named)
+
+
+@pytest.fixture(scope="module")
+def optimized(fusion_emitters):
+    """Compile as users do while a file's tests run."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)

@@ -57,18 +57,18 @@ class Probes:
 class LogFit:
     """d(t) = intercept + slope log t, with the R^2 of d."""
 
-    intercept: float
-    slope: float
-    r2: float
+    intercept: Finite
+    slope: Finite
+    r2: Finite
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PowerFit:
     """d(t) = scale t^exponent, with the R^2 of d."""
 
-    scale: float
+    scale: Finite
     exponent: Exponent
-    r2: float
+    r2: Finite
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ class Run:
     test_perplexity: Positive | None = None
     last_epoch_loss: Number = None
     divergence_step: Number = None
-    steps_to_target: Number = None
-    examples_to_target: Number = None
+    steps_to_target: Positive | None = None
+    examples_to_target: Positive | None = None
     distance: Number = None
     outputs: Number = None
     curve: Curve | None = None

@@ -47,7 +47,7 @@ COMMAND_LINES = {
         train(config="digits_cnn.py:lamp-64"),
         ["row", "'lamp'", "did you mean 'lamb'?"],
     ),
-    "row without batch": (train(config="digits_cnn.py:lamb"), ["row", "'lamb'", "lamb-1024"]),
+    "row without batch": (train(config="digits_cnn.py:lamb"), ["row", "'lamb'", "lamb-256"]),
     "row with a bad batch": (train(config="digits_cnn.py:lamb-64k"), ["row", "'lamb-64k'"]),
     "row with batch 0": (train(config="digits_cnn.py:lamb-0"), "config.global_batch_size"),
     "a study for train": (train(config=LIMIT), ["SweepConfig", "TrainConfig"]),

@@ -97,7 +97,7 @@ CASES = {
     "sequence beyond counting": (
         LSTM,
         {"data.sequence_length": 2**40},
-        ["config.data.sequence_length", "16384"],
+        ["config.data.sequence_length", "2^31"],
     ),
     "vocabulary smaller than the alphabet": (
         LSTM,

@@ -75,6 +75,12 @@ FREE_TEXT = {
     "config.data.validation_split",
     "config.data.test_split",
     *(
+        f"config.{phase}optimizer.{mask}_{change}"  # regular expressions
+        for phase in ("", "phase2.")
+        for mask in ("weight_decay", "trust_ratio")
+        for change in ("exclude", "include")
+    ),
+    *(
         f"config.about.{field}"
         for field in ("paper", "published_result", "hardware", "time", "topology", "note")
     ),

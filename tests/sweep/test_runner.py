@@ -242,10 +242,10 @@ def test_full_memory_is_one_line_that_says_what_to_lower(monkeypatch, tmp_path):
 
     monkeypatch.setattr(_runner.Session, "advance", fail)
     config = make_config(global_batch_sizes=(1024,))
-    with troubled("config.trials_per_program", NO_VALUE, "resource"):
-        _runner.run_sweep(
-            config, _trials.make_cells(config, _trials.make_problems(config)), tmp_path
-        )
+    cells = _trials.make_cells(config, _trials.make_problems(config))
+    with troubled("config.trials_per_program", NO_VALUE, "resource") as caught:
+        _runner.run_sweep(config, cells, tmp_path)
+    assert "allocating 17 bytes" in caught.value.reason
 
 
 @pytest.mark.process

@@ -24,6 +24,8 @@ from lbopt.parallel import make_mesh, put_replicated, replicated_sharding, with_
 from lbopt.train import Checkpoints, _orbax, _replica_rows, _seal
 from lbopt.train._checkpoint import choose_step
 
+pytestmark = pytest.mark.usefixtures("optimized")  # a committed checkpoint was made so
+
 TX = optax.adam(0.1)
 
 

@@ -235,15 +235,15 @@ def test_the_optimizer_of_a_sharded_run_is_in_parts(plan_of):
 def test_a_run_killed_before_its_first_checkpoint_starts_again(
     killed, train, workdir, logged, capsys
 ):
-    assert whole_checkpoints(killed["before the first checkpoint"]) == []
-    assert [line["step"] for line in logged(killed["before the first checkpoint"])] == [1, 2]
+    assert whole_checkpoints(killed("before the first checkpoint")) == []
+    assert [line["step"] for line in logged(killed("before the first checkpoint"))] == [1, 2]
     assert train(workdir("before the first checkpoint")) == 0
     assert "starting at step 0 of 20" in capsys.readouterr().err
 
 
 @pytest.mark.process
 def test_a_checkpoint_cut_off_by_the_kill_is_not_used(killed, train, workdir, capsys):
-    left = killed["while a checkpoint is being saved"]
+    left = killed("while a checkpoint is being saved")
     assert whole_checkpoints(left) == [3, 6]
     assert len(list((left / "checkpoints").iterdir())) == 3, (
         "the unfinished one is there under another name"

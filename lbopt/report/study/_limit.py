@@ -300,7 +300,7 @@ def _bias_corrected_interval(
 
 def _check(cells: Sequence[CellScores], tolerance: float, confidence: float) -> None:
     """Raise `UserError` naming an argument that cannot be used."""
-    require(tolerance > 0, "tolerance", tolerance, "give a number > 0")
+    require(0 < tolerance < np.inf, "tolerance", tolerance, "give a finite number > 0")
     require(0 < confidence < 1, "confidence", confidence, "give a number between 0 and 1")
     sizes = [cell.global_batch_size for cell in cells]
     require(cells, "cells", cells, "give the scores at one batch size at least", code="missing")
@@ -339,7 +339,7 @@ def _crossing(sizes: np.ndarray, fitted: np.ndarray, threshold: np.ndarray) -> n
     after = np.where(reached, falls.argmax(-1), 1)[..., None]
     spare_before = np.take_along_axis(spare, after - 1, -1)[..., 0]
     spare_after = np.take_along_axis(spare, after, -1)[..., 0]
-    share = spare_before / np.where(reached, spare_before - spare_after, 1)
+    share = np.where(reached, spare_before, 0) / np.where(reached, spare_before - spare_after, 1)
 
     after = after[..., 0]
     log_size = np.log2(sizes[after - 1]) + share * np.log2(sizes[after] / sizes[after - 1])
