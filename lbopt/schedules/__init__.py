@@ -1,4 +1,4 @@
-"""Learning-rate schedules: strictly functions of the optimizer step."""
+"""Learning-rate schedules as functions of the optimizer step."""
 
 import lazy_loader
 

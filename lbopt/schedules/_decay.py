@@ -1,4 +1,4 @@
-"""What the learning rate does after warmup, as a factor of its peak."""
+"""Decays: functions that give the learning rate after warmup as a factor of its peak."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from lbopt import _scalars
 from lbopt.errors import UserError
 
 DecayFn = Callable[[jax.Array], jax.Array]
-"""Progress after warmup, in [0, 1] -> factor of the peak learning rate; `exponential_factor` and `step_factor` take steps."""
+"""Progress after warmup, in [0, 1] -> factor of the peak learning rate.
+
+The functions that `exponential_factor` and `step_factor` return take optimizer steps instead.
+"""
 
 DECAYS = ("polynomial", "cosine", "constant")
 
@@ -26,14 +29,14 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
 
     Args:
       decay: "polynomial", "cosine" or "constant".
-      power: exponent of the polynomial, > 0; 1 for the others, which have none.
-      end_factor: what is left of the peak at the end, in [0, 1]; 0 for "constant", which has no end.
+      power: exponent of the polynomial, > 0. Must be 1 for the other decays.
+      end_factor: final value as a factor of the peak, in [0, 1]. Must be 0 for "constant".
 
     Returns:
       A function of progress s, clipped to [0, 1].
 
     Raises:
-      ValueError: naming the argument.
+      ValueError: if an argument is out of range or has no effect; names the argument.
 
     >>> [float(make_decay("polynomial", power=2.0)(s)) for s in (0.0, 0.5, 1.0)]
     [1.0, 0.25, 0.0]
@@ -64,7 +67,9 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
 def exponential_factor(
     decay_rate: float, steps_per_decay: float, staircase: bool = True
 ) -> DecayFn:
-    """Return steps -> decay_rate^(steps / steps_per_decay), in stairs or smooth.
+    """Return steps -> decay_rate^(steps / steps_per_decay).
+
+    With `staircase` the exponent is rounded down to a whole number.
 
     >>> [float(exponential_factor(0.5, 2.5)(t)) for t in (0, 2, 3, 5)]
     [1.0, 1.0, 0.5, 0.25]
@@ -79,7 +84,8 @@ def exponential_factor(
         raise UserError("staircase", staircase, "give True or False")
 
     def factor(steps: jax.Array) -> jax.Array:
-        # A hair above the quotient: in fp32 a whole number of stairs may come out just below it.
+        # Add a small slack before rounding down: in fp32 a quotient that should be a whole number
+        # may come out just below it.
         flights = jnp.asarray(steps, jnp.float32) / steps_per_decay
         return decay_rate ** (jnp.floor(flights + 1e-6 * (1 + flights)) if staircase else flights)
 

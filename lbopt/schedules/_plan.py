@@ -1,4 +1,4 @@
-"""What a scaling rule and a warmup rule come to, batch size by batch size."""
+"""Learning rate, warmup and run length at each batch size under given scaling rules."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ WARMUP_RULES = ("legw", "epochs", "none")
 
 @dataclasses.dataclass(frozen=True)
 class ScaledBatch:
-    """The schedule's numbers at one batch size.
+    """Schedule settings at one batch size.
 
     Attributes:
       global_batch_size: examples per optimizer step.
-      learning_rate: the peak.
+      learning_rate: peak learning rate.
       warmup_epochs: length of the warmup in epochs.
-      warmup_steps: and in optimizer steps, to the nearest.
+      warmup_steps: length of the warmup in optimizer steps, rounded to the nearest.
       total_steps: optimizer steps of the run, rounded up.
     """
 
@@ -44,21 +44,26 @@ def scale_batch(
     rule: _scaling.ScalingRule = "sqrt",
     warmup_rule: WarmupRule = "legw",
 ) -> ScaledBatch:
-    """Work the rules out for one batch size; see `scaling_plan`. Whether the warmup ends is for the caller to look at.
+    """Apply the rules at one batch size; the arguments are those of `scaling_plan`.
+
+    The caller checks that the warmup ends before training does.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      ValueError: if an argument is out of range; names the argument.
 
-    >>> scale_batch(32768, 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90)
-    ScaledBatch(global_batch_size=32768, learning_rate=0.04, warmup_epochs=20.0, warmup_steps=782, total_steps=3519)
+    >>> batch = scale_batch(32768, 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90)
+    >>> batch.learning_rate, batch.warmup_epochs, batch.warmup_steps, batch.total_steps
+    (0.04, 20.0, 782, 3519)
     """
     if not isinstance(warmup_rule, str) or warmup_rule not in WARMUP_RULES:
         fix = f"use one of {', '.join(WARMUP_RULES)}"
         raise UserError("warmup_rule", warmup_rule, fix, code="choice")
+
     base_warmup_epochs = _scalars.checked("base_warmup_epochs", base_warmup_epochs)
     num_epochs = _scalars.checked("num_epochs", num_epochs, "a finite number > 0", lambda n: n > 0)
     base_batch_size = _scalars.whole("base_batch_size", base_batch_size)
     global_batch_size = _scalars.whole("global_batch_size", global_batch_size)
+
     rate = _scaling.scale_learning_rate(
         base_learning_rate, base_batch_size, global_batch_size, rule
     )
@@ -68,7 +73,8 @@ def scale_batch(
         "epochs": base_warmup_epochs,
         "none": 0.0,
     }
-    # LEGW's steps are worked out at the base batch, so that they are one number for the whole table.
+    # LEGW keeps warmup steps constant. Computing them at the base batch gives the same number at
+    # every batch size; computing them from the scaled epochs could round differently.
     steps = (
         base.warmup_steps(base_warmup_epochs)
         if warmup_rule == "legw"
@@ -88,33 +94,43 @@ def scaling_plan(
     rule: _scaling.ScalingRule = "sqrt",
     warmup_rule: WarmupRule = "legw",
 ) -> tuple[ScaledBatch, ...]:
-    """Print, and return, learning rate, warmup and length of a run for a list of batch sizes.
+    """Print and return the learning rate, warmup and run length for a list of batch sizes.
+
+    LEGW is the linear-epoch gradual warmup of You et al., arXiv 1901.08256.
 
     Args:
-      global_batch_sizes: one row each.
-      base_learning_rate: tuned at `base_batch_size`.
-      base_batch_size: the batch the base values belong to.
-      base_warmup_epochs: warmup at the base batch.
+      global_batch_sizes: batch sizes, in examples; the table has one line for each.
+      base_learning_rate: peak learning rate tuned at `base_batch_size`.
+      base_batch_size: batch size at which the base values were tuned.
+      base_warmup_epochs: length of the warmup at the base batch size, in epochs.
       num_examples: size of the training set.
       num_epochs: length of the run at every batch size.
-      rule: of the learning rate: "sqrt", "linear" or "none".
-      warmup_rule: "legw" (warmup epochs grow with the batch, so warmup steps are constant), "epochs" (constant epochs)
-        or "none".
+      rule: scaling rule of the learning rate: "sqrt", "linear" or "none".
+      warmup_rule: "legw" (warmup epochs grow with the batch, so warmup steps are constant),
+        "epochs" (constant epochs) or "none".
+
+    Returns:
+      The settings at each batch size, in the order given.
 
     Raises:
-      ValueError: naming the argument; in particular if a warmup does not end before training does.
+      ValueError: if an argument is out of range, or if a warmup does not end before training
+        does; names the argument.
 
-    >>> _ = scaling_plan((512, 4096, 32768), 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90)
+    >>> _ = scaling_plan(
+    ...     (512, 4096, 32768), 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90
+    ... )
      batch  learning rate  warmup epochs  warmup steps  total steps
        512          0.005         0.3125           782       225206
       4096      0.0141421            2.5           782        28151
      32768           0.04             20           782         3519
 
     References:
-      The rows are those of LAMB on ResNet-50 (NUS-HPC-AI-Lab/pytorch-lamb README): 782 warmup steps at every batch.
+      The example is LAMB on ResNet-50 (NUS-HPC-AI-Lab/pytorch-lamb README), with 782 warmup steps
+      at every batch size.
     """
     if not isinstance(global_batch_sizes, Sequence) or not global_batch_sizes:
         raise UserError("global_batch_sizes", global_batch_sizes, "give a list of batch sizes")
+
     rows = tuple(
         scale_batch(
             size,
@@ -128,6 +144,8 @@ def scaling_plan(
         )
         for size in global_batch_sizes
     )
+
+    # Check all batch sizes before printing, so that a refused plan prints no partial table.
     for row in rows:
         if row.warmup_steps >= row.total_steps:
             fix = (
@@ -136,9 +154,11 @@ def scaling_plan(
                 "train for longer, or stop at a smaller batch"
             )
             raise UserError("base_warmup_epochs", base_warmup_epochs, fix, code="conflict")
+
     show(" batch  learning rate  warmup epochs  warmup steps  total steps")
     for row in rows:
         show(
-            f"{row.global_batch_size:>6}  {row.learning_rate:>13.6g}  {row.warmup_epochs:>13.6g}  {row.warmup_steps:>12}  {row.total_steps:>11}"
+            f"{row.global_batch_size:>6}  {row.learning_rate:>13.6g}  {row.warmup_epochs:>13.6g}  "
+            f"{row.warmup_steps:>12}  {row.total_steps:>11}"
         )
     return rows

@@ -1,4 +1,4 @@
-"""Schedules as published code runs them: each is `warmup_schedule` with the options of its source."""
+"""Schedules of published code; each is `warmup_schedule` with the options of its source."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ def mlperf_schedule(
     r"""Build the polynomial schedule of MLPerf's ResNet-50.
 
         lr(t) = base * t / w                                               for t <= w
-        lr(t) = end + (base - end) (1 - (t - w) / (T - w + 1))^power       after it
+        lr(t) = end + (base - end) (1 - (t - w) / (T - w + 1))^power       afterwards
 
     with w = warmup_steps, T = train_steps and t = 0 at the first update, whose rate is 0.
 
     Args:
-      base_learning_rate: the peak.
-      warmup_steps: may be fractional: MLPerf's epochs are (33 epochs of 19.75 steps are 651.75).
+      base_learning_rate: peak learning rate; may be a traced scalar.
+      warmup_steps: optimizer steps of warmup. May be fractional, as in MLPerf, where 33 epochs of
+        19.75 steps make 651.75.
       train_steps: optimizer steps of the whole run.
       end_learning_rate: 1e-4 in MLPerf, the default of TensorFlow's polynomial_decay; 0.1 in the
         released EfficientNet code, tensorflow/tpu@4b544d49d4ce5de5066a6631184c25cd29bdf9b6:
         models/official/efficientnet/utils.py.
-      power: of the decay.
+      power: exponent of the decay.
 
     Raises:
-      ValueError: as `warmup_schedule`.
+      ValueError: for the same reasons as `warmup_schedule`.
 
     >>> schedule = mlperf_schedule(29.0, warmup_steps=706.5, train_steps=2512)
     >>> float(schedule(0)), round(float(schedule(2511)), 4)
@@ -69,23 +70,24 @@ def albert_schedule(
     power: float = 1.0,
     end_learning_rate: float = 0.0,
 ) -> optax.Schedule:
-    r"""Build the schedule of ALBERT's and MLPerf's BERT code, which jumps down at the end of warmup.
+    r"""Build the schedule of ALBERT's and MLPerf's BERT code.
 
         lr(t) = base * (t - start) / w                          while t - start < w
-        lr(t) = end + (base - end) (1 - t / T)^power            after it: the decay counts from step 0
+        lr(t) = end + (base - end) (1 - t / T)^power            afterwards
 
-    with w = warmup_steps, T = total_steps and t = 0 at the first update.
+    with w = warmup_steps, T = total_steps and t = 0 at the first update. The decay counts from step
+    0, so the rate jumps down at the end of warmup.
 
     Args:
-      base_learning_rate: reached, or nearly so, at the end of warmup only.
-      warmup_steps: steps of the ramp.
+      base_learning_rate: learning rate at which the ramp ends; may be a traced scalar.
+      warmup_steps: optimizer steps of the ramp.
       total_steps: optimizer steps of the whole run.
-      start_warmup_step: where the ramp begins; -76 in MLPerf's BERT at batch 8192.
-      power: of the decay.
-      end_learning_rate: at step T.
+      start_warmup_step: step at which the ramp begins; -76 in MLPerf's BERT at batch 8192.
+      power: exponent of the decay.
+      end_learning_rate: learning rate at step T.
 
     Raises:
-      ValueError: as `warmup_schedule`.
+      ValueError: for the same reasons as `warmup_schedule`.
 
     >>> schedule = albert_schedule(1.0, warmup_steps=287, total_steps=560, start_warmup_step=-76)
     >>> round(float(schedule(210)), 4), round(float(schedule(211)), 4)
@@ -119,19 +121,22 @@ def exponential_schedule(
     r"""Build the staircase of EfficientNet's RMSProp recipes.
 
         lr(t) = base * t / w                                   for t < w
-        lr(t) = base * decay_rate^floor(t / steps_per_decay)   after it: stairs count from step 0
+        lr(t) = base * decay_rate^floor(t / steps_per_decay)   afterwards
+
+    with t = 0 at the first update and w = warmup_steps. Stairs count from step 0, so those that lie
+    within the warmup have taken effect when it ends.
 
     Args:
-      base_learning_rate: at the end of warmup it has lost the stairs below it already.
-      steps_per_decay: optimizer steps between two stairs, may be fractional. 2.4 epochs in
+      base_learning_rate: learning rate at which the ramp ends; may be a traced scalar.
+      steps_per_decay: optimizer steps between two stairs; may be fractional. 2.4 epochs in
         EfficientNet: `lbopt.schedules.Units(num_examples, batch_size).exact_steps(2.4)`.
       total_steps: optimizer steps of the whole run.
-      decay_rate: factor of a stair, in (0, 1].
-      warmup_steps: 5 epochs in EfficientNet.
-      staircase: False decays a little every step.
+      decay_rate: factor of each stair, in (0, 1].
+      warmup_steps: optimizer steps of the ramp; 5 epochs in EfficientNet.
+      staircase: True for stairs, False for a smooth decay.
 
     Raises:
-      ValueError: naming the argument.
+      ValueError: if an argument is out of range or has no effect; names the argument.
 
     >>> schedule = exponential_schedule(1.0, 2.5, total_steps=100, decay_rate=0.5)
     >>> [float(schedule(count)) for count in (0, 2, 3, 5)]
@@ -159,14 +164,15 @@ def step_schedule(
     """Build a schedule that is multiplied by `factor` at each boundary, counted from step 0.
 
     Args:
-      base_learning_rate: before the first boundary.
-      boundaries: optimizer steps, ascending and before the end: from each on, the factor holds.
+      base_learning_rate: learning rate before the first boundary; may be a traced scalar.
+      boundaries: optimizer steps at which the rate is multiplied by `factor`, ascending and within
+        the run.
       total_steps: optimizer steps of the whole run.
-      factor: in (0, 1].
-      warmup_steps: linear from 0.
+      factor: factor of each boundary, in (0, 1].
+      warmup_steps: optimizer steps of a linear warmup from 0.
 
     Raises:
-      ValueError: naming the argument.
+      ValueError: if an argument is out of range or has no effect; names the argument.
 
     >>> schedule = step_schedule(1.0, (2, 4), total_steps=6)
     >>> [round(float(schedule(count)), 4) for count in range(6)]
@@ -184,12 +190,12 @@ def step_schedule(
 def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
     """Join the schedules of a run whose batch size changes: each phase counts its own steps from 0.
 
-    So a warmup in the second phase ramps up from zero again, as the LAMB paper's 64K/32K BERT is
-    said to do (source not confirmed: arXiv:1904.00962v5, section on mixed-batch training). It is
-    `optax.join_schedules` over lengths.
+    A warmup in the second phase therefore ramps up from zero again, as the LAMB paper's 64K/32K
+    BERT is said to do (source not confirmed: arXiv:1904.00962v5, section on mixed-batch training).
+    It is `optax.join_schedules` given lengths instead of boundaries.
 
     Args:
-      *phases: (schedule, optimizer steps) of each phase. The last one goes on for ever.
+      *phases: (schedule, optimizer steps) of each phase. The last phase never ends.
 
     Raises:
       ValueError: if there is no phase or a length is below 1.
@@ -204,6 +210,7 @@ def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
     for index, phase in enumerate(phases):
         if not isinstance(phase, tuple) or len(phase) != 2 or not callable(phase[0]):
             raise UserError(f"phases[{index}]", phase, "give (schedule, steps)", code="type")
+
     lengths = [_scalars.whole(f"phases[{index}]", steps) for index, (_, steps) in enumerate(phases)]
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths) - 1)]
     return optax.join_schedules([schedule for schedule, _ in phases], ends)

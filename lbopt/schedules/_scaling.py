@@ -1,4 +1,4 @@
-"""How the learning rate follows the batch size."""
+"""Scaling rules: the learning rate as a function of the batch size."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ def scale_learning_rate(
     r"""Return the learning rate for another batch size: base * (global / base batch)^p.
 
     Args:
-      base_learning_rate: the rate that works at `base_batch_size`; may be a traced scalar.
-      base_batch_size: the batch it was tuned at.
-      global_batch_size: the batch to train with.
-      rule: "sqrt" (p = 1/2: You et al. for LAMB and LEGW), "linear" (p = 1: Goyal et al., arXiv 1706.02677), "none".
+      base_learning_rate: learning rate tuned at `base_batch_size`; may be a traced scalar.
+      base_batch_size: batch size at which it was tuned.
+      global_batch_size: batch size to train with.
+      rule: "sqrt" (p = 1/2; You et al. for the optimizer LAMB and the warmup rule LEGW), "linear"
+        (p = 1; Goyal et al., arXiv 1706.02677) or "none" (p = 0).
 
     Returns:
       The scaled rate: a float, or a traced scalar if given one.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      ValueError: if an argument is out of range; names the argument.
 
     >>> scale_learning_rate(0.1, 256, 1024, "sqrt"), scale_learning_rate(0.1, 256, 1024, "linear")
     (0.2, 0.4)

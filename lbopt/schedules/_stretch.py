@@ -1,4 +1,4 @@
-"""A schedule for a run of another length."""
+"""Rescaling of a schedule to a run of another length."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from lbopt import _scalars
 def stretch_schedule(
     schedule: optax.Schedule, total_steps: int, num_steps: int | jax.Array, first_step: int = 0
 ) -> optax.Schedule:
-    r"""Rescale a schedule made for `total_steps` updates to `num_steps`: warmup, decay and stairs alike.
+    r"""Rescale a schedule made for `total_steps` updates to `num_steps`.
 
-    With f = first_step the update c of the shorter run gets the rate of the fractional update
+    With f = first_step, update c of the new run gets the learning rate of the fractional update
 
         (c + f) (total_steps + f) / (num_steps + f) - f
 
-    of the longer one, so both decays are complete one step after the last update. With equal lengths nothing changes, bit for bit.
+    of the given schedule. Warmup, decay and stairs are stretched alike, and the decay is complete
+    one step after the last update in both. With equal lengths the rates are bitwise the same.
 
     Args:
-      schedule: count of updates so far -> rate, also for fractions.
-      total_steps: updates it was made for.
-      num_steps: updates of the run; may be traced.
-      first_step: as in `warmup_schedule`.
+      schedule: count of updates so far -> learning rate; must accept fractional counts.
+      total_steps: number of updates for which the schedule was made.
+      num_steps: number of updates of the new run; may be traced.
+      first_step: number of the first update, 0 or 1, as given to `warmup_schedule`.
 
     Returns:
       A schedule: count of updates so far (0 at the first) -> learning rate.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      ValueError: if an argument is out of range; names the argument.
 
     >>> from lbopt.schedules import warmup_schedule
     >>> whole = warmup_schedule(1.0, warmup_steps=4, total_steps=12)

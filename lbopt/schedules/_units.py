@@ -1,4 +1,4 @@
-"""The one place where epochs, steps and examples are turned into each other."""
+"""Conversions between epochs, optimizer steps and examples."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from lbopt import _scalars
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """A data set and the batch that walks through it.
+    """Size of a training set and of a batch, with the conversions that follow from them.
 
-    An epoch is `num_examples` examples, whatever the batch: epochs need not be whole numbers of steps, and batches run
-    on across epoch ends. Steps of a run are rounded up, so no budget is cut short; warmup steps to the nearest.
+    An epoch is `num_examples` examples at every batch size. It need not be a whole number of steps:
+    a batch may cross the end of an epoch. The steps of a run are rounded up, so that no budget is
+    cut short; warmup steps are rounded to the nearest.
 
     Attributes:
       num_examples: size of the training set.
@@ -28,7 +29,7 @@ class Units:
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "global_batch_size"):
-            # As Python's: NumPy's narrow numbers overflow.
+            # Keep Python integers: products of NumPy's narrow integers can overflow.
             object.__setattr__(self, name, _scalars.whole(name, getattr(self, name)))
 
     def exact_steps(self, epochs: float) -> float:
@@ -36,20 +37,23 @@ class Units:
         return _scalars.checked("epochs", epochs) * self.num_examples / self.global_batch_size
 
     def steps(self, epochs: float) -> int:
-        """Return the optimizer steps that `epochs` take, rounded up (3e-9 of slack for decimal fractions)."""
+        """Return the optimizer steps that `epochs` take, rounded up.
+
+        An excess of up to 3e-9 steps is ignored, because decimal fractions are not exact.
+        """
         exact = self.exact_steps(epochs)
         return max(math.ceil(exact - 3e-9), int(exact > 0))
 
     def epochs(self, steps: float) -> float:
-        """Return the epochs that `steps` optimizer steps make."""
+        """Return the number of epochs in `steps` optimizer steps."""
         return _scalars.known(steps) * self.global_batch_size / self.num_examples
 
     def examples(self, steps: int) -> int:
-        """Return the examples that `steps` optimizer steps see."""
+        """Return the number of examples in `steps` optimizer steps."""
         return _scalars.known(steps) * self.global_batch_size
 
     def warmup_steps(self, epochs: float) -> int:
-        """Return the warmup steps nearest to `epochs`.
+        """Return the optimizer steps that a warmup of `epochs` takes, rounded to the nearest.
 
         >>> Units(1_281_167, 32768).warmup_steps(20), Units(1_281_167, 512).warmup_steps(0.3125)
         (782, 782)

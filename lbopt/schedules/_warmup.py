@@ -1,4 +1,4 @@
-"""Gradual warmup and LEGW."""
+"""Gradual warmup, and linear-epoch gradual warmup (LEGW)."""
 
 from __future__ import annotations
 
@@ -34,42 +34,50 @@ def warmup_schedule(
 ) -> optax.Schedule:
     r"""Build a schedule that rises to its peak and then decays until the end.
 
-    With t = count + first_step, w = warmup_steps, T = total_steps, a = start_step and a decay f (see `make_decay`):
+    With t = count + first_step, w = warmup_steps, T = total_steps, a = start_step and a decay f
+    (see `make_decay`), the warmup is
 
         lr(t) = warmup_from + (peak - warmup_from) * ((t - a) / w)^warmup_power      for t - a < w
-        lr(t) = peak * f((t - a - w) / (T + first_step - a - w))                     after it, decay_from="warmup_end"
-        lr(t) = peak * f(t / (T + first_step))                                       after it, decay_from="start"
 
-    so the decay is complete one step after the last update, and no update is wasted on its end. With decay_from="start"
-    the rate jumps down at the end of warmup, as in ALBERT's and MLPerf's BERT code.
+    and the decay that follows it
+
+        lr(t) = peak * f((t - a - w) / (T + first_step - a - w))    if decay_from="warmup_end"
+        lr(t) = peak * f(t / (T + first_step))                      if decay_from="start"
+
+    The decay is complete one step after the last update, so no update is spent at its end value.
+    With decay_from="start" the rate jumps down at the end of warmup, as in ALBERT's and MLPerf's
+    BERT code.
 
     Args:
-      peak_learning_rate: the rate at the end of warmup; may be a traced scalar.
+      peak_learning_rate: learning rate at the end of warmup; may be a traced scalar.
       warmup_steps: optimizer steps of warmup, 0 for none; may be fractional or traced.
       total_steps: optimizer steps of the whole run.
-      decay: "polynomial", "cosine", "constant", or a function: steps since the decay began -> factor of the peak, for
-        instance `optax.exponential_decay(1.0, ...)` or `optax.piecewise_constant_schedule(1.0, ...)`.
+      decay: "polynomial", "cosine", "constant", or a function: steps since the decay began ->
+        factor of the peak, such as `optax.exponential_decay(1.0, ...)` or
+        `optax.piecewise_constant_schedule(1.0, ...)`.
       power: exponent of the polynomial.
-      end_factor: what is left of the peak at the end.
-      first_step: the number t of the first update. 0 as in You et al.'s code (the first update has rate 0); 1 counts
-        as the papers do, and wastes no step of a very short run.
+      end_factor: learning rate at the end of the decay as a factor of the peak.
+      first_step: number t of the first update. With 0 the first update has rate 0, as in You et
+        al.'s code; with 1 steps are counted as in the papers, and a very short run wastes no step.
       warmup_power: exponent of the ramp; 2 in nvcaffe.
-      warmup_from: the rate at the start of warmup.
-      start_step: the step at which the ramp starts, also below 0: MLPerf's BERT starts it at -76, so that the first
-        update is already some way up.
-      decay_from: see above.
-      decay_steps: length of the decay, instead of what the formulas above divide by.
-      end_learning_rate: the rate at the end of the decay, instead of `end_factor`.
+      warmup_from: learning rate at the start of warmup.
+      start_step: step at which the ramp starts; may be negative. MLPerf's BERT starts it at -76, so
+        that the first update already has a rate above `warmup_from`.
+      decay_from: step from which the decay counts: "warmup_end", or "start" for step 0.
+      decay_steps: length of the decay in optimizer steps; None for the divisor in the formulas.
+      end_learning_rate: learning rate at the end of the decay, in place of `end_factor`.
 
     Returns:
       A schedule: count of updates so far (0 at the first) -> fp32 learning rate.
 
     Raises:
-      ValueError: naming the argument; in particular if warmup does not end before training does, if the peak is below
-        `warmup_from` or `end_learning_rate`, or if an argument has no effect beside the others.
+      ValueError: if an argument is out of range, if warmup does not end before training does, if
+        the peak is below `warmup_from` or `end_learning_rate`, or if an argument has no effect
+        beside the others; names the argument.
 
     Note:
-      A traced warmup cannot be checked; if it fills the run, the rate is the peak where the warmup ends and the end's after it.
+      A traced warmup cannot be checked. If it fills the run, the rate is the peak where the warmup
+      ends and the end value afterwards.
 
     >>> schedule = warmup_schedule(1.0, warmup_steps=2, total_steps=6)
     >>> [float(schedule(count)) for count in range(6)]
@@ -87,6 +95,7 @@ def warmup_schedule(
         "warmup_power", warmup_power, "a finite number > 0", lambda n: n > 0
     )
     warmup_from = _scalars.checked("warmup_from", warmup_from, traced=True)
+
     if decay_steps is not None:
         wanted = "a finite number > 0, or None"
         decay_steps = _scalars.checked(
@@ -97,11 +106,13 @@ def warmup_schedule(
         end_learning_rate = _scalars.checked("end_learning_rate", end_learning_rate, wanted)
     if not callable(decay):
         named = _decay.make_decay(decay, power, end_factor)
+
     _check_length(warmup_steps, total_steps, start_step)
     _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning_rate)
     _check_ramp(
         peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate
     )
+
     peak, lowest, begin = (
         _scalars.in_fp32(value) for value in (peak_learning_rate, warmup_from, start_step)
     )
@@ -112,6 +123,7 @@ def warmup_schedule(
         climbed = jnp.clip((t - begin) / jnp.maximum(w, jnp.finfo(jnp.float32).tiny), 0.0, 1.0)
         ramp = climbed if warmup_power == 1 else climbed**warmup_power
         rising = lowest + (peak - lowest) * ramp
+
         origin = begin + w if decay_from == "warmup_end" else 0.0
         if callable(decay):
             falling = peak * _factor(decay, t - origin)
@@ -121,7 +133,8 @@ def warmup_schedule(
                 if decay_steps is None
                 else _scalars.in_fp32(decay_steps)
             )
-            # A warmup that is traced may fill the run: then nothing is left to fall, and 0 / 0 would be no number.
+            # A traced warmup may fill the run. The decay then has length 0, and dividing by a tiny
+            # number instead avoids 0 / 0.
             factor = named((t - origin) / jnp.maximum(length, jnp.finfo(jnp.float32).tiny))
             end = 0.0 if end_learning_rate is None else float(end_learning_rate)
             falling = end + (peak - end) * factor
@@ -131,7 +144,11 @@ def warmup_schedule(
 
 
 def _factor(decay: _decay.DecayFn, steps: jax.Array) -> jax.Array:
-    """Return what a decay function gives, in fp32; raise ValueError if that is no number for each step."""
+    """Return the result of a decay function in fp32.
+
+    Raises:
+      ValueError: unless the result is one number, or one number for each step.
+    """
     found = decay(steps)
     try:
         factor = jnp.asarray(found).astype(jnp.float32)
@@ -158,24 +175,28 @@ def legw_schedule(
 ) -> optax.Schedule:
     r"""Build LEGW: with k = batch / base batch, learning rate * sqrt(k) and warmup *epochs* * k.
 
-    Warmup epochs grow with the batch just as steps per epoch shrink, so the number of warmup *steps* is the same at
-    every batch size: base_warmup_epochs * num_examples / base_batch_size, to the nearest whole step.
+    Warmup epochs grow as steps per epoch shrink, so the number of warmup *steps* is the same at
+    every batch size: base_warmup_epochs * num_examples / base_batch_size, rounded to the nearest.
 
     Args:
-      base_learning_rate: tuned at `base_batch_size`; may be a traced scalar.
-      base_batch_size: the batch the base values belong to.
-      base_warmup_epochs: warmup at the base batch.
-      global_batch_size: the batch to train with.
+      base_learning_rate: peak rate tuned at `base_batch_size`; may be a traced scalar.
+      base_batch_size: batch size at which the base values were tuned.
+      base_warmup_epochs: length of the warmup at the base batch size, in epochs.
+      global_batch_size: batch size to train with.
       num_examples: size of the training set.
       num_epochs: length of the run.
-      decay: see `warmup_schedule`, also for `power`, `end_factor` and `first_step`.
-      rule: how the rate is scaled; LEGW's own is "sqrt".
+      decay: "polynomial", "cosine" or "constant".
+      rule: scaling rule of the learning rate; LEGW's own is "sqrt".
+      power: exponent of the polynomial.
+      end_factor: learning rate at the end of the decay as a factor of the peak.
+      first_step: number of the first update, 0 or 1; see `warmup_schedule`.
 
     Returns:
       A schedule: count of updates so far -> fp32 learning rate.
 
     Raises:
-      ValueError: naming the argument; in particular if the warmup does not end before training does.
+      ValueError: if an argument is out of range, or if the warmup does not end before training
+        does; names the argument.
 
     >>> schedule = legw_schedule(0.1, 256, 1.0, 1024, num_examples=2560, num_epochs=8)
     >>> [round(float(schedule(count)), 3) for count in (0, 5, 10, 15)]
@@ -216,7 +237,10 @@ def _check_length(warmup_steps: Any, total_steps: int, start_step: Any) -> None:
 
 
 def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning_rate) -> None:
-    """Raise ValueError for arguments that do not go with the decay; `make_decay` checks those of its own."""
+    """Raise ValueError for arguments that conflict with the decay or that it does not use.
+
+    `make_decay` checks its own arguments.
+    """
     if not isinstance(decay_from, str) or decay_from not in DECAY_ORIGINS:
         fix = f"use one of {', '.join(DECAY_ORIGINS)}"
         raise UserError("decay_from", decay_from, fix, code="choice")
@@ -226,6 +250,7 @@ def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning
         fix = f"{other}; give one of the two"
         also = ["end_factor"]
         raise UserError("end_learning_rate", end_learning_rate, fix, code="conflict", also=also)
+
     unused: dict[str, tuple[Any, Any]] = {}
     if callable(decay) or decay == "constant":
         unused = {
@@ -239,6 +264,7 @@ def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning
         }
     elif decay == "constant":
         unused["decay_from"] = (decay_from, "warmup_end")
+
     for name, (value, default) in unused.items():
         if not isinstance(value, (int, float, str, type(None))) or value != default:
             what = "a decay function" if callable(decay) else "decay = 'constant'"
@@ -249,7 +275,7 @@ def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning
 def _check_ramp(
     peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate
 ) -> None:
-    """Raise ValueError for a ramp that is not there, or that ends below its start or below the end of the decay."""
+    """Raise ValueError for options of a missing ramp, and for a peak below another given rate."""
     if _scalars.is_number(warmup_steps) and start_step + warmup_steps <= 0:
         for name, value, default in (
             ("warmup_power", warmup_power, 1),
@@ -262,6 +288,7 @@ def _check_ramp(
                     f"{default}, or give more of them"
                 )
                 raise UserError(name, value, fix, code="unused", also=["warmup_steps"])
+
     for name, value in (("warmup_from", warmup_from), ("end_learning_rate", end_learning_rate)):
         if (
             _scalars.is_number(value)
