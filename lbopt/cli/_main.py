@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import errno
 import importlib
 import os
@@ -151,26 +152,35 @@ def _system_errors() -> Iterator[None]:
 
 
 def _check_xla_flags() -> None:
-    """Raise `EnvironmentProblem` if XLA does not accept `XLA_FLAGS`.
-
-    XLA ends the process in which it reads a wrong flag, so a child process reads them first.
-    """
+    """Raise `EnvironmentProblem` if XLA does not accept `XLA_FLAGS`."""
     flags = os.environ.get("XLA_FLAGS", "")
     if all(_DEVICES.fullmatch(flag) for flag in flags.split()):
         return
     with contextlib.suppress(OSError, subprocess.SubprocessError):  # no child: XLA may end us
-        ended = subprocess.run(
-            [sys.executable, "-c", _READ_FLAGS],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_READING_S,
-        )
-        if ended.returncode and "parse_flags_from_env" in ended.stderr:
-            found = _REFUSED.search(ended.stderr)
-            said = f" ({found[0]})" if found else ""
-            fix = f"XLA does not accept it{said}; remove that flag, or unset the variable"
+        refusal = _read_by_xla(flags)
+        if refusal is not None:
+            fix = f"XLA does not accept it{refusal}; remove that flag, or unset the variable"
             raise EnvironmentProblem("XLA_FLAGS", flags, fix)
+
+
+@functools.cache
+def _read_by_xla(flags: str) -> str | None:
+    """Return what XLA says of flags that it refuses, in parentheses; None if it accepts them.
+
+    XLA ends the process in which it reads a wrong flag, so a child process reads them.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", _READ_FLAGS],
+        env={**os.environ, "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_READING_S,
+    )
+    if not ended.returncode or "parse_flags_from_env" not in ended.stderr:
+        return None
+    found = _REFUSED.search(ended.stderr)
+    return f" ({found[0]})" if found else ""
 
 
 _DEVICES = re.compile(r"--xla_force_host_platform_device_count=\d{1,4}")

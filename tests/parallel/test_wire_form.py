@@ -10,6 +10,7 @@ import lbopt
 from lbopt.aggregators import as_optax, cast, sign, topk
 from lbopt.aggregators._group import Shares
 
+pytestmark = pytest.mark.usefixtures("fusion_emitters")  # without, it runs four times as long
 REPLICAS = 4
 SHAPES = {
     "stack": (3, 32, 128),  # three layers; 96 rows of the width 128
