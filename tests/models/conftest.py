@@ -1,4 +1,4 @@
-"""Batch normalization in float64 NumPy, group by group, and lbopt's on four devices here and eight in another process."""
+"""Batch normalization in float64 NumPy, and lbopt's on four devices or, in a process, eight."""
 
 import os
 import pickle
@@ -17,9 +17,10 @@ PROGRAM = Path(__file__).with_name("on_devices.py")
 
 @pytest.fixture(scope="session")
 def reference():
-    """Return a function (x, scale, bias, weights, groups) -> outputs, gradients of sum(weights * tanh(y)), mean over groups of statistics.
+    """Return a function (x, scale, bias, weights, groups) that normalizes in float64 NumPy.
 
-    `groups` is a list of the examples of each group, or a number of contiguous groups.
+    It returns the outputs, the gradients of sum(weights * tanh(y)), and the statistics averaged
+    over groups. `groups` lists the examples of each group, or is a number of contiguous groups.
     """
 
     def normalize(x, scale, bias, weights, groups):
@@ -59,13 +60,16 @@ def reference():
 
 @pytest.fixture(scope="session")
 def normalized():
-    """Return `run` of on_devices.py, which see."""
+    """Return `run` of on_devices.py."""
     return runpy.run_path(str(PROGRAM))["run"]
 
 
 @pytest.fixture(scope="session")
 def normalized_on_eight(tmp_path_factory):
-    """Return a function: a list of (arguments, options) of `run` -> its results on eight devices, in a process of their own."""
+    """Return a function that calls `run` on eight devices, in a separate process.
+
+    It takes a list of (arguments, options) and returns the list of results.
+    """
 
     def run(jobs):
         folder = tmp_path_factory.mktemp("eight")

@@ -1,7 +1,7 @@
 """Batch norm on a given number of fake devices, over many scopes at once.
 
-A process has one number of devices: run as a program, `python on_devices.py INPUT OUTPUT`, this works through a pickled
-list of jobs on as many devices as XLA_FLAGS says.
+The number of devices is fixed when a process starts. Run as a program, `python on_devices.py INPUT
+OUTPUT`, this file works through a pickled list of jobs on the devices that XLA_FLAGS asks for.
 """
 
 import pickle
@@ -18,12 +18,13 @@ from lbopt.parallel import batch_sharding, make_mesh, replicated_sharding
 
 MOMENTUM = 0.75
 COLLECTIVE = re.compile(
-    r"= \S.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)(?:-start)?\("
+    r"= \S.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)"
+    r"(?:-start)?\("
 )
 
 
 def differentiated(scope, options):
-    """Return a function: outputs and gradients of sum(weights * tanh(y)), and the running statistics."""
+    """Return a function for outputs, gradients of sum(weights * tanh(y)) and running statistics."""
     module = lbopt.BatchNorm(scope, momentum=MOMENTUM, **options)
 
     def loss(x, scale, bias, weights):
@@ -49,11 +50,11 @@ def run(backend, devices, scopes, arrays, grid=None, **options):
 
     Args:
       backend: "jit" or "pmap".
-      devices: how many.
-      scopes: of `lbopt.BatchNorm`.
-      arrays: x [batch, ..., features], scale, bias, weights (like x).
-      grid: of the replicas, as a mesh on a TPU would state it.
-      options: of `lbopt.BatchNorm`.
+      devices: number of devices.
+      scopes: scopes of `lbopt.BatchNorm`.
+      arrays: x [batch, ..., features], scale, bias, weights (shaped like x).
+      grid: grid of replicas, in the form that a TPU's mesh gives it.
+      options: further options of `lbopt.BatchNorm`.
 
     Returns:
       Scope -> y, dx, dscale, dbias, mean and var; and the kinds of collectives in the program.

@@ -1,4 +1,4 @@
-"""Activations equal JAX's in value and gradient, and keep what they say."""
+"""Activations equal JAX's in value and gradient, and keep only the documented residuals."""
 
 import jax
 import jax.numpy as jnp

@@ -1,6 +1,7 @@
-"""ResNet, EfficientNet and BERT, forward and backward, against their equations in PyTorch's functions in float64.
+"""ResNet, EfficientNet and BERT against their equations in PyTorch, forward and backward.
 
-In training: batch statistics (global and grouped), gradients of every parameter and running statistics.
+All in float64. In training: batch statistics (global and grouped), the gradient of every parameter,
+and the running statistics.
 """
 
 import functools
@@ -19,7 +20,7 @@ F = torch.nn.functional
 
 
 def shaken(tree, seed=0):
-    """Move every leaf, so that zeros and ones matter; scales and variances stay positive."""
+    """Move every leaf away from zero and one; scales and variances stay positive."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(
         lambda leaf: leaf + rng.uniform(0.05, 0.3, leaf.shape).astype(np.float32),
@@ -28,7 +29,7 @@ def shaken(tree, seed=0):
 
 
 class Theirs:
-    """The parameters as tensors that collect gradients, and the layers that both image networks share."""
+    """Parameters as tensors with gradients, and the layers that both image networks share."""
 
     def __init__(self, params, state, num_groups, momentum, epsilon):
         wide = lambda leaf: torch.tensor(np.asarray(leaf, np.float64), requires_grad=True)  # noqa: E731
@@ -40,7 +41,7 @@ class Theirs:
         return functools.reduce(lambda node, name: node[name], path.split("/"), self.params)
 
     def conv(self, path, x, stride=1, same=False, groups=1):
-        """Convolve [batch, channels, height, width]; padded symmetrically, or as TensorFlow's "SAME"."""
+        """Convolve [batch, channels, height, width], padded symmetrically or as "SAME"."""
         kernel = self.at(path)["kernel"].permute(3, 2, 0, 1)
         size = kernel.shape[-1]
         if not same:
@@ -50,7 +51,7 @@ class Theirs:
         return F.conv2d(F.pad(x, padding), kernel, stride=stride, groups=groups)
 
     def norm(self, path, x):
-        """Normalize each of the contiguous groups, and move the running statistics by the mean of theirs."""
+        """Normalize each contiguous group; move running statistics by the mean over groups."""
         parts, means, variances = [], 0, 0
         for part in x.chunk(self.num_groups):
             mean, var = (
@@ -150,7 +151,7 @@ CASES = {
 
 
 def assert_close(ours, theirs, tolerance):
-    """Compare leaf by leaf, relative to the leaf's largest entry, or to a thousandth of the largest of all."""
+    """Compare leaf by leaf, relative to the leaf's maximum or 1/1000 of the overall maximum."""
     floor = 1e-3 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(theirs))
     for (path, one), other in zip(
         jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True
@@ -197,7 +198,10 @@ def test_image_networks_in_training(case):
 
 
 def their_bert(module, p, inputs):
-    """Post-norm layers over the sum of three embeddings (Devlin et al., arXiv 1810.04805; Vaswani et al., 1706.03762)."""
+    """Post-norm layers over the sum of three embeddings.
+
+    Devlin et al., arXiv 1810.04805; Vaswani et al., arXiv 1706.03762.
+    """
     dense = lambda at, x: x @ at["kernel"] + at["bias"]  # noqa: E731
     norm = lambda at, x: F.layer_norm(x, x.shape[-1:], at["scale"], at["bias"], module.epsilon)  # noqa: E731
     ids, segments, mask = (

@@ -13,7 +13,7 @@ SHARE = 0.75
 
 @pytest.fixture(scope="module")
 def arrays():
-    """Return queries, keys, values, mask, what is kept, and weights of the sum that is differentiated."""
+    """Return queries, keys, values, mask, dropout's keep mask, and weights of the summed output."""
     rng = np.random.default_rng(0)
     shapes = [(BATCH, HEADS, WIDTH, length) for length in (QUERIES, KEYS, KEYS)]
     mask = np.array([[1] * KEYS, [1, 1, 0, 0, 1, 0], [0] * KEYS], bool)
@@ -50,7 +50,7 @@ def results(fn, query, key, value, mask, keep, weights):
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_values_and_gradients_in_float64(arrays, drops):
-    """The third example's mask hides everything: it attends to all keys alike, and scores get no gradient."""
+    """The third example's mask hides all keys: attention is uniform, scores get no gradient."""
     with jax.enable_x64(True):
         *inputs, keep, weights = (jnp.asarray(array) for array in arrays)
         found, expected = (
@@ -64,7 +64,7 @@ def test_values_and_gradients_in_float64(arrays, drops):
 
 
 def rounding_probabilities(query, key, value, mask, keep):
-    """As usual in bf16: fp32 scores and softmax, and probabilities rounded for the product with the values."""
+    """Use fp32 scores and softmax, and round probabilities to bf16 for the product with values."""
     scores = (
         jnp.einsum("bhkq,bhks->bhqs", query, key, preferred_element_type=jnp.float32)
         / query.shape[2] ** 0.5
@@ -107,7 +107,7 @@ def test_large_scores_stay_finite(arrays):
 
 
 def test_what_is_kept_is_narrow(arrays):
-    """For the backward pass: nothing of the size of scores is wider than products are."""
+    """No residual of the size of the scores is wider than the dtype of the products."""
     *inputs, mask, keep, _ = arrays
     inputs = [jnp.asarray(array, jnp.bfloat16) for array in inputs]
     _, pull = jax.vjp(lambda *given: in_few_passes(*given, mask, keep), *inputs)

@@ -1,6 +1,6 @@
-"""BERT: the same function scanned or not, with every rematerialisation, and deaf to padding.
+"""BERT is one function, scanned or not and under every rematerialisation; it ignores padding.
 
-Unscanned variants are differentiated without jit: they share their compiled operations.
+Unscanned variants are differentiated without jit, so that they share their compiled operations.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ SIZE = {
 DROPS = {"dropout_rate": 0.3, "attention_dropout_rate": 0.2}
 NO_DROPS = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
 POLICIES = ("attention", "dots", "inner", "layer")
-# Shapes that a layer could keep for its backward pass.
+# Shapes of arrays that a layer could keep for its backward pass.
 SQUARE, HIDDEN, WIDE = (
     (BATCH, HEADS, LENGTH, LENGTH),
     (BATCH, LENGTH, WIDTH),
@@ -85,7 +85,10 @@ def loss(params, module, inputs):
 
 
 def assert_close(ours, theirs, tolerance):
-    """Compare leaf by leaf, relative to the leaf's largest entry (and, for leaves that ought to be zero, to 1e-7 of the largest of all)."""
+    """Compare leaf by leaf, relative to the leaf's largest entry.
+
+    Leaves that should be zero are compared to 1e-7 of the largest entry of all leaves.
+    """
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     floor = 1e-7 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(theirs))
     for (path, one), other in zip(
@@ -107,9 +110,9 @@ def gradients(params, inputs):
 
 
 def test_dropout_matters(gradients):
-    """What the comparisons below would miss if the draws did nothing."""
+    """The comparisons below would prove nothing if dropout had no effect."""
     gaps = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), gradients[True], gradients[False])
-    # A key's bias moves all scores of a query alike, which softmax does not see.
+    # A key's bias shifts all scores of a query equally, so softmax ignores it.
     matters = [
         gap
         for path, gap in jax.tree_util.tree_leaves_with_path(gaps)
@@ -121,7 +124,7 @@ def test_dropout_matters(gradients):
 @pytest.mark.parametrize("dropped", [True, False])
 @pytest.mark.parametrize("remat", POLICIES)
 def test_rematerialisation_changes_no_gradient(remat, dropped, params, inputs, gradients):
-    """With dropout this also says that the recomputation draws what the forward pass drew."""
+    """With dropout this also shows that the recomputation repeats the forward pass's draws."""
     module = network(remat=remat, **(DROPS if dropped else NO_DROPS))
     assert_close(jax.grad(loss)(params, module, inputs), gradients[dropped], 1e-6)
 
@@ -133,7 +136,7 @@ def test_rematerialisation_of_some_layers_changes_no_gradient(how_many, params, 
 
 
 def scanned(params, inputs, **options):
-    """Return the scanned network's outputs and, as an unscanned network has them, its gradients."""
+    """Return the scanned network's outputs, and its gradients in the unscanned layout."""
     module = network(scan=True, **options)
 
     @functools.partial(jax.jit, compiler_options=UNOPTIMIZED)
@@ -167,7 +170,7 @@ def test_layers_of_a_scan_draw_differently(params, inputs, monkeypatch):
     met = []
 
     class Recorded(_bert.Dropout):
-        """Dropout that shows, layer by layer, what it keeps."""
+        """Dropout that records, layer by layer, which values it keeps."""
 
         def keep(self, num_examples, shape, train):
             kept, share = super().keep(num_examples, shape, train)
@@ -216,7 +219,7 @@ def test_more_than_nine_layers_stack_in_the_order_of_their_numbers():
 
 @pytest.mark.slow
 def test_lamb_gives_each_scanned_layer_its_own_ratio(params, inputs):
-    """Three updates of the scanned network are, leaf by leaf, those of the unscanned one."""
+    """Three updates of the scanned network equal the unscanned network's, leaf by leaf."""
     scaled = {
         **params,
         "layer1": jax.tree.map(lambda leaf: 5 * leaf, params["layer1"]),
@@ -258,7 +261,7 @@ def test_lamb_gives_each_scanned_layer_its_own_ratio(params, inputs):
 
 
 def residuals(module, params, inputs):
-    """Return the (shape, bytes) of what one differentiation keeps, parameters and inputs left out."""
+    """Return (shape, bytes) of the residuals of one gradient, without parameters and inputs."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         print_saved_residuals(lambda params: loss(params, module, inputs), params)
@@ -275,7 +278,7 @@ def residuals(module, params, inputs):
 
 @pytest.fixture(scope="module")
 def kept(params, inputs):
-    """Return what each policy keeps, without the heads' part: shape -> how many, and the sum of bytes."""
+    """Return residuals per policy, without the heads': count by shape, and total bytes."""
     found = {}
     for remat in _bert.REMATS:
         all_of_them = residuals(network(remat=remat, **DROPS), params, inputs)
@@ -288,7 +291,7 @@ def kept(params, inputs):
 
 
 def squares(counts):
-    """Count arrays of [batch, heads, length, length] in any layout, draws included."""
+    """Count arrays of [batch, heads, length, length] in any layout, including random draws."""
     return sum(
         number
         for shape, number in counts.items()
@@ -311,7 +314,7 @@ def test_what_each_policy_keeps(kept):
 
 
 def test_a_rematerialised_layer_keeps_its_input_only(kept, params, inputs):
-    """One more layer costs one more [batch, length, width]."""
+    """Each further layer costs one further array [batch, length, width]."""
     fewer = {name: value for name, value in params.items() if name != f"layer{LAYERS - 1}"}
     less = residuals(network(remat="layer", num_layers=LAYERS - 1, **DROPS), fewer, inputs)
     assert kept["layer"][1] - sum(size for _, size in less) == 4 * math.prod(HIDDEN)
@@ -328,7 +331,7 @@ def test_only_so_many_layers_are_rematerialised(kept, params, inputs):
 
 @pytest.mark.parametrize("head", _bert.HEADS)
 def test_padding_is_not_seen(head, params, inputs):
-    """Other tokens behind the mask change no logit before it; without the mask they do."""
+    """Changing tokens behind the mask changes no logit before it; without the mask it does."""
     module = network(head=head, **NO_DROPS)
     params = params if head == "pretraining" else random_params(module, inputs)
     mask = inputs["attention_mask"].astype(bool)

@@ -1,4 +1,4 @@
-"""The CNN, which pools before it normalizes, against the plain order of its layers and against itself, op by op."""
+"""The CNN pools before it normalizes; compared with the plain order of layers, op by op."""
 
 import flax.linen as nn
 import jax
@@ -14,7 +14,7 @@ BY_XLA = MODEL.clone(by_patches=False)
 
 
 class Plain(nn.Module):
-    """Flax's layers in the order of the definition."""
+    """Flax's layers in the order of the model's definition."""
 
     @nn.compact
     def __call__(self, x, train):
@@ -29,12 +29,15 @@ class Plain(nn.Module):
 
 @pytest.fixture(scope="module", autouse=True)
 def _as_in_training(optimized):
-    """What the compiler fuses is what matters here."""
+    """Compile with the fusions that training uses; they are what these tests compare."""
 
 
 @pytest.fixture(scope="module")
 def trials():
-    """Return variables, images and labels of some trials: scales of both signs, biases and statistics unlike zero and one."""
+    """Return variables, images and labels of several trials.
+
+    Scales have both signs; biases and statistics differ from zero and one.
+    """
     rng = np.random.default_rng(0)
 
     def trained(path, leaf):
@@ -57,7 +60,7 @@ def trials():
 
 
 def differentiated(module, variables, images, labels, train=True):
-    """Return the gradient of the loss by the parameters and by the images, the logits and the new statistics."""
+    """Return the loss's gradients by parameters and images, the logits, and the new statistics."""
 
     def loss(params, images):
         inputs = {"params": params, "batch_stats": variables["batch_stats"]}
@@ -74,7 +77,7 @@ def one_of(trials, number):
 
 @pytest.fixture(scope="module")
 def op_by_op(trials):
-    """Return the gradient of each trial by its parameters, where no two operations are compiled together."""
+    """Return the gradient of each trial by its parameters, compiling each operation separately."""
     with jax.disable_jit():
         return [differentiated(MODEL, *one_of(trials, number))[0][0] for number in range(TRIALS)]
 
@@ -117,7 +120,7 @@ def test_equal_to_the_plain_order_of_layers(trials, model, train):
 def test_compiled_for_several_trials_the_gradient_is_the_one_op_by_op(
     trials, op_by_op, model, batched, options
 ):
-    """Within a loop XLA fuses otherwise, and computes twice what is cheap: what is compared has to be the same both times."""
+    """XLA may compute a cheap value twice; the values compared must be equal both times."""
     program = jax.jit(lambda inputs: batched(lambda one: differentiated(model, *one)[0][0], inputs))
     found = program.lower(trials).compile(options)(trials)
     for number, expected in enumerate(op_by_op):

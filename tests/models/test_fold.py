@@ -1,4 +1,4 @@
-"""Folding changes how images are kept, and nothing else: layers and networks equal the ones that do not fold."""
+"""Folding changes only the layout of images: layers and networks equal the unfolded ones."""
 
 import functools
 import itertools
@@ -40,7 +40,7 @@ def test_neighbours_share_the_last_axis_slowest(images):
 
 
 def in_float64(x, kernel, stride, padding):
-    """Convolve by the definition."""
+    """Convolve by the definition, in float64."""
     size = kernel.shape[0]
     x = np.pad(x.astype(np.float64), ((0, 0), padding, padding, (0, 0)))
     rows, columns = ((side - size) // stride + 1 for side in x.shape[1:3])
@@ -213,7 +213,7 @@ NETWORKS = {
 
 
 def assert_gradients(found, expected):
-    """Every leaf is right to 1e-4 of the whole gradient."""
+    """Every leaf agrees to 1e-4 of the norm of the whole gradient."""
     size = optax.global_norm(expected)
     for path, leaf in jax.tree_util.tree_leaves_with_path(
         jax.tree.map(lambda a, b: a - b, found, expected)
@@ -224,7 +224,7 @@ def assert_gradients(found, expected):
 @pytest.mark.everyday("space to depth")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_are_the_same_function(name):
-    """Same parameters, and logits, statistics and gradients that differ by rounding alone."""
+    """With the same parameters, logits, statistics and gradients differ by rounding alone."""
     make, folding = NETWORKS[name]
     x = jax.random.normal(jax.random.key(0), (4, 16, 16, 3))
     init = jax.jit(
@@ -265,7 +265,7 @@ def test_networks_are_the_same_function(name):
 
 @pytest.mark.parametrize(("num_examples", "axis_name"), [(16, None), (4, "data")])
 def test_examples_fold_within_a_replica(num_examples, axis_name):
-    """Whole steps that fold are in tests/parallel/test_randomness.py."""
+    """tests/parallel/test_randomness.py has whole training steps that fold."""
     with replicas.tracing_for(4, axis_name):
         assert _fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 4).shape == (
             num_examples // 4,

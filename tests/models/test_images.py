@@ -1,4 +1,4 @@
-"""ResNet and EfficientNet: initialisation as documented, dtypes, the folded stem, and images that do not fit."""
+"""ResNet and EfficientNet: initialisation, dtypes, the folded stem, unsuitable images."""
 
 import functools
 
@@ -61,7 +61,7 @@ def test_norms_and_biases_start_plain(name):
 
 
 def assert_deviation(kernel, expected):
-    """Within 3 %, and within 4 deviations of what so many numbers can tell."""
+    """The standard deviation is within 3 %, and the mean within 5 standard errors of zero."""
     kernel = np.asarray(kernel, np.float64)
     assert kernel.size >= 4000
     assert abs(kernel.std() / expected - 1) < 0.03
@@ -69,7 +69,7 @@ def assert_deviation(kernel, expected):
 
 
 class Evaluated(nn.Module):
-    """A module called as in evaluation."""
+    """A module that is called in evaluation mode."""
 
     network: nn.Module
 
@@ -85,7 +85,7 @@ def initialised(module, shape):
 
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_resnet_convolutions_are_he_normal_by_fan_out(size):
-    """Normal, not cut at two deviations."""
+    """The distribution is normal and not truncated at two deviations."""
     kernel = initialised(_stem.conv(64, size, 1, jnp.float32, "conv"), (1, 8, 8, 64))["kernel"]
     assert kernel.shape == (size, size, 64, 64)
     deviation = np.sqrt(2 / (size * size * 64))
@@ -102,7 +102,7 @@ def test_folded_stem_is_drawn_as_the_plain_one():
 
 
 def test_heads():
-    """ResNet's is normal(0, 0.01); EfficientNet's is uniform within 1 / sqrt(classes)."""
+    """ResNet's head is normal(0, 0.01); EfficientNet's is uniform within 1 / sqrt(classes)."""
     networks = {
         "resnet": ResNet(
             depths=(1,),
@@ -130,7 +130,7 @@ def test_heads():
 
 
 def test_efficientnet_kernels():
-    """Variance 2 / fan_out, of a depthwise kernel 2 / area."""
+    """The variance is 2 / fan_out; for a depthwise kernel it is 2 / area."""
     block = _efficientnet.Block(
         _efficientnet.Stage(5, 1, 6, 96, 1),
         "SAME",
@@ -162,7 +162,7 @@ def outputs(module, variables, images, train=False):
 
 
 def shaken(tree):
-    """Move every leaf, so that zeros and ones matter; variances stay positive."""
+    """Move every leaf away from zero and one; variances stay positive."""
     rng = np.random.default_rng(0)
     return jax.tree.map(
         lambda leaf: leaf + rng.uniform(0.05, 0.3, leaf.shape).astype(np.float32), tree
@@ -171,7 +171,7 @@ def shaken(tree):
 
 @pytest.mark.parametrize("train", [True, False])
 def test_space_to_depth_is_conv7(train, images):
-    """Same parameters, same logits and statistics, also of images folded beforehand."""
+    """The parameters, logits and statistics are equal, also for images folded beforehand."""
     plain = SMALL["basic"]
     variables = shaken(drawn("basic"))
     folded = plain.clone(stem="space_to_depth")
@@ -297,7 +297,7 @@ def test_images_of_one_channel_odd_sides_and_no_pixel_to_spare(module, shape):
 
 
 def test_symmetric_blocks_are_those_with_an_odd_side():
-    """Padding stated block by block is the padding that "SAME" works out from the sides at hand."""
+    """Padding given per block equals the padding that "SAME" computes from the input's sides."""
     network = _efficientnet.EfficientNet(
         stages=(_efficientnet.Stage(3, 2, 1, 8, 1), _efficientnet.Stage(5, 2, 2, 8, 1)),
         stem_width=8,

@@ -18,7 +18,7 @@ def tokens():
 
 @pytest.fixture(scope="module")
 def params(tokens):
-    """Return parameters with biases, all different."""
+    """Return parameters whose biases are all different."""
     shapes, _ = jax.eval_shape(from_linen(TINY).init, jax.random.key(0), {"tokens": tokens})
     rng = np.random.default_rng(1)
     return jax.tree.map(lambda leaf: np.float32(rng.normal(0, 0.5, leaf.shape)), shapes)
@@ -33,7 +33,7 @@ def outputs(params, inputs, module=TINY, train=False, key=0):
 
 
 def test_logits_and_state_are_pytorchs(params, tokens):
-    """Gates in the order i, f, g, o; PyTorch adds two biases, of which one is zero here. Started from a state."""
+    """Gates in the order i, f, g, o, from a given state; one of PyTorch's two biases is zero."""
     torch = pytest.importorskip("torch")
     theirs = torch.nn.LSTM(HIDDEN, HIDDEN, num_layers=LAYERS, batch_first=True)
     weights = {}
@@ -89,7 +89,7 @@ def test_no_token_sees_its_successors(params, tokens):
 
 
 def layered(params, tokens, masks):
-    """Run the equations in float64, with given factors on each layer's input and on the last one's output."""
+    """Run the equations in float64, with given factors on layer inputs and the last output."""
     sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
     p = jax.tree.map(np.float64, params)
     x = p["embedding"]["embedding"][tokens] * masks[0]
@@ -107,7 +107,7 @@ def layered(params, tokens, masks):
 
 
 def test_dropout_is_between_layers_only(params, tokens, monkeypatch):
-    """Dropout meets each layer's input and the last output, never the state that runs through time, nor the carry."""
+    """Dropout applies to each layer's input and the last output, never to state or carry."""
     met = []
 
     class Recorded(_lstm.Dropout):
@@ -163,7 +163,7 @@ def test_bf16_keeps_carry_and_logits_in_fp32(params, tokens):
 
 @pytest.mark.parametrize(("size", "scale"), [("small", 0.1), ("medium", 0.05), ("large", 0.04)])
 def test_initialisation(size, scale):
-    """Uniform within the published range; the LSTM's biases, forget gate too, are zero."""
+    """Weights are uniform in the published range; all LSTM biases, forget gate too, are zero."""
     module = _lstm.make_lstm_language_model(size, hidden=30, vocab_size=150)
     assert module.init_scale == scale
     drawn, _ = jax.jit(from_linen(module).init)(

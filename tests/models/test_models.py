@@ -1,4 +1,4 @@
-"""The convolution, the CNN and the LSTM against independent implementations, and their shapes and dtypes."""
+"""The convolution, CNN and LSTM against independent implementations; their shapes and dtypes."""
 
 import flax.linen as nn
 import jax
@@ -81,11 +81,12 @@ def test_shapes_and_dtypes(module, dtype):
 def test_parameter_counts():
     zeros = jnp.zeros((2, 8, 8))
     params, state = jax.eval_shape(from_linen(_cnn.CNN()).init, jax.random.key(0), zeros)
-    # two convolutions, a scale and a bias for each channel, 2 x 2 x 32 inputs of the hidden layer, the head
+    # Two convolutions, a scale and a bias per channel, a hidden layer of 2 x 2 x 32 inputs, the
+    # head.
     assert count(params) == 9 * 16 + 9 * 16 * 32 + 2 * (16 + 32) + (128 * 64 + 64) + (64 * 10 + 10)
     assert count(state) == 2 * (16 + 32)
     params, state = jax.eval_shape(from_linen(LSTMClassifier()).init, jax.random.key(0), zeros)
-    # four gates from 8 columns and 64 states with one bias each, and the head
+    # Four gates from 8 columns and 64 states with one bias each, and the head.
     assert count(params) == 4 * (8 * 64 + 64 * 64 + 64) + (64 * 10 + 10)
     assert state == {}
 
@@ -110,7 +111,7 @@ def test_an_image_that_cannot_be_halved_is_refused(shape, widths):
 
 
 def test_cnn_equals_its_layers_at_inference():
-    """Convolution, normalization, ReLU and pooling in float64 NumPy, on given statistics."""
+    """Compare with float64 NumPy: convolution, given statistics, ReLU and pooling."""
     model = from_linen(_cnn.CNN(widths=(3,), hidden=5))
     x = np.random.default_rng(0).standard_normal((4, 4, 4)).astype(np.float32)
     params, state = model.init(jax.random.key(0), x)
@@ -146,7 +147,10 @@ def sigmoid(x):
 
 
 def test_lstm_equals_its_equations():
-    """i, f, o = sigmoid, g = tanh of W x + U h + b;  c = f c + i g;  h = o tanh(c);  the last h is classified."""
+    """The last h is classified.
+
+    i, f, o = sigmoid and g = tanh of W x + U h + b; c = f c + i g; h = o tanh(c).
+    """
     model = from_linen(LSTMClassifier(hidden=5))
     x = np.random.default_rng(0).standard_normal((3, 6, 4)).astype(np.float32)
     params, state = model.init(jax.random.key(0), x)

@@ -1,4 +1,4 @@
-"""BatchNorm over every scope equals NumPy over the same contiguous groups, whole under jit and in parts under pmap."""
+"""BatchNorm over every scope equals NumPy over the same groups, under jit and under pmap."""
 
 import flax.linen as nn
 import jax
@@ -12,7 +12,8 @@ from lbopt import losses, metrics
 from lbopt.models import from_linen
 
 DEVICES, BATCH, MOMENTUM = 4, 16, 0.75
-# Scope -> the number of contiguous groups of a global batch of 16 on 4 replicas. A replica's part has 4 examples.
+# Scope -> number of contiguous groups in a global batch of 16. Each of the 4 replicas has 4
+# examples.
 GROUPS = {
     "global": 1,
     "local": 4,
@@ -28,7 +29,7 @@ GROUPS = {
 
 @pytest.fixture(scope="module")
 def arrays():
-    """Return inputs whose examples differ in mean and spread, so that other groups give other statistics."""
+    """Return inputs whose examples differ in mean and spread, so that groups matter."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((BATCH, 3, 2)) * rng.uniform(
         0.5, 2, (BATCH, 1, 1)
@@ -52,12 +53,12 @@ def backend(request):
 
 @pytest.fixture(scope="module")
 def results(backend, arrays, normalized):
-    """Return, for a backend, scope -> results on four devices; all scopes are one program."""
+    """Return a function of the backend: scope -> results on four devices, from one program."""
     return normalized(backend, DEVICES, list(GROUPS), arrays)[0]
 
 
 def assert_is(result, expected):
-    """Compare everything of one scope with the reference."""
+    """Compare all results of one scope with the reference."""
     for name in ("y", "dx", "dscale", "dbias"):
         np.testing.assert_allclose(result[name], expected[name], rtol=2e-5, atol=1e-5, err_msg=name)
     np.testing.assert_allclose(result["mean"], moved(5.0, expected["mean"]), rtol=2e-6)
@@ -70,7 +71,7 @@ def test_outputs_gradients_and_running_statistics(scope, results, arrays, refere
 
 
 def test_other_groups_give_other_numbers(arrays, reference):
-    """The comparison above tells the scopes apart: outputs, gradients and statistics differ by far more than its tolerance."""
+    """Scopes differ by far more than the tolerance of the comparison above."""
     results = [reference(*arrays, num_groups) for num_groups in sorted(set(GROUPS.values()))]
     for i, one in enumerate(results):
         for other in results[:i]:
@@ -148,7 +149,7 @@ def test_running_statistics_normalize_at_inference(arrays):
 
 
 def test_a_mean_far_larger_than_the_deviation_is_taken_off_first(arrays):
-    """In evaluation x - mean is exact; x * factor - mean * factor would have lost two digits here."""
+    """In evaluation x - mean is exact; x * factor - mean * factor would lose two digits here."""
     x = 1000 + arrays[0]
     variables = {
         "batch_stats": {"mean": np.full(2, 1000, np.float32), "var": np.full(2, 0.01, np.float32)}
@@ -185,7 +186,7 @@ def test_the_first_group_may_be_kept(backend, arrays, normalized):
 
 
 def test_unbiased_variance_is_kept_and_not_used(backend, arrays, normalized, reference):
-    """n is what the group has: its examples times positions, wherever they are."""
+    """n is the group's number of examples times positions, over all its devices."""
     found, _ = normalized(backend, DEVICES, list(GROUPS), arrays, unbiased_running_var=True)
     for scope, groups in GROUPS.items():
         expected = reference(*arrays, groups)
@@ -209,7 +210,7 @@ def test_a_group_of_one_number_has_no_unbiased_variance_and_stays_finite():
 
 
 def test_unbiased_global_batch_norm_is_pytorchs():
-    """Output, gradients and both running statistics of torch.nn.BatchNorm2d after two steps, and inference with them."""
+    """Two steps and inference as torch.nn.BatchNorm2d: output, gradients, running statistics."""
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(4)
     scale, bias = (
@@ -254,7 +255,7 @@ def test_unbiased_global_batch_norm_is_pytorchs():
 
 
 def test_averaging_running_statistics_at_the_end_is_averaging_them_at_every_step(arrays):
-    """MLPerf's way, each group keeping its own running statistics until evaluation, against ours: the average is linear."""
+    """MLPerf averages each group's running statistics at evaluation; the average is linear."""
     module = lbopt.BatchNorm("examples:4", momentum=MOMENTUM, use_scale=False, use_bias=False)
     alone = lbopt.BatchNorm("global", momentum=MOMENTUM, use_scale=False, use_bias=False)
     start = {"batch_stats": {"mean": jnp.zeros(2), "var": jnp.ones(2)}}
@@ -289,7 +290,10 @@ class Normalized(nn.Module):
 def test_microsteps_normalize_each_part_on_its_own(
     backend, scope, groups_in_a_part, arrays, reference
 ):
-    """Microstep m has examples m, m + 2, ... on any device; groups divide that part; statistics are the mean over parts."""
+    """Microstep m has examples m, m + 2, ... on any device, and groups divide the microstep.
+
+    Statistics are the mean over microsteps.
+    """
     model = from_linen(Normalized(scope))
     x, labels = np.concatenate([arrays[0], 2 * arrays[0][::-1] + 1]), np.arange(32) % 3
 

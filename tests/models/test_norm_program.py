@@ -1,4 +1,4 @@
-"""The compiled program: groups that lie within a replica need no collective; wider groups reduce and do nothing else."""
+"""In the compiled program, groups within a replica need no collective; wider ones reduce only."""
 
 import re
 
@@ -11,13 +11,14 @@ from lbopt import replicas
 from lbopt.parallel import batch_sharding
 
 COLLECTIVE = re.compile(
-    r"= \S.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)(?:-start)?\("
+    r"= \S.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)"
+    r"(?:-start)?\("
 )
 DEVICES = 4
 
 
 def collectives(scopes):
-    """Compile outputs and input gradients over every scope for a batch that is spread over four devices."""
+    """Compile outputs and input gradients over every scope, with the batch over four devices."""
     modules = [lbopt.BatchNorm(scope, use_scale=False, use_bias=False) for scope in scopes]
     split = batch_sharding(lbopt.make_mesh(DEVICES))
     stats = {"mean": np.zeros(2, np.float32), "var": np.ones(2, np.float32)}
@@ -54,5 +55,5 @@ def test_groups_within_a_replica_need_no_collective(scopes):
     "scope", ["global", "replicas:2", "examples:8", "tiles:2x1@2x2", "tiles:1x2@2x2"]
 )
 def test_groups_of_whole_replicas_need_only_reductions(scope):
-    """Both moments are one reduction, and so is what their gradients need."""
+    """Both moments share one reduction, and so do the sums for their gradients."""
     assert collectives([scope]) == ["all-reduce"] * 2

@@ -1,4 +1,4 @@
-"""Which texts are scopes, and which groups are refused."""
+"""Valid scope strings, and the groups that are refused."""
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +121,7 @@ def test_a_jitted_part_of_a_model_is_traced_anew_for_other_replicas():
 
 
 def test_initialisation_checks_no_groups():
-    """A model is initialised on a few examples, which the groups need not divide; the statistics start at 0 and 1."""
+    """Initialisation uses few examples, which groups need not divide; statistics are 0 and 1."""
     variables = lbopt.BatchNorm("examples:64").init(
         jax.random.key(0), np.full((2, 3), 7.0, np.float32), use_running_average=False
     )

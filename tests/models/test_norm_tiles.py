@@ -1,4 +1,4 @@
-"""Batch norm over tiles of a grid of replicas, on eight devices (and four), equals NumPy over the same examples."""
+"""Batch norm over tiles of a replica grid, on eight and four devices, equals NumPy's."""
 
 import itertools
 import math
@@ -26,7 +26,10 @@ WITHIN = ["local", "replicas:1", "examples:2", "tiles:1x1@2x4"]
 
 
 def examples_of(scope):
-    """Return the examples of each group, written out replica by replica: replica r is at row r // columns, column r % columns."""
+    """Return the examples of each group, replica by replica.
+
+    Replica r is at row r // columns, column r % columns.
+    """
     if scope == "global":
         return [np.arange(BATCH)]
     if not scope.startswith("tiles"):
@@ -43,7 +46,7 @@ def examples_of(scope):
 
 @pytest.fixture(scope="module")
 def arrays():
-    """Return inputs whose examples differ in mean and spread, so that other groups give other statistics."""
+    """Return inputs whose examples differ in mean and spread, so that groups matter."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((BATCH, 2, 3)) * rng.uniform(
         0.5, 2, (BATCH, 1, 1)
@@ -58,7 +61,7 @@ def arrays():
 
 @pytest.fixture(scope="module")
 def on_eight(arrays, normalized_on_eight):
-    """Return (what, backend) -> (results by scope, collectives), all from one process."""
+    """Return (case, backend) -> (results by scope, collectives), all from one process."""
     narrow = [(arrays[0] + 20).astype(jnp.bfloat16), *arrays[1:]]
     jobs = {
         ("wide", "jit"): (("jit", DEVICES, WIDE + GROUPED, arrays), {}),
@@ -101,7 +104,7 @@ def test_outputs_gradients_and_running_statistics(scope, backend, on_eight, arra
 
 
 def test_the_groups_of_tiles_are_not_contiguous():
-    """The comparison above tells tiles from groups of as many replicas in a row."""
+    """The comparison above distinguishes tiles from contiguous groups of the same size."""
     assert [list(group) for group in examples_of("tiles:2x2@2x4")] == [
         [0, 1, 2, 3, 8, 9, 10, 11],
         [4, 5, 6, 7, 12, 13, 14, 15],
@@ -117,7 +120,7 @@ def test_the_groups_of_tiles_are_not_contiguous():
 @pytest.mark.process
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 def test_the_grid_may_be_the_meshs(backend, on_eight, arrays, reference):
-    """Also: the first tile is that of replica 0."""
+    """The grid may come from the mesh. The first tile is replica 0's."""
     result, groups = on_eight["mesh", backend][0]["tiles:2x2"], examples_of("tiles:2x2@4x2")
     expected = reference(*arrays, groups)
     for name in ("y", "dx", "dscale", "dbias"):
@@ -241,7 +244,7 @@ def test_text_is_what_was_parsed(text):
 
 @pytest.mark.parametrize("grid", [(2, 4), (4, 2), (8, 1), (1, 8)])
 def test_peers_cover_every_replica_once(grid):
-    """Every tile that divides a grid; `peers` lists replicas as pmap's axis_index_groups wants them: groups of one size."""
+    """For every tile that divides a grid, `peers` has equal groups, as axis_index_groups needs."""
     for rows, columns in itertools.product((1, 2, 4, 8), repeat=2):
         if grid[0] % rows or grid[1] % columns or rows * columns in (1, 8):
             continue

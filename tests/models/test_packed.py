@@ -1,4 +1,4 @@
-"""A CNN's trials side by side in the channels: under vmap, each is what it is alone, op by op and in float64."""
+"""A CNN's trials packed into channels: under vmap each equals its result alone, in float64."""
 
 import functools
 
@@ -17,7 +17,7 @@ MODEL = CNN(widths=WIDTHS, hidden=HIDDEN, by_patches=False)
 
 
 class Plain(CNN):
-    """The same, every operation as it stands in the model."""
+    """The same network with each operation in the order of the model's definition."""
 
     def _packs_trials(self):
         return False
@@ -28,7 +28,11 @@ PLAIN = Plain(widths=WIDTHS, hidden=HIDDEN, by_patches=False)
 
 @pytest.fixture(scope="module")
 def trials():
-    """Return variables, images and labels: scales of both signs, biases and statistics unlike zero and one, and blank corners, where all of a tile are its maximum."""
+    """Return variables, images and labels.
+
+    Scales have both signs; biases and statistics differ from zero and one. Corners of the images
+    are blank, so that all pixels of a pooling tile are its maximum.
+    """
     rng = np.random.default_rng(0)
 
     def trained(path, leaf):
@@ -63,13 +67,13 @@ def loss_fn(module, params, stats, images, labels):
 
 
 def differentiated(module, variables, images, labels):
-    """Return the gradient by the parameters and by the images, and the logits and new statistics."""
+    """Return the gradients by parameters and images, the logits and the new statistics."""
     fn = lambda params, images: loss_fn(module, params, variables["batch_stats"], images, labels)  # noqa: E731
     return jax.grad(fn, (0, 1), has_aux=True)(variables["params"], images)
 
 
 def close(ours, theirs, tolerance=1e-5):
-    """Compare leaf by leaf, to the largest element of each."""
+    """Compare leaf by leaf, relative to the largest element of each."""
 
     def compare(path, one, other):
         one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
@@ -82,7 +86,7 @@ def close(ours, theirs, tolerance=1e-5):
 
 @pytest.fixture(scope="module")
 def exact(trials):
-    """Return what `differentiated` does for each trial alone, in float64."""
+    """Return the result of `differentiated` for each trial alone, in float64."""
     with jax.enable_x64(True):
         model = PLAIN.clone(dtype=jnp.float64)
         wide = jax.tree.map(
@@ -94,7 +98,7 @@ def exact(trials):
 
 @pytest.fixture(scope="module")
 def alone(trials):
-    """Return what `differentiated` does for each trial alone."""
+    """Return the result of `differentiated` for each trial alone."""
     differentiate = jax.jit(functools.partial(differentiated, MODEL))
     return [jax.device_get(differentiate(*some(trials, number))) for number in range(TRIALS)]
 
@@ -153,7 +157,7 @@ def test_vmap_in_vmap(trials):
 
 
 def test_gradient_of_the_sum_over_trials(trials):
-    """vmap within grad: the other way round than in a sweep."""
+    """vmap inside grad; a sweep has grad inside vmap."""
     variables, images, labels = trials
 
     def total(params):
@@ -167,7 +171,7 @@ def test_gradient_of_the_sum_over_trials(trials):
 
 
 def trained(module, steps, variables, images, labels):
-    """Take steps of gradient descent in a loop whose length is not known before it runs."""
+    """Take gradient steps in a loop whose length is known only at run time."""
 
     def body(carry):
         done, variables = carry
@@ -212,7 +216,7 @@ def probed(module, variables, images, labels):
 
 @pytest.mark.slow
 def test_probes_are_those_of_the_plain_model(trials):
-    """They differentiate twice."""
+    """Probes differentiate twice."""
     three = some(trials, slice(3))
     expected = jax.jit(jax.vmap(functools.partial(probed, PLAIN)))(*three)
     together = jax.jit(jax.vmap(functools.partial(probed, MODEL)))(*three)
@@ -224,7 +228,7 @@ def test_probes_are_those_of_the_plain_model(trials):
 
 
 def rows(trials, fn, calls):
-    """Return `fn` by `batched_by`, noting what is traced."""
+    """Return `fn` with its batching rule, recording each trace."""
 
     def alone(x, w):
         calls.append("alone")
@@ -275,7 +279,7 @@ def test_pack_puts_trials_beside_each_other():
 
 
 def uses_rule(model, trials):
-    """Tell whether the model's program has functions with batching rules of their own."""
+    """Return whether the model's program has functions with custom batching rules."""
     jaxpr = jax.make_jaxpr(functools.partial(differentiated, model))(*some(trials, 0))
     return "custom_vmap_call" in str(jaxpr)
 

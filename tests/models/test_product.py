@@ -1,4 +1,4 @@
-"""Batch norm of a 1 x 1 convolution that is never kept equals NumPy's batch norm of the convolution, for every scope."""
+"""Batch norm of a 1 x 1 convolution that is not kept equals NumPy's, for every scope."""
 
 import functools
 
@@ -20,7 +20,7 @@ STATISTICS = {"mean": 5.0, "var": 3.0}
 
 @pytest.fixture(scope="module")
 def arrays():
-    """Return x, kernel, scale, bias and weights; examples differ in mean and spread, so that other groups give other numbers."""
+    """Return x, kernel, scale, bias and weights; examples differ, so that groups matter."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((BATCH, 3, 2, IN)) * rng.uniform(
         0.5, 2, (BATCH, 1, 1, 1)
@@ -93,7 +93,7 @@ def test_equals_numpy(scope, run, arrays, reference):
 
 
 def test_statistics_are_those_of_the_kernel_that_is_multiplied():
-    """In bf16 a kernel is rounded for the product; 1 + 1/300 becomes 1, which only the rounded one's moments know."""
+    """bf16 rounds the kernel 1 + 1/300 to 1; the moments must be those of the rounded kernel."""
     x = jnp.asarray(np.random.default_rng(2).integers(-4, 5, (BATCH, 2, 2, 2)), jnp.bfloat16)
     kernel = jnp.array([[1 + 1 / 300, -1.0], [-1.0, 1 + 1 / 300]])
     module = lbopt.BatchNorm(momentum=0.0, use_scale=False, use_bias=False)
@@ -104,7 +104,7 @@ def test_statistics_are_those_of_the_kernel_that_is_multiplied():
 
 
 def test_output_of_the_convolution_is_not_kept(arrays):
-    """Between forward and backward pass lies nothing with as many elements as the output, except the input of tanh."""
+    """Apart from tanh's input, no residual has as many elements as the output."""
     x, kernel, *_ = arrays
     module = lbopt.BatchNorm()
     variables = module.init(jax.random.key(0), x @ kernel, False)
@@ -136,7 +136,7 @@ def test_fused_only_where_channels_grow_and_images_are_large(pixels, out, fused)
 
 
 def test_pooling_before_scaling_changes_nothing():
-    """Maxima of a falling function are minima of its argument: channels with a negative scale come with their sign changed."""
+    """With a negative scale, the maximum after scaling is the minimum before: signs are flipped."""
     rng = np.random.default_rng(1)
     x, weights = rng.standard_normal((4, 6, 6, 4)), rng.standard_normal((4, 3, 3, 4))
     scale, bias = np.array([1.5, -0.5, -2.0, 1e-3]), rng.standard_normal(4)

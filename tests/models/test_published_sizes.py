@@ -1,4 +1,4 @@
-"""Parameter counts of the published networks, worked out from the papers' tables, without building an array."""
+"""Parameter counts of the published networks, computed from the papers' tables; no arrays."""
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,11 @@ def count(module, inputs):
 
 
 def conv(size, inputs, outputs):
-    """A convolution and its batch norm's scale and bias."""
+    """Count a convolution's kernel and its batch norm's scale and bias."""
     return size * size * inputs * outputs + 2 * outputs
 
 
-# He et al., arXiv 1512.03385, Table 1, and torchvision's counts, which are the same.
+# He et al., arXiv 1512.03385, Table 1; torchvision has the same counts.
 RESNETS = {
     "18": ((2, 2, 2, 2), 1, 11689512),
     "34": ((3, 4, 6, 3), 1, 21797672),
@@ -67,7 +67,10 @@ def test_resnet(size, stem):
 
 
 def test_resnet_layers():
-    """The network's number is that of its convolutions (shortcuts aside) and its head; every convolution has a batch norm."""
+    """The network's number counts convolutions, without shortcuts, and the head.
+
+    Every convolution has a batch norm.
+    """
     for size in RESNETS:
         module = make_resnet(size)
         shapes = jax.eval_shape(
@@ -83,8 +86,9 @@ def test_resnet_layers():
         assert sum("shortcut" in name for name in kernels) == expected
 
 
-# Tan and Le, arXiv 1905.11946, Table 1 (B0): kernel, expansion, output channels, blocks; widths and depths by section 3.3
-# and tensorflow/tpu's efficientnet_builder.py; counts as in keras.applications without the input's normalisation.
+# Tan and Le, arXiv 1905.11946, Table 1 (B0): kernel, expansion, output channels, blocks; widths and
+# depths by section 3.3 and tensorflow/tpu's efficientnet_builder.py. Counts are those of
+# keras.applications without the input's normalisation.
 TABLE = [
     (3, 1, 16, 1),
     (3, 6, 24, 2),
@@ -108,7 +112,10 @@ IMAGES = {"b0": 224, "b1": 240, "b2": 260, "b3": 300, "b4": 380, "b5": 456, "b6"
 
 
 def widened(channels, tenths):
-    """Round channels x tenths / 10 to the nearest multiple of 8 (half up), or the next one if that loses over a tenth."""
+    """Round channels x tenths / 10 to a multiple of 8, half up.
+
+    If that loses more than a tenth, use the next multiple.
+    """
     exact = channels * tenths  # in tenths of a channel
     eights = (exact + 40) // 80
     return 8 * max(1, eights + (10 * 80 * eights < 9 * exact))
@@ -167,7 +174,11 @@ def test_bert_for_pretraining(size, scan):
     [("small", 200, 4.65), ("medium", 650, 19.78), ("large", 1500, 66.02)],
 )
 def test_lstm_language_model(size, hidden, millions):
-    """Two layers of four gates; Zaremba et al. give 66 M for the large one (arXiv 1409.2329; Gal and Ghahramani 20 M for the medium one)."""
+    """Two layers of four gates each.
+
+    Zaremba et al., arXiv 1409.2329, give 66 M for the large model; Gal and Ghahramani give 20 M for
+    the medium one.
+    """
     expected = 10000 * hidden + 2 * 4 * hidden * (2 * hidden + 1) + (hidden + 1) * 10000
     assert expected / 1e6 == pytest.approx(millions, abs=0.01)
     module = make_lstm_language_model(size)
@@ -176,7 +187,10 @@ def test_lstm_language_model(size, hidden, millions):
 
 
 def test_the_lstm_of_legw():
-    """MNIST by rows, 128 wide (You et al., arXiv 1901.08256): four gates of 28 + 128 inputs and a bias, and the head."""
+    """MNIST row by row, 128 units (You et al., arXiv 1901.08256): four gates and the head.
+
+    Each gate has 28 + 128 inputs and a bias.
+    """
     expected = 4 * 128 * (28 + 128 + 1) + (128 + 1) * 10
     assert count(LSTMClassifier(hidden=128), jnp.zeros((1, 28, 28))) == (expected, 0)
 

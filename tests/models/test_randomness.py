@@ -1,4 +1,4 @@
-"""Dropout and stochastic depth: how much is dropped, what is left, and when draws are the same."""
+"""Dropout and stochastic depth: the share dropped, the rest's scale, and when draws repeat."""
 
 import flax.linen as nn
 import jax
@@ -18,7 +18,7 @@ def dropped(module, x, key=0, train=True):
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_keeps_the_rate_and_the_mean(rate):
-    """Kept values are x / (1 - rate), with the rate that 16 bits can express; the number kept is binomial."""
+    """Kept values are x / (1 - rate), with the rate in 16 bits; their number is binomial."""
     x = jnp.full((64, 5, 300), 3.0)
     y = dropped(Dropout(rate), x)
     met = round(rate * LEVELS) / LEVELS
@@ -28,7 +28,7 @@ def test_dropout_keeps_the_rate_and_the_mean(rate):
     deviation = np.sqrt(rate * (1 - rate) / x.size)
     assert abs(kept.mean() - (1 - met)) < 4 * deviation
     assert abs(y.mean() / 3 - 1) < 4 * deviation / (1 - rate)
-    # every example, and every position of an example, has its share
+    # Every example, and every position of an example, loses its share.
     assert np.abs(kept.mean((1, 2)) - (1 - met)).max() < 5 * np.sqrt(rate * (1 - rate) / 1500)
     assert np.abs(kept.mean(0) - (1 - met)).max() < 5.5 * np.sqrt(rate * (1 - rate) / 64)
 
@@ -78,7 +78,7 @@ def test_dtype_is_kept_and_gradients_follow_what_was_kept(kind):
 
 
 def test_draws_are_uniform_16_bit_numbers_in_every_place():
-    """An odd number of draws, so that halves of words are left over."""
+    """The number of draws is odd, so that half a word is left over."""
     numbers = np.asarray(draw(jax.random.key(0), 4000, (5,)))
     assert numbers.dtype == np.int32
     assert numbers.min() >= 0
@@ -116,7 +116,7 @@ class Two(nn.Module):
 
 
 class Nested(nn.Module):
-    """A dropout one level down."""
+    """A dropout one level deeper."""
 
     @nn.compact
     def __call__(self, x):
@@ -165,7 +165,7 @@ class Product(nn.Module):
 
 @pytest.mark.parametrize("prevent_cse", [True, False])
 def test_recomputation_draws_the_same(prevent_cse):
-    """The gradient of the rematerialised layer equals the plain one's, bit for bit but for fusion."""
+    """The gradient of the rematerialised layer equals the plain layer's, up to fusion."""
     x = jax.random.normal(jax.random.key(0), (8, 64))
 
     def output(x, module):

@@ -70,7 +70,7 @@ def test_an_nnx_classifier_trains(backend):
 
 
 class Dropped(nnx.Module):
-    """Weights behind two dropouts with streams of their own, of which one is a stack; called without `rngs`."""
+    """Weights behind two dropouts with separate streams, one a stack; called without `rngs`."""
 
     def __init__(self, rngs):
         @nnx.split_rngs(splits=2)

@@ -1,4 +1,4 @@
-"""A small step with an aggregator, lowered for any devices: 64 x 256 and 256 x 16 weights, 256 biases."""
+"""A small step with an aggregator: weights 64 x 256 and 256 x 16, 256 biases, any devices."""
 
 import jax
 import jax.numpy as jnp

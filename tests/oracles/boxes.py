@@ -1,4 +1,4 @@
-"""Parameters in containers that know how they are sharded, as Linen, NNX and Haliax have them."""
+"""Parameters in containers that record their sharding, as Linen, NNX and Haliax have them."""
 
 import flax.linen
 import jax
@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec
 
 
 class Named:
-    """Like Haliax's: an array that knows the names of its axes."""
+    """An array with named axes, as in Haliax."""
 
     def __init__(self, array, names):
         self.array, self.names = array, names
@@ -42,7 +42,7 @@ def boxed(kind, params):
 
 
 def check_ranks(kind, shapes):
-    """See that no leaf of a state gets more axes from its containers than it has."""
+    """Check that containers give no leaf of a state more axes than it has."""
     specs_of = {"nnx.Param": nnx.get_partition_spec, "Named": _specs_of_named}
     specs = specs_of.get(kind, flax.linen.get_partition_spec)(shapes)
     for spec, leaf in zip(jax.tree.leaves(specs), jax.tree.leaves(shapes), strict=True):

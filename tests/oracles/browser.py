@@ -16,11 +16,15 @@ _FLAGS = (
     "--disable-dev-shm-usage",
     "--no-first-run",
     "--disable-background-networking",
-    "--host-resolver-rules=MAP * ~NOTFOUND",  # whatever the page asks for, nothing leaves this machine
+    # The page can reach no other machine.
+    "--host-resolver-rules=MAP * ~NOTFOUND",
     "--remote-debugging-pipe",
 )
-# The protocol is spoken on descriptors 3 and 4 of the browser.
-_LAUNCH = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execvp(sys.argv[3], sys.argv[3:])"
+# The browser speaks the protocol on its descriptors 3 and 4.
+_LAUNCH = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); "
+    "os.execvp(sys.argv[3], sys.argv[3:])"
+)
 _PATIENCE_S = 60
 
 
@@ -33,7 +37,7 @@ class Browser:
     """A headless Chromium with one page.
 
     Args:
-      folder: for its profile.
+      folder: folder for the browser's profile.
     """
 
     def __init__(self, folder):
@@ -64,7 +68,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method, **params):
-        """Send a command and return its result; events that come meanwhile are kept."""
+        """Send a command and return its result; keep events that arrive in between."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": params}
         if self._session:
@@ -119,7 +123,7 @@ class Browser:
 
     @property
     def complaints(self):
-        """Return whatever came to the console."""
+        """Return everything written to the console."""
         return self.named("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
 
     def close(self):

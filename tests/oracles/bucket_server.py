@@ -1,7 +1,8 @@
 """A small Google Cloud Storage on this machine, in memory: `python bucket_server.py PORT`.
 
-What its JSON API promises and checkpoints rely on: every write gives an object a new generation, conditions on generations are
-kept, a write is seen whole or not at all. Everybody may read and write, but for objects below `forbidden/`.
+It keeps the promises of the JSON API that checkpoints rely on: every write gives an object a new
+generation, conditions on generations hold, and writes are atomic. Anyone may read and write, except
+objects below `forbidden/`.
 """
 
 import base64
@@ -110,7 +111,7 @@ class Server(http.server.BaseHTTPRequestHandler):
         return data
 
     def allowed(self, name, query):
-        """Whether the conditions on the object's generation hold; 0 is that of an object that is not there."""
+        """Return whether conditions on the object's generation hold; a missing object has 0."""
         generation = OBJECTS[name][0] if name in OBJECTS else 0
         if "ifGenerationMatch" in query and int(query["ifGenerationMatch"]) != generation:
             self.refuse(412, "conditionNotMet")
@@ -177,7 +178,10 @@ class Server(http.server.BaseHTTPRequestHandler):
             name = query.get("name") or json.loads(body)["name"]
             number = str(len(UPLOADS))
             UPLOADS[number] = (name, bytearray(), query)
-            place = f"http://{self.headers['Host']}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={number}"
+            place = (
+                f"http://{self.headers['Host']}/upload/storage/v1/b/{bucket}/o"
+                f"?uploadType=resumable&upload_id={number}"
+            )
             return self.reply(200, b"", {"Location": place})
         return self.store(bucket, query["name"], body, query)
 

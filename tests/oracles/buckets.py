@@ -1,4 +1,4 @@
-"""A small server of buckets on this machine, for the clients that Orbax and gcsfs have for Google Cloud Storage."""
+"""A small bucket server on this machine, for Orbax's and gcsfs's Google Cloud Storage clients."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ SERVER = pathlib.Path(__file__).with_name("bucket_server.py")
 
 @contextlib.contextmanager
 def serving():
-    """Yield (address of a server, environment in which the clients find it)."""
+    """Yield (address of a server, environment that points clients to it)."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]

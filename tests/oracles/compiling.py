@@ -1,4 +1,4 @@
-"""Options for XLA where a test compiles more than it computes."""
+"""XLA options for tests whose time goes to compilation."""
 
 import jax
 
@@ -12,7 +12,10 @@ def _known(options):
 
 
 UNOPTIMIZED = {"xla_backend_optimization_level": 0}
-"""Of what is compiled, nothing is made fast."""
+"""Compile without optimizations."""
 QUICKLY = UNOPTIMIZED | _known({"xla_cpu_use_fusion_emitters": False})
-"""The older kernels for fusions besides, where this XLA still has them: many small fusions compile in a third of the time. Their sums
-are rounded in another order than those of a function that is not compiled."""
+"""Also use XLA's older kernels for fusions, if this XLA still has them.
+
+Many small fusions then compile in a third of the time. Sums are rounded in another order than in
+functions that are not compiled.
+"""

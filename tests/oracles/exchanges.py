@@ -1,11 +1,11 @@
-"""Every collective that is written in a compiled program, also in the branches of a condition."""
+"""Every collective in a compiled program, including the branches of conditionals."""
 
 from lbopt.plan import HloProgram
 from lbopt.plan._collectives import OPS, first_group
 
 
 def exchanges(text, num_devices):
-    """Return sorted (operation, dtype, elements of the result, devices that take part)."""
+    """Return sorted (operation, dtype, elements of the result, participating devices)."""
     found = []
     for computation in HloProgram(text).computations.values():
         for one in computation.values():
@@ -29,5 +29,5 @@ def exchanges(text, num_devices):
 
 
 def of_gradients(found, least=16):
-    """Leave out scalars and other small sums: metrics, and what is said of a layer as a whole."""
+    """Leave out scalars and other small sums, such as metrics and statistics per layer."""
     return [one for one in found if one[2] >= least]

@@ -1,4 +1,4 @@
-"""Studies whose findings are frozen in tests/report/frozen_findings.json, made from planted numbers."""
+"""Studies of planted numbers whose findings are frozen in tests/report/frozen_findings.json."""
 
 import synthetic
 from synthetic import Truth, diverge, legw
@@ -8,7 +8,7 @@ PROBED = {"growth": 0.5, "noise_scale": (90.0, 100.0, 200.0), "peak_step": lambd
 
 
 def _everything():
-    """Return a study of a target, a waterfall, probes and warmups, one arm of which diverges."""
+    """Return a study of a target, a waterfall, probes and warmups; one arm diverges."""
     truths = {
         "momentum": Truth(
             (0.98, 0.97, 0.6), (1.0, 1.0, 0.7), steps_to_target=(200.0, 100.0, None), **PROBED
@@ -24,7 +24,7 @@ def _everything():
 
 
 def _perplexity():
-    """Return a study of language models by Hyperband, some seeds of which diverge."""
+    """Return a study of language models by Hyperband; some seeds diverge."""
     truths = {
         "sgd": Truth((100.0, 104.0, 130.0), (80.0, 80.0, 92.0), spread=0.05, growth="log"),
         "lamb": legw((100.0, 101.0, 102.0), diverges=(256,)),
@@ -86,14 +86,14 @@ def _warmups():
 
 
 def _unfinished():
-    """Return the first third of a study, one seed of which diverged at the smallest batch."""
+    """Return the first third of a study; one seed diverged at the smallest batch."""
     config, rows = synthetic.make_study({"a": Truth(FLAT, growth=0.5), "b": Truth(FLAT)})
     rows = [diverge(row) if row["phase"] == "final" and row["seed"] == 1 else row for row in rows]
     return config, rows[:30]
 
 
 def _precision():
-    """Return a study of formats in which replicas send gradients."""
+    """Return a study of number formats in which replicas send gradients."""
     forms = {"fp32": None, "e5m2": (5, 2), "e4m3": (4, 3), "e4m3 unshifted": (4, 3)}
     truths = {name: Truth((0.98, 0.97, 0.9 + len(name) / 200)) for name in forms}
     config, rows = synthetic.make_study(truths, method="halton", weight_decay_range=[0.1, 10.0])

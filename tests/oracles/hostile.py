@@ -1,4 +1,4 @@
-"""The one hostile string of the tests, and every command with its flags to give it to."""
+"""The hostile string that tests share, and every command with the flags that can carry it."""
 
 import contextlib
 from unittest import mock
@@ -6,16 +6,19 @@ from unittest import mock
 from lbopt.cli import _arguments, _main, _prepare
 
 HOSTILE = "=1+1<script>alert(1)</script>\x1b[31m\nnext $(touch pwned) $x$ \"q' \u202e\x07"
-"""For pages (a script), terminals (ANSI escapes, a bell, a mark of direction), tables (a formula), logs (a newline) and shells."""
+"""Attacks pages (a script), terminals (escapes, a bell, a direction mark), tables, logs and shells.
+
+Tables get a formula, logs a newline.
+"""
 
 
 def unprintable(text):
-    """Return the characters of a text that a terminal may obey, but for newlines."""
+    """Return the control characters of a text, except newlines."""
     return {letter for letter in text if not letter.isprintable()} - {"\n"}
 
 
 def commands():
-    """Yield (words, flags, those that must be given) of every command, by its own parser."""
+    """Yield (words, flags, required flags) of every command, from its own parser."""
     for words in [[name] for name in _main.COMMANDS if name != "prepare"] + [
         ["prepare", name] for name in _prepare.LISTED
     ]:

@@ -1,4 +1,4 @@
-"""Jobs of several processes on this machine, each with fake CPU devices of its own."""
+"""Jobs of several processes on this machine, each with its own fake CPU devices."""
 
 import contextlib
 import json
@@ -32,13 +32,16 @@ BRIEF = (
     "--config.model.hidden=8",
 )
 SMALL = (*BRIEF, "--config.checkpoint.keep=100", "--config.model.batch_norm_scope=examples:8")
-# Threads write its lines into each other: pieces, such as numbers, are left.
+# Its threads interleave their lines, which leaves fragments such as bare numbers.
 _GLOO = re.compile(r"^\[Gloo\]|peer ranks|^[\d\s:]*$")
 LONG = ("--config.num_epochs=2000", "--config.checkpoint.every_steps=20")
 
 
 def free_ports():
-    """Return a port that is free, as the one after it is; below those that the kernel gives to whoever connects somewhere."""
+    """Return a free port whose successor is free too.
+
+    Both are below the range that the kernel gives to outgoing connections.
+    """
     while True:
         port = random.SystemRandom().randrange(15_000, 32_000, 2)
         with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
@@ -48,7 +51,7 @@ def free_ports():
 
 
 def on_devices(devices):
-    """Return the environment of a process with fake CPU devices that compiles as the tests do."""
+    """Return the environment of a process with fake CPU devices and the tests' compiler options."""
     flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
     return {**os.environ, "XLA_FLAGS": flags}
 
@@ -68,9 +71,9 @@ class Job:
     """Processes that were started together.
 
     Args:
-      commands: arguments of `lbopt` for each.
-      environments: of each.
-      folder: for what they say.
+      commands: arguments of `lbopt`, one list per process.
+      environments: environment variables, one mapping per process.
+      folder: folder for the processes' output.
     """
 
     def __init__(self, commands, environments, folder):
@@ -87,12 +90,12 @@ class Job:
             self.processes.append(started)
 
     def codes(self, timeout_s=120):
-        """Wait for the end and return the exit codes."""
+        """Wait for all processes to end and return their exit codes."""
         until = time.monotonic() + timeout_s
         return [process.wait(max(until - time.monotonic(), 0.1)) for process in self.processes]
 
     def said(self, index):
-        """Return the lines that a process has said, without those of JAX's transport, two of which may share or tear one."""
+        """Return a process's lines without those of JAX's transport, which may be interleaved."""
         lines = self.logs[index].read_text().splitlines()
         return [line for line in lines if line and not _GLOO.search(line)]
 
@@ -133,7 +136,7 @@ def train_command(workdir, *overrides):
 
 
 def train_alone(workdir, *overrides, devices=1):
-    """Return the exit code of a run of one process."""
+    """Return the exit code of a run in a single process."""
     command = [sys.executable, "-m", "lbopt", *train_command(workdir, *overrides)]
     return subprocess.run(
         command, env=on_devices(devices), capture_output=True, timeout=120

@@ -1,9 +1,9 @@
 """LAMB as its public sources compute it: float64 transcriptions of the sources' equations.
 
-One function per source, sharing nothing, so that one slip stays in one row. Each function returns
-`step(w, g, lr)`: `w` and `g` are dicts from leaf name to float64 array (any rank, 0-d included), `lr` is the
-learning rate of this step, and the result is a new dict of weights. Moments and the step counter live in the
-closure; the weights are taken from the argument each time.
+One function per source, sharing nothing, so that a slip stays in one. Each function returns
+`step(w, g, lr)`: `w` and `g` are dicts from leaf name to float64 array (any rank, 0-d included),
+`lr` is the learning rate of this step, and the result is a new dict of weights. Moments and the
+step counter live in the closure; the weights are taken from the argument each time.
 """
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy as np
 def paper(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, phi=None, skipped=lambda name: False):
     """arXiv 1904.00962, Algorithm 2. Debiased moments, decay inside the direction and its norm.
 
-    `phi=(low, high)` clamps ||w||; the zero test looks at the clamped norm. `skipped` leaves: no decay, ratio 1.
+    `phi=(low, high)` clamps ||w||; the zero test looks at the clamped norm. `skipped` leaves: no
+    decay, ratio 1.
     """
     m, v, t = {}, {}, 0
 
@@ -47,7 +48,8 @@ def paper(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, phi=None, skipped=la
 def optax(*, b1=0.9, b2=0.999, eps=1e-6, eps_root=0.0, weight_decay=0.0, decayed=lambda name: True):
     """google-deepmind/optax `optax/_src/alias.py`, `transform.py`.
 
-    The mask (`decayed`) touches the decay only: the ratio is taken on all leaves. `eps_root` is inside the root.
+    The mask (`decayed`) touches the decay only: the ratio is taken on all leaves. `eps_root` is
+    inside the root.
     """
     mu, nu, count = {}, {}, 0
 
@@ -129,7 +131,8 @@ def albert(
 ):
     """google-research/albert `lamb_optimizer.py`, `optimization.py`.
 
-    No debias; global-norm clip outside the optimizer; one list switches off the decay and the ratio.
+    No debias; global-norm clip outside the optimizer; one list switches off the decay and the
+    ratio.
     """
     m, v = {}, {}
 
@@ -171,7 +174,8 @@ def you_rn50(
 ):
     """fastalgo/imagenet_resnet50_lamb `optimization.py`.
 
-    No debias; the ratio sits inside the decay branch, so weight_decay 0 leaves Adam; biases are decayed.
+    No debias; the ratio sits inside the decay branch, so weight_decay 0 leaves Adam; biases are
+    decayed.
     """
     m, v = {}, {}
 
@@ -212,7 +216,8 @@ def you_mnist(
 ):
     """fastalgo/mnist_tpu `lamb/optimization.py`.
 
-    No debias; the ratio sits outside the decay branch, so every variable is adapted, the excluded ones too.
+    No debias; the ratio sits outside the decay branch, so every variable is adapted, the excluded
+    ones too.
     """
     m, v = {}, {}
 
@@ -254,8 +259,9 @@ def apex(
 ):
     """NVIDIA/apex `optimizers/fused_lamb.py`, `csrc/multi_tensor_lamb.cu`.
 
-    Clip inside, over all groups (max_grad_norm 0 zeroes the gradient, None is no clip); the ratio only where the
-    group decays. adam_w_mode=False adds wd * w to the clipped gradient before the moments instead.
+    Clip inside, over all groups (max_grad_norm 0 zeroes the gradient, None is no clip); the ratio
+    only where the group decays. adam_w_mode=False adds wd * w to the clipped gradient before the
+    moments instead.
     """
     m, v, t = {}, {}, 0
 
@@ -309,8 +315,8 @@ def nvlamb(
 ):
     """NVIDIA/apex `optimizers/fused_lamb.py`, `csrc/multi_tensor_lamb.cu` with use_nvlamb=True.
 
-    As the plain kernel (clip inside, over all groups; 0 zeroes the gradient, None is no clip), but every leaf
-    is adapted, whether its group decays or not.
+    As the plain kernel (clip inside, over all groups; 0 zeroes the gradient, None is no clip), but
+    every leaf is adapted, whether its group decays or not.
     """
     exp_avg, exp_avg_sq, steps = {}, {}, 0
 
@@ -365,8 +371,9 @@ def timm(
 ):
     """huggingface/pytorch-image-models `timm/optim/lamb.py`.
 
-    Clip inside (None disables); the ratio only where the group decays, or `always_adapt`; `trust_clip` caps it at 1.
-    `decoupled_decay` shrinks w by lr * wd before the norms and leaves wd out of the direction.
+    Clip inside (None disables); the ratio only where the group decays, or `always_adapt`;
+    `trust_clip` caps it at 1. `decoupled_decay` shrinks w by lr * wd before the norms and leaves wd
+    out of the direction.
     """
     m, v, t = {}, {}, 0
 
@@ -422,8 +429,9 @@ def nus(
 ):
     """NUS-HPC-AI-Lab/pytorch-lamb `optim/lamb.py`.
 
-    PyTorch's clip inside, factor min(1, c / (G + 1e-6)); the ratio only where the group decays. With
-    `bias_correction` the state itself is divided at each step and carried on so (the source's bug).
+    PyTorch's clip inside, factor min(1, c / (G + 1e-6)); the ratio only where the group decays.
+    With `bias_correction` the state itself is divided at each step and carried on so (the source's
+    bug).
     """
     m, v, t = {}, {}, 0
 
@@ -461,8 +469,8 @@ def nus(
 def cybertron(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.0, max_norm=10.0, adam=False):
     """cybertronai/pytorch-lamb `pytorch_lamb/lamb.py`.
 
-    The paper's first version: no debias, no clip, ||w|| clamped to [0, 10], every leaf decayed and adapted.
-    `adam` forces the ratio to 1.
+    The paper's first version: no debias, no clip, ||w|| clamped to [0, 10], every leaf decayed and
+    adapted. `adam` forces the ratio to 1.
     """
     m, v = {}, {}
 
@@ -499,8 +507,9 @@ def mlperf_tf(
 ):
     """mlcommons/training_results_v0.7 `bert-research-TF-tpu-v3-8192/lamb_optimizer.py`.
 
-    Debiased; one list switches off decay and ratio; norms per slice of the first axis where a leaf of rank 2 or
-    more has 24 of them (stacked layers). The clip is on local gradients; here there is one replica.
+    Debiased; one list switches off decay and ratio; norms per slice of the first axis where a leaf
+    of rank 2 or more has 24 of them (stacked layers). The clip is on local gradients; here there is
+    one replica.
     """
     m, v, t = {}, {}, 0
 
@@ -548,8 +557,9 @@ def mlperf_jax(
 ):
     """mlcommons/training_results_v0.7 `bert-research-JAX-tpu-v3-8192/bert_lamb.py`.
 
-    Debiased; the list switches off the decay only, every leaf is adapted; norms per slice of the first axis where
-    a leaf of rank 2 or more has 24 of them. The clip is on local gradients; here there is one replica.
+    Debiased; the list switches off the decay only, every leaf is adapted; norms per slice of the
+    first axis where a leaf of rank 2 or more has 24 of them. The clip is on local gradients; here
+    there is one replica.
     """
     grad_ema, grad_sq_ema, count = {}, {}, 0
 
@@ -595,8 +605,8 @@ def mlperf_jax(
 def flax(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.0, no_decay=lambda name: False):
     """google/flax `flax/optim/lamb.py`, before commit cda7a4c8.
 
-    Debiased, every leaf adapted. The ratio is ||w||/||u|| unless BOTH norms are 0: a zero w has ratio 0 and never
-    moves, a non-zero w with u = 0 becomes inf * 0 = NaN.
+    Debiased, every leaf adapted. The ratio is ||w||/||u|| unless BOTH norms are 0: a zero w has
+    ratio 0 and never moves, a non-zero w with u = 0 becomes inf * 0 = NaN.
     """
     m, v, t = {}, {}, 0
 
@@ -625,8 +635,9 @@ def flax(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.0, no_decay=lambda name: 
 def lans(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, skipped=lambda name: False):
     """arXiv 2006.13484, Algorithm 2, with phi the identity.
 
-    Each leaf's gradient is divided by its own norm; the step mixes a normalised momentum direction (weight b1) and
-    a normalised gradient direction (1 - b1). `skipped` leaves: no decay, both ratios 1 (gradient still normalised).
+    Each leaf's gradient is divided by its own norm; the step mixes a normalised momentum direction
+    (weight b1) and a normalised gradient direction (1 - b1). `skipped` leaves: no decay, both
+    ratios 1 (gradient still normalised).
     """
     m, v, t = {}, {}, 0
 

@@ -1,9 +1,9 @@
 """LARS as its public sources compute it: float64 transcriptions of the sources' equations.
 
-One function per source, sharing nothing, so that one slip stays in one row. Each function returns
-`step(w, g, lr)`: `w` and `g` are dicts from leaf name to float64 array (any rank, 0-d included), `lr` is the
-learning rate of this step, and the result is a new dict of weights. Momentum buffers live in the closure; the
-weights are taken from the argument each time.
+One function per source, sharing nothing, so that a slip stays in one. Each function returns
+`step(w, g, lr)`: `w` and `g` are dicts from leaf name to float64 array (any rank, 0-d included),
+`lr` is the learning rate of this step, and the result is a new dict of weights. Momentum buffers
+live in the closure; the weights are taken from the argument each time.
 """
 
 import numpy as np
@@ -14,7 +14,8 @@ def paper(
 ):
     """arXiv 1708.03888, Algorithm 1 (the caller's lr holds the schedule; the paper has no eps).
 
-    Sum of norms in the denominator, lr and ratio inside the momentum. `skipped` leaves: lr inside, no decay, ratio 1.
+    Sum of norms in the denominator, lr and ratio inside the momentum. `skipped` leaves: lr inside,
+    no decay, ratio 1.
     """
     vel = {}
 
@@ -48,10 +49,10 @@ def lamb_paper(
     phi=None,
     skipped=lambda name: False,
 ):
-    """arXiv 1904.00962, Algorithm 1: LARS as the LAMB paper writes it (neither trust coefficient nor eps there).
+    """arXiv 1904.00962, Algorithm 1: LARS in the LAMB paper, without trust coefficient and eps.
 
-    Divides by the norm of the momentum, which averages the decayed gradient. `phi=(low, high)` clamps ||w||; the
-    zero test looks at the clamped norm. `skipped` leaves: no decay, ratio 1.
+    Divides by the norm of the momentum, which averages the decayed gradient. `phi=(low, high)`
+    clamps ||w||; the zero test looks at the clamped norm. `skipped` leaves: no decay, ratio 1.
     """
     average = {}
 
@@ -89,7 +90,8 @@ def contrib_2018(
 ):
     """tensorflow/tensorflow `contrib/opt/.../lars_optimizer.py` as of 2018-19 (MLPerf v0.6).
 
-    lr and ratio outside the momentum; wd is in the denominator but never added to the gradient (the loss holds L2).
+    lr and ratio outside the momentum; wd is in the denominator but never added to the gradient (the
+    loss holds L2).
     """
     accumulator = {}
 
@@ -129,7 +131,8 @@ def tpu(
 ):
     """tensorflow/tpu `efficientnet/lars_optimizer.py`.
 
-    lr and ratio inside the momentum, decay added to the gradient; skipped leaves: lr inside too, no decay, ratio 1.
+    lr and ratio inside the momentum, decay added to the gradient; skipped leaves: lr inside too, no
+    decay, ratio 1.
     """
     slot = {}
 
@@ -165,7 +168,8 @@ def mlperf_tf2(
 ):
     """mlcommons/training_results_v0.7 `resnet-cloud-TF2.0-tpu-v3-32/lars_optimizer.py`.
 
-    lr and ratio inside the momentum; eps 0.0 becomes the backend's 1e-7; skipped leaves: no decay, ratio 1.
+    lr and ratio inside the momentum; eps 0.0 becomes the backend's 1e-7; skipped leaves: no decay,
+    ratio 1.
     """
     epsilon = eps if eps != 0 else 1e-7
     velocity = {}
@@ -210,7 +214,8 @@ def flax(
 ):
     """google/flax `flax/optim/lars.py`, before commit cda7a4c8 (MLPerf v0.7 JAX).
 
-    lr and ratio inside the momentum. Skipped leaves get flax's Momentum instead: lr OUTSIDE, no decay, no Nesterov.
+    lr and ratio inside the momentum. Skipped leaves get flax's Momentum instead: lr OUTSIDE, no
+    decay, no Nesterov.
     """
     buffers = {}
 
@@ -253,8 +258,9 @@ def optax(
 ):
     """google-deepmind/optax `optax/_src/alias.py`.
 
-    The norm is that of the decayed gradient, ||g + wd w||, and so is the zero test; lr and ratio inside the
-    momentum. Two separate masks: `decayed` (weight_decay_mask) and `adapted` (trust_ratio_mask).
+    The norm is that of the decayed gradient, ||g + wd w||, and so is the zero test; lr and ratio
+    inside the momentum. Two separate masks: `decayed` (weight_decay_mask) and `adapted`
+    (trust_ratio_mask).
     """
     trace = {}
 
@@ -294,8 +300,9 @@ def nus(
 ):
     """NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch `lars.py`.
 
-    lr and ratio outside the momentum, ratio capped at 50, decayed gradient clamped to +-10 elementwise. `skipped`
-    leaves (the wd = 0 group): no decay, ratio 1, but the clamp hits them too.
+    lr and ratio outside the momentum, ratio capped at 50, decayed gradient clamped to +-10
+    elementwise. `skipped` leaves (the wd = 0 group): no decay, ratio 1, but the clamp hits them
+    too.
     """
     vel = {}
 
@@ -336,8 +343,9 @@ def timm(
 ):
     """huggingface/pytorch-image-models `timm/optim/lars.py`.
 
-    Ratio inside the momentum, lr outside; the first buffer is the undamped direction. `skipped` leaves are the
-    wd = 0 group: no ratio unless `always_adapt`. `trust_clip` (LARC) makes the ratio min(ratio / lr, 1).
+    Ratio inside the momentum, lr outside; the first buffer is the undamped direction. `skipped`
+    leaves are the wd = 0 group: no ratio unless `always_adapt`. `trust_clip` (LARC) makes the ratio
+    min(ratio / lr, 1).
     """
     buffer = {}
 
@@ -371,8 +379,9 @@ def timm(
 def nvcaffe(*, weight_decay, momentum=0.9, trust_coefficient=0.001, eps=0.0, mode="clip"):
     """borisgin/nvcaffe-0.16 `src/caffe/solvers/sgd_solver.cpp`, `sgd_solver.cu` (no eps there).
 
-    The denominator is ||g|| alone, before decay; nothing is skipped. `mode`: "clip" (the default, LARC) takes
-    min(lr, ratio) as the local rate, "scale" (LARS) takes lr * ratio; the local rate is inside the momentum.
+    The denominator is ||g|| alone, before decay; nothing is skipped. `mode`: "clip" (the default,
+    LARC) takes min(lr, ratio) as the local rate, "scale" (LARS) takes lr * ratio; the local rate is
+    inside the momentum.
     """
     if mode not in ("clip", "scale"):
         raise ValueError(f"mode {mode!r}")

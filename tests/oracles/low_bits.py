@@ -1,10 +1,10 @@
-"""Low-bit floating point in NumPy float64, and the gradient sum of CPD as its code has it: no line shared with lbopt."""
+"""Low-bit floats in NumPy float64, and CPD's gradient sum, without any code of lbopt."""
 
 import numpy as np
 
 
 def rounded(x, exponent_bits, mantissa_bits, overflow="inf"):
-    """Round to nearest even by frexp and rint, gradual underflow."""
+    """Round to nearest even by frexp and rint, with gradual underflow."""
     with np.errstate(invalid="ignore"):
         x = np.asarray(x, np.float64)
     top = 2 ** (exponent_bits - 1) - 1
@@ -59,7 +59,8 @@ def cpd_cast(value, exponent_bits, mantissa_bits):
 def cpd_sum(rows, exponent_bits, mantissa_bits, kahan=False, shifted=True):
     """Sum the workers' gradients of one layer, [workers, n] fp32, as `sum_gradients` does.
 
-    Where it does not shift, `sum_gradients` takes them unrounded; here, as in `lbopt.aps`, they are rounded first, to be sent.
+    Without a shift `sum_gradients` leaves the gradients unrounded; here, as in `lbopt.aps`, they
+    are rounded before they are sent.
     """
 
     def q(x):

@@ -1,4 +1,4 @@
-"""Which fields of a config a factory reads, beside those that are declared to apply."""
+"""The fields of a config that a factory reads, and those declared to apply."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ def reads(group, factory):
 
 
 def declared(group, *around):
-    """Return the names of the fields that apply, but for those that another one stands for."""
+    """Return the names of the fields that apply, except those that another field replaces."""
     return {
         field.name
         for field in dataclasses.fields(group)

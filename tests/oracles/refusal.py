@@ -1,4 +1,4 @@
-"""How tests check a refusal: by its field, value and code, never by its sentence."""
+"""Checks of a refusal: by field, value and code, never by the text of the message."""
 
 import contextlib
 from unittest.mock import ANY
@@ -12,7 +12,7 @@ __all__ = ["ANY", "refused", "troubled"]
 
 @contextlib.contextmanager
 def refused(field, value=ANY, code=ANY, kind=UserError):
-    """Check that the block ends in a `kind` of one line with this field, value and code."""
+    """Check that the block raises a `kind` with a one-line message, this field, value and code."""
     with pytest.raises(kind) as caught:
         yield caught
     error = caught.value
@@ -24,5 +24,5 @@ def refused(field, value=ANY, code=ANY, kind=UserError):
 
 
 def troubled(field, value=ANY, code=ANY):
-    """Check as `refused` does, for what the machine and not the user did wrong."""
+    """Check as `refused` does, for a fault of the machine instead of the user."""
     return refused(field, value, code, EnvironmentProblem)

@@ -1,4 +1,4 @@
-"""A row of configs/ with some fields changed, trained on one device to its end."""
+"""A recipe of configs/ with some fields changed, trained to its end on one device."""
 
 import functools
 import pathlib
@@ -12,7 +12,7 @@ CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
 
 def trained(row, **changes):
-    """Return the measures on the test part of a run on one device."""
+    """Return the test metrics of a run on one device."""
     config = call_get_config(str(CONFIGS / row))
     config.parallel.num_devices = 1
     for path, value in changes.items():

@@ -1,4 +1,4 @@
-"""Studies whose truth is known: config and rows as `lbopt sweep` leaves them, made from what is planted."""
+"""Studies with known truth: config and records as `lbopt sweep` writes them, made from a plan."""
 
 import dataclasses
 import json
@@ -16,24 +16,24 @@ NUM_EXAMPLES, NUM_EPOCHS = 1024, 8.0
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
-    """What is planted in an arm; tuples have one number for each batch size.
+    """The planted values of an arm; tuples have one number per batch size.
 
     Attributes:
-      test: mean accuracy, or perplexity.
-      train: accuracy, or loss of a language model; None: perfect accuracy.
-      optimizer: its name.
-      scaling_rule: of the learning rate.
+      test: mean test accuracy, or perplexity for a language model.
+      train: training accuracy, or loss for a language model; None means perfect accuracy.
+      optimizer: optimizer's name.
+      scaling_rule: scaling rule of the learning rate.
       warmup_rule: "legw", "epochs" or "none".
       rule_warmup_steps: batch size -> warmup steps of the rule.
       best_warmup_steps: batch size -> warmup steps with the best validation score.
-      best_factor: of the learning rate.
-      warmup_matters: accuracy lost for each doubling away from the best warmup, squared.
-      noise_scale: of the gradient, the median over the run; it grows fourfold from probe to probe.
-      growth: exponent of the distance from the start, "log" for log t; None: not measured.
-      peak_step: batch size -> step at which the Lipschitz constant peaks; None: not probed.
-      steps_to_target: None for a batch size that does not reach it.
-      spread: between the two outermost of the final seeds.
-      layers: names of those that have a trust ratio and a phi.
+      best_factor: best factor of the learning rate.
+      warmup_matters: accuracy lost per squared doubling away from the best warmup.
+      noise_scale: gradient noise scale, median over the run; it grows fourfold per probe.
+      growth: exponent of the distance from the start, "log" for log t; None if not measured.
+      peak_step: batch size -> step at which the Lipschitz constant peaks; None if not probed.
+      steps_to_target: steps per batch size; None for a batch size that misses the target.
+      spread: difference between the best and the worst final seed.
+      layers: names of the layers with a trust ratio and a phi.
       diverges: batch sizes at which the final trials diverge.
     """
 
@@ -74,7 +74,7 @@ def make_study(
     stops=False,
     **search,
 ):
-    """Return config and rows of a complete study."""
+    """Return the config and the records of a complete study."""
     config = {
         "name": "planted",
         "arms": [_arm(name, truth) for name, truth in truths.items()],
@@ -105,14 +105,14 @@ def make_study(
 
 
 def summarize(config, rows):
-    """Return what `summary.json` of a study holds."""
+    """Return the content of the study's `summary.json`."""
     study = read_study(config, rows)
     claims = _findings.claims_of(study)
     return _summary.summary_of(study, claims, _findings.findings_of(study, claims))
 
 
 def save_study(workdir, config, rows):
-    """Write `results.jsonl`; return what `config.json` holds."""
+    """Write `results.jsonl` and return the content of `config.json`."""
     (workdir / "results.jsonl").write_text(
         "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
     )
@@ -156,7 +156,7 @@ def _search():
 
 @dataclasses.dataclass(frozen=True)
 class _Cell:
-    """An arm at a batch size."""
+    """One arm at one batch size."""
 
     config: dict
     name: str
@@ -200,7 +200,7 @@ class _Cell:
         ]
 
     def badness(self, factors):
-        """Return how much accuracy a candidate loses against the best there could be."""
+        """Return the accuracy that a candidate loses against the best possible one."""
         rate, warmup, _ = factors
         steps = self.truth.rule_warmup_steps(self.size) * warmup
         off = math.log2(steps / self.truth.best_warmup_steps(self.size)) if steps else 5.0
@@ -216,7 +216,7 @@ class _Cell:
         )
 
     def search(self):
-        """Return its search rows."""
+        """Return the cell's search records."""
         rows = []
         for factors, fidelity in self.candidates:
             for seed in self.config["search"]["seeds"]:
@@ -225,7 +225,7 @@ class _Cell:
         return rows
 
     def final(self):
-        """Return its final rows, their seeds evenly spread around the truth."""
+        """Return the cell's final records, with seeds evenly spread around the truth."""
         seeds, rows = self.config["final_seeds"], []
         for place, seed in enumerate(seeds):
             shift = self.truth.spread * (place / max(1, len(seeds) - 1) - 0.5)
@@ -276,7 +276,7 @@ class _Cell:
         return self.truth.train[self.place]
 
     def scores(self, split, value):
-        """Return loss, accuracy and perplexity of a split that agree with each other."""
+        """Return mutually consistent loss, accuracy and perplexity of a split."""
         if not self.perplexity:
             return {
                 f"{split}_accuracy": value,
@@ -293,7 +293,7 @@ class _Cell:
         return {"steps_to_target": steps, "examples_to_target": steps and steps * self.size}
 
     def measured(self, place):
-        """Return curves, fits and probes of one of the final seeds."""
+        """Return curves, fits and probes of one final seed."""
         found = {"curve": None, "diffusion": None, "probes": None, "noise_scale": None}
         if self.perplexity:
             found["outputs"] = 1000
@@ -318,7 +318,8 @@ class _Cell:
         truth, steps = self.truth, _fits.log_spaced_steps(self.steps, 9)
         probes = {"step": list(steps)}
         if truth.noise_scale is not None:
-            # Of single seeds |G|^2 is off by more than itself: only the sums over them are the truth.
+            # A single seed's |G|^2 is off by more than its own size; only sums over seeds are
+            # accurate.
             seeds = len(self.config["final_seeds"])
             share = 1.0 if seeds == 1 else 3 * seed_place / (seeds - 1) - 0.5
             scales = [
@@ -343,12 +344,12 @@ class _Cell:
 
 
 def diverged_accuracies():
-    """Return the accuracies of a diverged trial: outputs that are not numbers have the first class as their largest."""
+    """Return a diverged trial's accuracies: argmax over NaN outputs is the first class."""
     return {f"{split}_accuracy": 0.1 for split in ("train", "validation", "test")}
 
 
 def diverge(row):
-    """Return the row as it would be had its trial diverged at step 3."""
+    """Return the record of the same trial, diverged at step 3."""
     lost = {name: None for name in row if name.endswith(("_loss", "_perplexity"))}
     kept = {name: value for name, value in diverged_accuracies().items() if row[name] is not None}
     told = {

@@ -1,4 +1,4 @@
-"""Data sets in TFDS's own format, written by TFDS from what a test has at hand."""
+"""Data sets in TFDS's format, written by TFDS from a test's own examples."""
 
 import contextlib
 import io
@@ -47,7 +47,10 @@ def write(folder, name, splits, features, version="1.0.0"):
 def write_images(
     folder, name, splits, num_classes, shape=(None, None, 3), encoding="jpeg", version="1.0.0"
 ):
-    """Write {split: [(file, label)]} with the features of imagenet2012, or of cifar10 or mnist if a shape is given."""
+    """Write {split: [(file, label)]} with the features of imagenet2012.
+
+    If a shape is given, the features are those of cifar10 or mnist.
+    """
     features = {
         "image": tfds.features.Image(shape=shape, encoding_format=encoding),
         "label": tfds.features.ClassLabel(num_classes=num_classes),

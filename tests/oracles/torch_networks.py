@@ -1,4 +1,4 @@
-"""Networks of `transformers` with random weights in which nothing is trivially zero or one; nothing is downloaded."""
+"""Networks of `transformers` with nontrivial random weights; nothing is downloaded."""
 
 import os
 
@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 
 
 def randomized(model, seed=0):
-    """Draw all weights, norm scales and biases; evaluation mode."""
+    """Randomize all weights, norm scales and biases, and switch to evaluation mode."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
@@ -36,7 +36,7 @@ def randomized(model, seed=0):
 
 
 def calibrated(model, side):
-    """Set running statistics to those of random images, roughly: without that, signals die or grow on their way."""
+    """Set running statistics to those of random images, so that signals keep their size."""
     layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
     before = [layer.momentum for layer in layers]
     for layer in layers:
@@ -56,7 +56,8 @@ def resnet(num_labels=7, **config):
 
 
 def efficientnet(side=64, num_labels=7, **config):
-    # Elementwise dropout and drop-connect there, whole examples here (as the paper says): both are off.
+    # Both are off: elementwise dropout and drop-connect there, whole examples here (as in the
+    # paper).
     config = transformers.EfficientNetConfig(
         num_labels=num_labels, dropout_rate=0.0, drop_connect_rate=0.0, **config
     )
@@ -64,7 +65,7 @@ def efficientnet(side=64, num_labels=7, **config):
 
 
 def bert(kind, **config):
-    # With a padding token, PyTorch takes the gradient of its row from the decoder only.
+    # With a padding token, PyTorch differentiates that token's embedding through the decoder only.
     config = {"pad_token_id": None, **config}
     config = transformers.BertConfig(
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **config
@@ -87,7 +88,7 @@ def classify(model, x):
 
 
 def unbiased(module):
-    """Return a PyTorch network whose running statistics move as ours do: by a tenth or a hundredth of the batch's."""
+    """Return a PyTorch network whose running statistics move by our momentum, 0.1 or 0.01."""
     for layer in module.modules():
         if isinstance(layer, torch.nn.BatchNorm2d):
             layer.momentum = (
@@ -97,7 +98,7 @@ def unbiased(module):
 
 
 def randomized_variables(module, *inputs, seed=0):
-    """Draw our variables in the same manner."""
+    """Randomize our variables in the same manner."""
     rng = np.random.default_rng(seed)
 
     def draw(name, leaf):
@@ -116,5 +117,5 @@ def randomized_variables(module, *inputs, seed=0):
 
 
 def spread(logits):
-    """Return how much logits depend on the input: their standard deviation over examples."""
+    """Return the logits' standard deviation over examples: their dependence on the input."""
     return float(np.std(logits, axis=0).mean())

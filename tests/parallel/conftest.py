@@ -53,7 +53,7 @@ def problem():
 
 @pytest.fixture(scope="session")
 def trajectory():
-    """Return a function (step, state, batches) -> host copies of the state before the first update and after each."""
+    """Return a function (step, state, batches) -> host copies of the first and all later states."""
 
     def run(step, state, batches):
         visited = [jax.tree.map(np.array, state)]
@@ -67,7 +67,10 @@ def trajectory():
 
 @pytest.fixture(scope="session")
 def relative_gap():
-    """Return a function (state 0, state t, other state t) -> largest difference of any parameter / movement ||w_t - w_0||."""
+    """Return a function (state 0, state t, other state t) -> relative gap.
+
+    The gap is the largest difference of any parameter, divided by the movement ||w_t - w_0||.
+    """
 
     def gap(start, end, other):
         def wide(state):

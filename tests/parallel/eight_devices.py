@@ -1,4 +1,4 @@
-"""Aggregators on one device and on eight: the largest difference of any parameter, relative to the way that they went."""
+"""Aggregators on one and on eight devices: the largest parameter gap relative to the movement."""
 
 import json
 import pathlib

@@ -1,6 +1,7 @@
-"""Train twice, with and without weight-update sharding, on all devices there are; run as a program it prints the results.
+"""Train with and without weight-update sharding on all devices; print the results if run.
 
-The network has kernels that split over all devices, one that splits over two of them only, and arrays that stay whole.
+Some of the network's kernels split over all devices, one over two of them only, and some arrays
+stay whole.
 """
 
 import functools
@@ -41,7 +42,7 @@ class Network(nn.Module):
 
 @functools.cache
 def problem():
-    """Return (loss_fn, function tx -> first state)."""
+    """Return (loss_fn, function from an optimizer to the first state)."""
     model = from_linen(Network())
     params, model_state = jax.device_get(
         jax.jit(model.init)(jax.random.key(0), jnp.zeros((2, 8, 8)))
@@ -69,7 +70,7 @@ def batches(count=STEPS):
 
 
 def train(tx, count=STEPS, donate=False, **options):
-    """Return the states before the first update and after the last, as they lie on the devices, and the last metrics."""
+    """Return the states before the first and after the last update, on device, and last metrics."""
     loss_fn, create = problem()
     step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(), donate=donate, **options)
     first = state = jax.device_put(create(tx), step.state_sharding(create(tx)))
@@ -79,9 +80,9 @@ def train(tx, count=STEPS, donate=False, **options):
 
 
 def gaps(start, one, other):
-    """Return the largest difference of two states in any array of parameters and optimizer state.
+    """Return the largest difference of two states over parameters and optimizer state.
 
-    As a share of how far that array moved, in the norm; where it is one number, of that number.
+    Each array's difference is relative to the norm of its movement; a scalar's, to its own value.
     """
     found = {}
     held = lambda state: {"params": state.params, "opt_state": state.opt_state}  # noqa: E731
@@ -94,7 +95,7 @@ def gaps(start, one, other):
 
 
 def compare(name):
-    """Return the gaps between training with an optimizer whole and in parts."""
+    """Return the gaps between training with a whole and with a sharded update."""
     (start, whole, _), (_, parts, _) = (
         train(OPTIMIZERS[name](), shard_update=sharded) for sharded in (False, True)
     )

@@ -1,4 +1,4 @@
-"""A training step whose mean is an aggregator's: under jit and pmap, on any number of devices."""
+"""A training step with an aggregator: under jit and pmap, on any number of devices."""
 
 import json
 import pathlib
@@ -46,7 +46,7 @@ def mlp(problem):
 
 
 def asked(name, backend="jit", shard_update=False, num_microsteps=1, **how):
-    """Return arguments of `make_train_step`, of which some are an `Aggregate`'s."""
+    """Return arguments of `make_train_step`; some belong to an `Aggregate`."""
     return {
         "backend": backend,
         "shard_update": shard_update,
@@ -59,7 +59,7 @@ _TRAINED = {}
 
 
 def trained(problem, trajectory, batches, name, devices, steps=4, **options):
-    """Return all states of a run; each is made once."""
+    """Return all states of a run; each run is made once."""
     key = (id(problem[0]), name, devices, steps, *sorted(options.items()))
     if key not in _TRAINED:
         loss_fn, state_of = problem
@@ -117,7 +117,7 @@ def test_the_mean_is_the_step_without_an_aggregator_bit_for_bit(mlp, trajectory,
 @pytest.mark.process
 @pytest.mark.slow
 def test_eight_devices_too(tmp_path):
-    """In a process of its own, as this one has four."""
+    """Eight devices need a separate process, because this one has four."""
     root = pathlib.Path(__file__).parents[2]
     file = tmp_path / "gaps.json"
     subprocess.run(
@@ -135,7 +135,7 @@ def test_eight_devices_too(tmp_path):
 @pytest.mark.everyday("mean")
 @pytest.mark.parametrize("name", ["mean", "ef", "agvm"])
 def test_groups_of_batch_norm(name, problem, trajectory, batches, relative_gap):
-    """Pairs of replicas share statistics under both backends, whatever becomes of their gradients."""
+    """Pairs of replicas share statistics under both backends, with any aggregator."""
     grouped, alone = (
         problem(CNN(widths=(8,), hidden=16, batch_norm_scope=scope))
         for scope in ("replicas:2", "local")
@@ -173,7 +173,7 @@ def test_rows_share_no_statistics(scope, problem, batches):
 
 
 def test_devices_that_are_summed_first(mlp, trajectory, batches, relative_gap):
-    """Four devices in two groups: a replica is a group, and the compressor sees the part of each device."""
+    """A replica is a group of two devices; the compressor sees each device's shard of the sum."""
     plain = trained(mlp, trajectory, batches, "mean", 4)
     for name in ("mean", "powersgd"):
         alone = trained(mlp, trajectory, batches, name, 2)
@@ -208,7 +208,7 @@ def test_leaves_without_axes_or_without_numbers(backend, over):
 
 
 def test_a_broken_gradient_is_forgotten_by_all_parts(mlp, batches):
-    """Also where only one device's part has the number that is not finite."""
+    """This holds even if only one device's shard contains the non-finite number."""
     loss_fn, state_of = mlp
     aggregator = keep_finite(lbopt.ef(topk(0.1)))
     tx = lbopt.skip_bad_updates(optimizer("ef"), 5)
@@ -303,7 +303,10 @@ def test_memory_lies_with_its_replica(mlp, batches):
 @pytest.mark.everyday("ef")
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_lamb_on_top_trains_the_digits_cnn(name, problem):
-    """Sixty steps of batch 128 and four replicas on two devices: far from chance, a loss of 2.3 and an accuracy of 0.1."""
+    """Sixty steps of batch 128, four replicas on two devices, beat chance clearly.
+
+    Chance is a loss of 2.3 and an accuracy of 0.1.
+    """
     loss_fn, state_of = problem(CNN(widths=(8, 16), hidden=32, batch_norm_scope="local"))
     tx, train = optimizer(name), load_digits().train
     step = lbopt.make_train_step(

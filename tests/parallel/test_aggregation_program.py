@@ -1,4 +1,4 @@
-"""What each aggregator sends, by the compiled program on four CPU devices: so many collectives, of this dtype and size."""
+"""Number, dtype and size of each aggregator's collectives in the program for four CPU devices."""
 
 import pytest
 
@@ -14,7 +14,11 @@ WEIGHTS = 64 * 256 + 256 + 256 * 16
 KEPT = 164 + 3 + 41
 """A hundredth of each leaf, rounded up."""
 WIDE, NARROW = (64 + 1 + 3) * 256, 256 * 16
-"""What is shared out: 64 rows and the biases, with three rows of zeros for four devices; the other weights as one row."""
+"""Elements of the two sharded groups.
+
+Wide: 64 rows, the biases, and three rows of zeros as padding for four devices. Narrow: the other
+weights, as one row.
+"""
 LOSS = 2
 """Its sum and its count travel with another sum of fp32, if there is one."""
 
@@ -29,9 +33,9 @@ def shared_out(there, back):
 
 EXPECTED = {
     "mean": [("all-reduce", "f32", WEIGHTS + LOSS)],
-    # A step either measures or does not.
+    # A step has one of these two collectives: it either measures or does not.
     "agvm": [("all-reduce", "f32", WEIGHTS), ("all-reduce", "f32", 2 * WEIGHTS)],
-    # XLA's CPU backend has no fp8 and no bf16 on the wire: their bits travel as they are.
+    # XLA's CPU backend cannot send fp8 or bf16: their bits travel as unsigned integers.
     "aps e5m2": shared_out("u8", "u8"),
     "aps e4m3 kahan": shared_out("u8", "u8"),
     "aps bf16": shared_out("u16", "u16"),
@@ -88,7 +92,7 @@ def test_between_groups_of_devices_only_parts_are_compressed():
 
 
 def test_vmapped_top_k_would_gather_dense_gradients():
-    """Why aggregators see rows in a mapped function: what this test looks for does happen elsewhere."""
+    """Batched top_k gathers dense gradients, so aggregators see their rows in a mapped function."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec

@@ -1,4 +1,4 @@
-"""Clipping at each stage, and the noise measurement, against gradients taken part by part."""
+"""Clipping at each stage, and the noise measurement, against gradients of each microbatch."""
 
 import flax.linen as nn
 import jax
@@ -31,7 +31,10 @@ def gradient(loss_fn, state, batch, examples):
 
 
 def parts_of(size, replicas, microsteps):
-    """Return [replica][microstep] -> examples: replicas hold blocks, a replica deals its examples out like cards."""
+    """Return [replica][microstep] -> examples.
+
+    Replicas hold contiguous blocks; microstep m of n has examples m, m + n, ... of its block.
+    """
     blocks = np.arange(size).reshape(replicas, -1)
     return [[block[i::microsteps] for i in range(microsteps)] for block in blocks]
 
@@ -56,7 +59,7 @@ def expected_step(stage, grads):
 
 @pytest.fixture(scope="module")
 def start(problem, batches):
-    """Return (loss_fn, host copy of the first state's maker, an uneven batch)."""
+    """Return (loss_fn, function that makes the first state, a batch of unequal examples)."""
     loss_fn, create = problem(Perceptron())
     batch = dict(batches[0])
     scale = np.repeat([0.02, 1.0, 3.0, 10.0], 8).astype(

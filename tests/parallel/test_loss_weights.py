@@ -1,6 +1,6 @@
-"""A loss of the form (sum, weight): the gradient of any split is that of the whole batch.
+"""A loss of the form (sum, weight) has the whole batch's gradient under any split.
 
-Every expected value is NumPy's in float64.
+Expected values come from NumPy in float64.
 """
 
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def loss_fn(params, model_state, batch, rng):
 
 
 def one_step(devices, backend="jit", tx=None, loss_fn=loss_fn, batch=BATCH, **options):
-    """Return minus the step that SGD with rate 1 takes, the metrics, and the state."""
+    """Return the negated update of SGD with rate 1, the metrics, and the state."""
     tx = tx or optax.sgd(1.0)
     step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(devices), backend, **options)
     state = lbopt.TrainState.create({"w": {"kernel": jnp.zeros((4, 1))}}, {}, tx)
@@ -92,7 +92,7 @@ def test_aggregators(name, devices, backend, how):
 
 
 def parts_of(num_replicas, num_microsteps):
-    """Return [replica][microstep] -> examples, dealt out as the step does it."""
+    """Return [replica][microstep] -> examples, in the order in which the step deals them."""
     blocks = np.arange(len(X)).reshape(num_replicas, -1)
     return [[block[i::num_microsteps] for i in range(num_microsteps)] for block in blocks]
 
@@ -124,7 +124,7 @@ def test_a_clip_of_each_part_is_of_its_own_mean(backend):
 
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 def test_a_clip_of_each_mean_weighs_the_microsteps(backend):
-    # Under "jit" the device sees the global batch, under "pmap" each replica deals out its own part.
+    # "jit" splits the global batch; under "pmap" each replica splits its own examples.
     rows = parts_of(1 if backend == "jit" else 4, 2)
     microsteps = [mean_of(np.concatenate([row[i] for row in rows])) for i in range(2)]
     expected = weighted([(clipped(g), w) for g, w in microsteps])
@@ -134,7 +134,7 @@ def test_a_clip_of_each_mean_weighs_the_microsteps(backend):
 
 
 def test_noise_is_measured_by_weight():
-    """The mean over parts of weight times |G_part|^2 takes the place of the mean over equal parts."""
+    """The weighted mean of |G_microbatch|^2 replaces the unweighted mean."""
     parts = [mean_of(part) for row in parts_of(4, 2) for part in row]
     small = sum(w * g @ g for g, w in parts) / TOKENS.sum()
     big = GRADIENT @ GRADIENT

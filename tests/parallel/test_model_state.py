@@ -1,4 +1,4 @@
-"""A model's state keeps its dtypes, is reduced leaf by leaf, and a step takes what it returned without a second trace."""
+"""Model state keeps its dtypes and is reduced by leaf; a second step causes no second trace."""
 
 import contextlib
 
@@ -67,7 +67,7 @@ def data(leaf):
 
 
 def traced_loss():
-    """Return a loss with a state of all kinds, and the list in which each trace leaves a mark."""
+    """Return a loss whose state has leaves of all kinds, and a list that grows with each trace."""
     traces = []
 
     def loss_fn(params, state, batch, rng):
@@ -87,7 +87,7 @@ def test_a_state_of_all_kinds_keeps_dtypes_and_is_traced_once(option):
     loss_fn, traces = traced_loss()
     tx = optax.sgd(0.1)
     step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), donate=False, **OPTIONS[option])
-    weights = {"w": jnp.full((2, 2), 0.5)}  # a weak type, which an update would make a strong one
+    weights = {"w": jnp.full((2, 2), 0.5)}  # a weak type, which an update would make strong
     state = step.place(lbopt.TrainState.create(weights, first_state(), tx))
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(state.model_state)]
     first_traces = 0
@@ -276,7 +276,7 @@ def test_an_evaluation_takes_a_state_of_all_kinds(backend):
 
 
 def test_an_evaluation_of_three_arrays_under_pmap():
-    """JAX took each of them for one of the three arguments."""
+    """JAX used to take each array for one of the three arguments."""
     step = lbopt.make_eval_step(
         lambda params, state, batch: {
             "sum": (batch["x"].sum() + batch["y"].sum() + params["w"], 1.0)

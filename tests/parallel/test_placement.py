@@ -1,4 +1,4 @@
-"""Where the state lives: donated or not, replicated before and after, host batches or batches on the mesh."""
+"""Placement of the state: donation, replication before and after, batches on host and mesh."""
 
 import flax.linen as nn
 import jax

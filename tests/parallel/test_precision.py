@@ -1,4 +1,4 @@
-"""bf16 computation: what stays fp32, how near the loss is, and in which precision gradients are added up."""
+"""Training in bf16: fp32 state, distance from the fp32 loss, and precision of gradient sums."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def train(step, state, batches):
 def test_bf16_computation_keeps_an_fp32_state_and_gets_near_the_fp32_loss(
     how, backend, num_microsteps, problem, batches
 ):
-    """bf16 rounds by 2^-9 at each of a handful of layers: losses around 2 agree to 2 %, and are not equal."""
+    """bf16 rounds by 2^-9 in a few layers: losses near 2 agree to 2 % but are not equal."""
     module = CNN(widths=(4,), hidden=16)
     wide_loss, create = problem(module)
     narrow_loss, _ = (
@@ -70,7 +70,8 @@ def test_compute_dtype_reaches_parameters_and_inputs_but_not_integers():
     assert found.grads["w"].dtype == jnp.float32
 
 
-# Gradients of eight microsteps. 256 + 1 is 256 in bf16, so a bf16 sum stays at 256; the true mean, 32.5, is a bf16 number.
+# Gradients of eight microsteps. 256 + 1 is 256 in bf16, so a bf16 sum stays at 256. The true mean,
+# 32.5, is exact in bf16.
 PARTS = [256.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 MEAN = 32.5
 
@@ -100,7 +101,7 @@ def test_a_bf16_accumulator_would_not_pass():
 
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 def test_bf16_parameters_move_by_the_fp32_sum(backend):
-    """Four devices with eight microsteps each: every microstep of a device sees the same number, so the mean is known."""
+    """All devices have equal gradients in each of eight microsteps, so the mean is known."""
     tx = optax.sgd(1.0)
     step = lbopt.make_train_step(linear_loss, tx, lbopt.make_mesh(4), backend, num_microsteps=8)
     state = lbopt.TrainState.create({"w": jnp.zeros((), jnp.bfloat16)}, {}, tx)
@@ -113,7 +114,7 @@ def test_bf16_parameters_move_by_the_fp32_sum(backend):
 
 
 def test_metrics_and_statistics_of_microsteps():
-    """Metrics add up, model state is averaged, and integers stay integers."""
+    """Metrics are summed, model state is averaged, and integers stay integers."""
 
     def loss_fn(params, model_state, batch, rng):
         x = jnp.sum(batch["x"])

@@ -1,4 +1,4 @@
-"""What the compiler makes of the step on four devices: gradients are summed, and nothing is laid out anew."""
+"""In the compiled step on four devices, gradients are summed and no data changes its layout."""
 
 import re
 
@@ -11,7 +11,8 @@ import lbopt
 from lbopt.models import CNN
 
 COLLECTIVE = re.compile(
-    r"= \S.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)(?:-start)?\("
+    r"= \S.*? (all-reduce|all-gather|all-to-all|reduce-scatter|collective-\w+|ragged-all-to-all)"
+    r"(?:-start)?\("
 )
 
 
@@ -45,7 +46,7 @@ def test_one_device_needs_no_collective(problem, batches):
 
 
 def test_the_pattern_sees_another_collective():
-    """Microsteps of contiguous examples, the obvious way to split, would move examples between devices."""
+    """Microsteps of contiguous examples, the obvious split, would move examples across devices."""
     mesh = lbopt.make_mesh(4)
 
     def loss_fn(params, model_state, batch, rng):

@@ -1,7 +1,8 @@
 """Random draws in a step.
 
-Flax's dropout draws from the step's key for the batch it sees: the same on any number of devices under jit, independently
-per replica under pmap. lbopt's draws for an example by its number in the global batch: the same everywhere.
+Flax's dropout draws from the step's key for the batch that it sees: under jit the draws are equal
+on any number of devices, under pmap they are independent per replica. lbopt draws by an example's
+index in the global batch, so its draws are equal everywhere.
 """
 
 import functools
@@ -40,7 +41,7 @@ def test_dropout_is_the_same_on_one_and_four_devices(problem, trajectory, relati
 
 
 def noise_sum(params, model_state, batch, rng):
-    """Report the random numbers that the examples see; the loss itself needs none."""
+    """Report the random numbers that the examples see; the loss itself uses none."""
     noise = jax.random.uniform(rng, batch["x"].shape)
     spread = jnp.zeros(16).at[batch["place"]].set(noise)
     return jnp.mean(params["w"] * batch["x"]), (model_state, {"noise": (spread, jnp.ones(()))})
@@ -94,7 +95,7 @@ def test_a_key_of_another_kind_is_refused_by_name():
 
 
 class Drawn(nn.Module):
-    """Both kinds of draws, twice, of ones."""
+    """Both kinds of draws, twice each, applied to ones."""
 
     @nn.compact
     def __call__(self, x, train):
@@ -104,7 +105,7 @@ class Drawn(nn.Module):
 
 
 def drawn(num_devices, backend, num_microsteps=1, num_steps=1, seed=0, draw=None, **options):
-    """Return [16, 12]: what each example of the global batch drew in the last step."""
+    """Return [16, 12]: the draws of each example of the global batch in the last step."""
     draw = draw or (lambda x, rng: from_linen(Drawn()).apply({}, {}, x, True, rng)[0])
 
     def loss_fn(params, model_state, batch, rng):
@@ -134,7 +135,7 @@ def drawn(num_devices, backend, num_microsteps=1, num_steps=1, seed=0, draw=None
 
 @pytest.mark.parametrize("num_microsteps", [1, 2])
 def test_examples_draw_the_same_on_any_number_of_devices_and_backend(num_microsteps):
-    """Bit for bit; with microsteps the number of microsteps has to be the same."""
+    """The draws are equal bit for bit if the number of microsteps is the same."""
     one = drawn(1, "jit", num_microsteps)
     assert len(np.unique(one, axis=0)) == 16, "every example draws for itself"
     layouts = (
@@ -152,7 +153,10 @@ def test_examples_draw_the_same_on_any_number_of_devices_and_backend(num_microst
     "draw", [None, lambda x, rng: jax.random.uniform(rng, x.shape)], ids=["by example", "at once"]
 )
 def test_a_replica_draws_the_same_wherever_it_is(draw, num_microsteps):
-    """With an aggregator, which sees replicas: bit for bit, also what is drawn for all its examples at once."""
+    """With an aggregator, which sees replicas, draws are equal bit for bit.
+
+    This includes draws that are made for all of a replica's examples at once.
+    """
     one, *others = (
         drawn(
             devices,
@@ -179,7 +183,7 @@ def test_steps_and_seeds_draw_differently_example_by_example():
 
 
 def bert_problem():
-    """Return a model and a batch: a layer of BERT, dropping everywhere."""
+    """Return a model and a batch: one BERT layer with dropout everywhere."""
     module = Bert(
         vocab_size=30,
         num_layers=1,
@@ -197,7 +201,7 @@ def bert_problem():
 
 
 def efficientnet_problem():
-    """Return the same for an EfficientNet whose batch norm is grouped and whose second block is dropped by example."""
+    """Return an EfficientNet with grouped batch norm and stochastic depth, and a batch."""
     module = EfficientNet(
         stages=(Stage(3, 2, 1, 8, 2),),
         stem_width=8,
@@ -212,14 +216,14 @@ def efficientnet_problem():
 
 
 def folded_problem():
-    """Return the same, where four devices fold their examples into channels and one does not."""
+    """Return a model whose examples four devices fold into channels, and one does not."""
     module, batch = efficientnet_problem()
     return module, batch, module.clone(fold_examples=4)
 
 
 @pytest.fixture
 def quick_compilation():
-    """Leave optimizations out, that compiling takes half the time."""
+    """Skip XLA optimizations, which halves the time to compile."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -231,7 +235,7 @@ def quick_compilation():
 def test_models_that_draw_train_the_same_on_one_and_four_devices_under_both_backends(
     problem, trajectory, relative_gap
 ):
-    """Three steps; parameters agree to 1e-5 of how far they have moved, batch statistics to 1e-5."""
+    """After three steps parameters agree to 1e-5 of their movement, batch statistics to 1e-5."""
     module, batch, *spread = problem()
     models = {1: from_linen(module), 4: from_linen(*spread or [module])}
 

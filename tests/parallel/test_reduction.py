@@ -1,4 +1,4 @@
-"""Sums of gradients over devices: in the precision asked for, and scattered to those who update a part."""
+"""Gradient sums over devices: in the requested precision, and scattered for a sharded update."""
 
 import functools
 import runpy
@@ -52,7 +52,7 @@ def test_training_is_the_same_however_gradients_are_summed(sharded_run, options)
 
 
 def per_device_gradients(loss_fn, state, batch, num_devices):
-    """Each device's own gradient, from its part of the batch alone."""
+    """Compute each device's gradient from its slice of the batch alone."""
     parts = [
         jax.tree.map(lambda x: np.split(x, num_devices)[number], batch)  # noqa: B023
         for number in range(num_devices)
@@ -83,7 +83,8 @@ def test_a_sum_in_bf16_is_one_of_rounded_gradients(sharded_run, options):
         rounded = sum(np.asarray(x.astype(ml_dtypes.bfloat16), np.float64) for x in each) / 4
         exact = sum(np.asarray(x, np.float64) for x in each) / 4
         largest = max(np.abs(x).max() for x in each)
-        # Partial sums are rounded to 8 bits too, in an order that is the backend's, and the fp32 step adds its own.
+        # Partial sums are rounded to 8 bits too, in an order that the backend chooses; the fp32
+        # step adds its own rounding.
         assert np.max(np.abs(ours - rounded)) <= 2 * largest * 2.0**-8 + 1e-6
         if ours.size > 1000:
             assert np.max(np.abs(ours - exact)) > largest * 2.0**-12, "nothing was rounded"
@@ -106,7 +107,7 @@ def test_a_scattered_mean_is_the_mean(shape):
 
 
 class Core:
-    """A device of a torus, as far as its place goes."""
+    """A device of a torus, reduced to its coordinates."""
 
     def __init__(self, *coords, core=0):
         self.coords, self.core_on_chip = coords, core
@@ -119,7 +120,7 @@ class Core:
             [(x, y, 0, core) for y in range(4) for x in range(4) for core in range(2)],
             [1, 1, 0, 0, 0],
         ),
-        # host by host, each of 2 x 2 chips
+        # Hosts come one after another, each with 2 x 2 chips.
         (
             [
                 (2 * hx + x, 2 * hy + y, 0, c)

@@ -1,4 +1,4 @@
-"""What cannot be done is refused in one line, before anything is traced or compiled."""
+"""Impossible combinations are refused in one line, before anything is traced or compiled."""
 
 import jax
 import jax.numpy as jnp

@@ -1,8 +1,8 @@
-"""Three steps of every kind end in the parameters that an earlier form of the step found.
+"""Three steps of every kind end in the committed parameters of an earlier implementation.
 
-`earlier_parameters.npz` holds a sample of each case's final parameters, found on an x86-64 CPU by the
-step as it was before it was written anew. `python tests/parallel/test_same_numbers.py FILE` writes such
-a file; on one machine two of them must be equal bit for bit.
+`earlier_parameters.npz` holds a sample of each case's final parameters, computed on an x86-64 CPU
+by the step before its rewrite. `python tests/parallel/test_same_numbers.py FILE` writes such a
+file; two files from one machine must be equal bit for bit.
 """
 
 import pathlib
@@ -117,7 +117,7 @@ def loss_of(model):
 
 
 def sample(params):
-    """Return at most 100 numbers, evenly from all parameters."""
+    """Return at most 100 numbers, evenly spaced over all parameters."""
     flat = np.concatenate([np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(params)])
     return flat[:: -(-len(flat) // 100)]
 

@@ -1,6 +1,7 @@
-"""Weight-update sharding: the same training as without it, with a part of the state and of the work on each device.
+"""Weight-update sharding: equal training, with state and work divided among the devices.
 
-Tolerance: after 20 updates no number of a parameter or a moment differs by more than 1e-6 of the distance that its array moved.
+Tolerance: after 20 updates no element of a parameter or moment differs by more than 1e-6 of the
+distance that its array moved.
 """
 
 import json
@@ -58,7 +59,7 @@ def test_training_is_the_same_on_eight_devices():
 
 
 def test_the_tolerance_sees_norms_of_parts(sharded_run):
-    """After one update already: the trust ratio of half a kernel is what an update that knew only its part would take."""
+    """An update that saw only half a kernel would use its trust ratio; one step shows that."""
     start, whole, _ = sharded_run["train"](sharded_run["OPTIMIZERS"]["lamb"](), count=1)
     before, after = (
         np.asarray(state.params["Dense_0"]["kernel"], np.float64) for state in (start, whole)
@@ -98,7 +99,7 @@ def test_clips_noise_and_microsteps_are_the_same(sharded_run, options):
 @pytest.mark.parametrize("num_devices", [2, 3])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, TOLERANCE), (jnp.bfloat16, 1e-3)])
 def test_layers_of_a_stack_keep_their_ratios_wherever_they_lie(num_devices, dtype, tolerance):
-    """Six layers of a stack, split along the layers' own axis too. A number in bf16 may round to its neighbour."""
+    """Six stacked layers, also split along the layer axis; a bf16 number may round differently."""
     rng = np.random.default_rng(0)
     kernel = jnp.asarray(rng.normal(size=(6, 48, 96)) * np.arange(1, 7)[:, None, None], dtype)
     x = rng.normal(size=(12, 48)).astype(np.float32)
@@ -224,7 +225,7 @@ def test_what_was_split_comes_back_whole(way, shape):
 
 @pytest.mark.parametrize("by_sum", [False, True])
 def test_devices_share_the_work_and_gather_parameters_only(monkeypatch, sharded_run, by_sum):
-    """On CPU, where this process runs, one dimension after another; on TPU v3 by sum: then no array is gathered at all."""
+    """CPUs gather one dimension after another; TPU v3's way sums and gathers no array."""
     if by_sum:
         monkeypatch.setattr(_shards, "SUM_KINDS", (jax.devices()[0].device_kind,))
     loss_fn, create = sharded_run["problem"]()

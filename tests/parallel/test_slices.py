@@ -1,4 +1,4 @@
-"""Several slices: devices come slice by slice, parts of a sharded update stay inside, and the numbers are those of one slice."""
+"""Several TPU slices: devices in slice order, shards within a slice, numbers as with one slice."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ class Device:
 
 @pytest.fixture
 def two_slices(monkeypatch):
-    """Let the four devices be two slices of two."""
+    """Present the four devices as two slices of two."""
     monkeypatch.setattr(_mesh, "slice_of", lambda device: device.id // 2)
 
 

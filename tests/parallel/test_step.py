@@ -1,9 +1,10 @@
-"""One device, four devices under jit, four under pmap and gradient accumulation: the same training, update for update.
+"""One device, four under jit, four under pmap, and gradient accumulation train equally.
 
-Tolerance: the largest difference of any parameter is at most 1e-5 of the movement ||w_t - w_0||, after one update and
-after ten. The runs differ only in the order in which fp32 sums are taken (relative rounding 6e-8 each, on parameters a
-few times as large as the movement); LAMB's direction g / (|g| + 1e-6) magnifies that for the few gradient entries
-that are themselves near 1e-6. `test_the_tolerance_sees_...` show what a real difference looks like.
+Tolerance: the largest difference of any parameter is at most 1e-5 of the movement ||w_t - w_0||,
+after one update and after ten. The runs differ only in the order of fp32 sums (relative rounding
+6e-8 each, on parameters a few times as large as the movement). LAMB's direction g / (|g| + 1e-6)
+magnifies that for the few gradient entries that are near 1e-6. The tests
+`test_the_tolerance_sees_...` show the size of a real difference.
 """
 
 import flax.linen as nn
@@ -105,7 +106,10 @@ def dealt(batch):
 def test_microsteps_with_batch_norm_are_groups_of_the_dealt_batch(
     problem, trajectory, relative_gap, batches
 ):
-    """Example i belongs to microstep i mod 4, on any number of devices; running statistics are the mean over microsteps."""
+    """Example i belongs to microstep i mod 4 on any number of devices.
+
+    Running statistics are the mean over microsteps.
+    """
     grouped_loss, create = problem(small_cnn(f"examples:{len(batches[0]['label']) // MICROSTEPS}"))
     global_loss, _ = problem(small_cnn())
     tx = OPTIMIZERS["lamb"]()

@@ -1,4 +1,4 @@
-"""Meshes in the order of the torus, told from made-up devices with coordinates."""
+"""Meshes follow the order of the torus, which is read from fake devices' coordinates."""
 
 import types
 
@@ -10,7 +10,7 @@ from lbopt.parallel import _mesh
 
 
 def chips(columns, rows, planes=1, cores=2):
-    """Return devices row by row: x fastest among chips, cores of a chip beside each other."""
+    """Return devices row by row: x varies fastest; cores of a chip are adjacent."""
     return [
         types.SimpleNamespace(coords=(x, y, z), core_on_chip=core)
         for z in range(planes)
@@ -21,7 +21,7 @@ def chips(columns, rows, planes=1, cores=2):
 
 
 def by_host(devices):
-    """Order as a TPU does: hosts of 2 x 2 chips one after another."""
+    """Order devices as a TPU does: hosts of 2 x 2 chips one after another."""
     return sorted(
         devices,
         key=lambda device: (
@@ -35,7 +35,7 @@ def by_host(devices):
 
 
 class OnDevices:
-    """What `torus_grid` reads of a mesh."""
+    """The attributes of a mesh that `torus_grid` reads."""
 
     def __init__(self, devices):
         self.devices = types.SimpleNamespace(flat=devices)

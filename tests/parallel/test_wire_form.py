@@ -1,4 +1,4 @@
-"""What devices tell each other gives what one device computes alone, however leaves are stacked, padded and shared out."""
+"""Sums in wire form equal one device's, however leaves are stacked, padded and sharded."""
 
 import functools
 
