@@ -221,16 +221,7 @@ def folded_problem():
     return module, batch, module.clone(fold_examples=4)
 
 
-@pytest.fixture
-def quick_compilation():
-    """Skip XLA optimizations, which halves the time to compile."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.mark.everyday("bert_problem")
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("problem", [bert_problem, efficientnet_problem, folded_problem])
 def test_models_that_draw_train_the_same_on_one_and_four_devices_under_both_backends(
     problem, trajectory, relative_gap
