@@ -1,4 +1,4 @@
-"""A checkout, a user's machine whose gcloud, kubectl, curl and xpk are the fakes beside this file, and their cloud."""
+"""A checkout, a user's machine with fake gcloud, kubectl, curl and xpk, and the fake cloud."""
 
 import json
 import os
@@ -31,7 +31,7 @@ SETTINGS = {
     "STOP_S": 30,
     "PREFLIGHT_S": 20,
 }
-# A Python that makes an environment and installs into it in no time; for all else it is the real one.
+# A Python that creates environments and installs into them instantly; otherwise it is the real one.
 PYTHON = """#!/bin/sh
 case "$1 $2" in
 "-m venv") for last; do :; done; mkdir -p "$last/bin" && cp "$0" "$last/bin/python" && exit ;;
@@ -46,7 +46,7 @@ exec REAL "$@"
 
 
 class Cloud:
-    """What a test does and sees.
+    """The handle of a test on the fake cloud.
 
     Attributes:
       root: the fakes' folder.
@@ -74,18 +74,18 @@ class Cloud:
         self.set()
 
     def set(self, **changes):
-        """Write the settings file; None leaves a line out."""
+        """Write the settings file; a value of None leaves the line out."""
         values = SETTINGS | {"WORKDIR": self.workdir} | changes
         self.settings.write_text(
             "".join(f"{name}='{value}'\n" for name, value in values.items() if value is not None)
         )
 
     def script(self, **script):
-        """Say what will go wrong."""
+        """Plan the failures to come."""
         self.play(f"with cloud.state() as value:\n    value['script'] = {script!r}")
 
     def start(self, name, *flags, out=subprocess.PIPE):
-        """Start tpu/NAME, a process group of its own as in a terminal, and return the process."""
+        """Start tpu/NAME in its own process group, as in a terminal, and return the process."""
         process = subprocess.Popen(
             [self.checkout / "tpu" / name, f"--env={self.settings}", *flags],
             env=self.environment,
@@ -100,7 +100,7 @@ class Cloud:
         return process
 
     def finish(self, process, limit=60):
-        """Wait for a process that start returned."""
+        """Wait for a process that `start` returned."""
         try:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
@@ -115,7 +115,7 @@ class Cloud:
         return self.finish(self.start(name, *flags), limit)
 
     def calls(self, program, *words):
-        """Return the calls whose first words are these."""
+        """Return the calls that begin with these words."""
         path = self.root / "calls.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [
@@ -127,12 +127,12 @@ class Cloud:
         return self.root / "nodes" / node / str(index)
 
     def said(self, index):
-        """Return what the bucket has of a worker's state."""
+        """Return the bucket's record of a worker's state."""
         path = self.root / f"buckets/bucket/lbopt/lamb/workers/0-{index}/state"
         return path.read_text() if path.exists() else ""
 
     def go(self):
-        """Let programs go on that hold at a step."""
+        """Let programs continue that hold at a step."""
         (self.workdir / "go").touch()
 
     def metrics(self):
@@ -141,13 +141,13 @@ class Cloud:
         return path.read_text().splitlines() if path.exists() else []
 
     def ready(self):
-        """Get the machines and wait until lbopt is installed on them."""
+        """Request the machines and wait until lbopt is installed on them."""
         for name in ("create", "setup"):
             done = self.tpu(name, *(["--keep-source"] if name == "setup" else []))
             assert done.returncode == 0, f"{done}\n{self.everything()}"
 
     def hold(self, **changes):
-        """Get the machines and run the stand-in up to the step at which it holds."""
+        """Request the machines and run the stand-in up to the step at which it holds."""
         self.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12", **changes)
         self.ready()
         assert self.tpu("run").returncode == 0
@@ -161,7 +161,7 @@ class Cloud:
             time.sleep(0.05)
 
     def everything(self):
-        """Return what lies around, to tell a failure."""
+        """Return all files of the fake cloud, to explain a failure."""
         files = [
             *self.root.glob("nodes/*/*/boot.log"),
             *self.root.glob("nodes/*/*/lbopt/run/*log"),
@@ -178,7 +178,7 @@ class Cloud:
         return "\n".join([*told, commands.stdout])
 
     def play(self, code):
-        """Run Python with the fakes' module, e.g. to lose a machine."""
+        """Run Python with the fakes' module, for example to lose a machine."""
         subprocess.run(
             [sys.executable, "-c", f"import cloud\n{code}"],
             env=self.environment | {"PYTHONPATH": str(HERE / "fake")},
@@ -200,18 +200,18 @@ class Cloud:
         return done.stdout.split()
 
     def terminate_keep(self, index):
-        """Signal a worker's keep as a machine does that goes down, and wait for its end."""
+        """Signal a worker's keep as a machine does at shutdown, and wait for its end."""
         run = self.worker(index) / "lbopt/run"
         os.kill(int((run / "pid").read_text()), signal.SIGTERM)
         self.until(lambda: (run / "state").read_text() == "stopped\n")
         self.until(lambda: not self.processes_of(index))
 
     def preempt(self):
-        """Take all machines of the request away."""
+        """Preempt all machines of the request."""
         self.play("with cloud.state() as value:\n    cloud.lose_request(value, 'lamb')")
 
     def close(self):
-        """End every process of every machine and of the user, and check that no command was misused."""
+        """End all processes of machines and user, and check that no command was misused."""
         for process in self.started:
             if process.poll() is None:
                 process.kill()
@@ -225,8 +225,11 @@ def _programs(folder):
     folder.mkdir()
     for file in (HERE / "fake").glob("*.py"):
         if file.stem != "cloud":
-            # Imported, they are compiled once.
-            code = f'import sys; sys.path.insert(0, \\"{file.parent}\\"); import {file.stem}; {file.stem}.main(sys.argv[1:])'
+            # Imported modules are compiled once.
+            code = (
+                f'import sys; sys.path.insert(0, \\"{file.parent}\\"); '
+                f"import {file.stem}; {file.stem}.main(sys.argv[1:])"
+            )
             _program(
                 folder / file.stem, f'#!/bin/sh\nexec {sys.executable} -S -E -c "{code}" "$@"\n'
             )
@@ -243,7 +246,7 @@ def _program(path, text):
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory):
-    """Return a small git checkout with what tpu/ needs of this one."""
+    """Return a small git checkout with the files that tpu/ needs."""
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copytree(
         REPOSITORY / "tpu", folder / "tpu", ignore=shutil.ignore_patterns("__pycache__", "env")
@@ -263,7 +266,7 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture
 def cloud(tmp_path, checkout):
-    """Return a fake cloud with nothing in it; afterwards no process of it is left."""
+    """Return an empty fake cloud; end all its processes afterwards."""
     cloud = Cloud(tmp_path, checkout)
     yield cloud
     cloud.close()

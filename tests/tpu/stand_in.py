@@ -1,9 +1,11 @@
-"""Stands in for a training program: counts steps, saves every fifth, writes metrics, and resumes where it was saved.
+"""A stand-in for a training program that counts steps, saves every fifth, and can resume.
 
-    python stand_in.py WORKDIR STEPS [--sleep=S] [--hold-at=STEP] [--fail-at=STEP:CODE] [--preempt-every=STEPS]
+    python stand_in.py WORKDIR STEPS [--sleep=S] [--hold-at=STEP] [--fail-at=STEP:CODE]
+                       [--preempt-every=STEPS]
 
-What it writes depends on every step before, so that a run which lost or repeated a step ends with other numbers. On SIGTERM
-it saves and ends with 75. With --hold-at it goes beyond that step once WORKDIR/go exists. One state a process; the first one writes metrics.jsonl.
+Its metrics depend on every earlier step, so a run that lost or repeated a step ends with other
+numbers. On SIGTERM it saves and exits with 75. With --hold-at it passes that step once WORKDIR/go
+exists. Each process saves its own state, and the first one writes metrics.jsonl.
 """
 
 import argparse
@@ -16,7 +18,7 @@ import time
 
 
 def main():
-    """Train."""
+    """Run the program."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workdir", type=pathlib.Path)
     parser.add_argument("steps", type=int)

@@ -1,4 +1,4 @@
-"""The table of accelerators agrees with itself, and with the topologies that `lbopt plan` compiles for."""
+"""The table of accelerators is consistent and agrees with `lbopt plan`'s topologies."""
 
 import math
 import pathlib
@@ -21,7 +21,8 @@ def test_row(row):
     assert prefix == ("v5litepod" if generation == "v5e" else generation)
     assert int(number) == chips * CORES_IN_NAME[generation]
     assert int(row["devices"]) == chips * DEVICES_PER_CHIP[generation]
-    # A machine has four chips; on v5e and v6e the smallest slices are one machine with one, four or eight.
+    # A machine has four chips; the smallest slices of v5e and v6e are one machine with one, four or
+    # eight.
     assert hosts == (1 if generation in ("v5e", "v6e") and chips <= 8 else chips // 4)
     name, shape = row["plan"].split(":")
     assert name == generation

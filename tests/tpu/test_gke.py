@@ -1,4 +1,7 @@
-"""GKE: the manifest fits the schema, restarts what it should, and the image is well written. No cluster is asked."""
+"""GKE: the manifest fits its schema and restarts the right failures; the image is well formed.
+
+No cluster is needed.
+"""
 
 import json
 import pathlib
@@ -39,7 +42,7 @@ def _manifest(cloud, **changes):
 
 
 def _strictly(model, data, path="jobset"):
-    """Check data against a pydantic model, and that the model knows every field in it."""
+    """Check data against a pydantic model, which must know every field of the data."""
     models = pytest.importorskip("kubeflow_trainer_api.models")
     fields = {field.alias or name: field for name, field in model.model_fields.items()}
     for key, value in data.items():
@@ -108,7 +111,10 @@ def test_pods(cloud):
 
 
 def test_the_command_arrives_as_it_is(cloud):
-    command = 'X=1 lbopt train "--config.model.widths=(4,)" --path=a\\b --x=${X} --note="a: b, # {c} \\n %s \u00e9" --workdir=$WORKDIR'
+    command = (
+        'X=1 lbopt train "--config.model.widths=(4,)" --path=a\\b --x=${X} '
+        '--note="a: b, # {c} \\n %s \u00e9" --workdir=$WORKDIR'
+    )
     manifest = _manifest(cloud, COMMAND=command)
     (container,) = _pod(manifest)["containers"]
     assert {"name": "COMMAND", "value": command} in container["env"]
@@ -119,7 +125,11 @@ def _pod(manifest):
 
 
 def _outcome(manifest, exit_code=None, condition=None, failed_before=0):
-    """Return what is done when a pod fails: by the first matching rule of the job, which counts what matches none, then of the set."""
+    """Return the reaction to a failed pod.
+
+    The job's first matching rule decides; it counts failures that match no rule. Then the set's
+    rules decide.
+    """
     job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
     reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
     for index, rule in enumerate(job["podFailurePolicy"]["rules"]):
@@ -137,7 +147,10 @@ def _outcome(manifest, exit_code=None, condition=None, failed_before=0):
             and (exit_code in codes["values"]) == (codes["operator"] == "In")
         ):
             assert codes["containerName"] == "lbopt"
-            message = f"Container lbopt for pod default/a-0 failed with exit code {exit_code} matching FailJob rule at index {index}"
+            message = (
+                f"Container lbopt for pod default/a-0 failed with exit code {exit_code} "
+                f"matching FailJob rule at index {index}"
+            )
             reason = "PodFailurePolicy"
             break
     if reason == "BackoffLimitExceeded" and failed_before < job["backoffLimit"]:
@@ -159,13 +172,13 @@ def _outcome(manifest, exit_code=None, condition=None, failed_before=0):
         ({"exit_code": 2}, "FailJobSet"),
         ({"exit_code": 1}, "RestartJobSet"),
         ({"exit_code": 137}, "RestartJobSet"),
-        # A node vanishes: its 3 peers end first, and then Kubernetes sees it.
+        # A node vanishes: its 3 peers end first; Kubernetes notices the node later.
         ({"exit_code": 3, "failed_before": 2}, "a new pod in its place"),
         (
             {"condition": "DisruptionTarget", "failed_before": 3},
             "RestartJobSetAndIgnoreMaxRestarts",
         ),
-        # The bucket may not be written: all 4 workers end, the 8th time for good.
+        # The bucket is read-only: all 4 workers end, and the 8th failure ends the job.
         ({"exit_code": 3, "failed_before": 4 * 7 - 1}, "a new pod in its place"),
         ({"exit_code": 3, "failed_before": 4 * 7}, "FailJobSet"),
     ],
@@ -237,13 +250,13 @@ def test_xpk(cloud):
     assert "--command=cd /opt/lbopt && exec env python stand_in.py $WORKDIR 40" in flags
 
 
-# --- the image ----------------------------------------------------------------------------------------------------------
+# --- the image ----------------------------------------------------------------------------------
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("arguments", [["bash", "-c", "kill -TERM $$; sleep 9"], []])
 def test_the_entry_point_becomes_the_program(arguments):
-    """SIGTERM of Kubernetes goes to process 1: the program must be that, not a shell around it."""
+    """Kubernetes sends SIGTERM to process 1, so the program must replace the shell."""
     command = f"{sys.executable} -c 'import os; print(os.getpid())' " if not arguments else ""
     process = subprocess.Popen(
         [GKE / "entrypoint", *arguments],
@@ -291,7 +304,10 @@ def test_hadolint():
 @pytest.mark.process
 def test_yamllint():
     program = _tool("yamllint")
-    rules = "{extends: default, rules: {line-length: {max: 140}, document-start: disable, braces: disable}}"
+    rules = (
+        "{extends: default, "
+        "rules: {line-length: {max: 140}, document-start: disable, braces: disable}}"
+    )
     done = subprocess.run(
         [program, "--strict", "-d", rules, GKE / "jobset.yaml"], capture_output=True, text=True
     )

@@ -1,6 +1,7 @@
-"""The image's install steps, read from the Dockerfile and run in a plain environment: no engine is needed to know that they work.
+"""The image's install steps, read from the Dockerfile, work in a plain environment.
 
-The one slow test here: half a minute with pip's cache, as long as the downloads take without (libtpu is 200 MB).
+No container engine is needed. The test is slow: half a minute with pip's cache, and longer without,
+since it downloads libtpu (200 MB).
 """
 
 import os
@@ -51,7 +52,7 @@ def test_install_steps(tmp_path):
             )
             run += 1
     assert (copied, run) == (4, 2)
-    # The entry point runs lbopt, from the folder it was copied to, at the pinned versions.
+    # The entry point runs lbopt from the folder of COPY, at the pinned versions.
     environment |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     done = subprocess.run(
         [image / "tpu/gke/entrypoint", "lbopt", "recipes"],
@@ -94,7 +95,7 @@ def _instructions():
 
 
 def _copy(source, target):
-    """Copy as COPY does: into a folder, or a folder's content; what .dockerignore keeps away stays away."""
+    """Copy as COPY does, into a folder or a folder's content, except what .dockerignore lists."""
     ignored = [
         line
         for line in pathlib.Path(f"{DOCKERFILE}.dockerignore").read_text().splitlines()

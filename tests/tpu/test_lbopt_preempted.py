@@ -1,5 +1,4 @@
-"""The whole thing with lbopt itself: two machines train as one job, are preempted and replaced, and end with the numbers of a
-run that nobody disturbed."""
+"""Two machines train lbopt as one job; preempted and replaced, they match an undisturbed run."""
 
 import json
 import os
@@ -13,15 +12,17 @@ pytestmark = pytest.mark.process
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
 TRAIN = (
-    f"env JAX_NUM_CPU_DEVICES=1 python -m lbopt train --config={CONFIG}:lamb-64 --workdir=$WORKDIR --config.seed=7 --config.num_epochs=30 "
-    "--config.log_every_steps=5 --config.eval_every_steps=80 --config.checkpoint.every_steps=40 --config.model.hidden=8 "
+    f"env JAX_NUM_CPU_DEVICES=1 python -m lbopt train --config={CONFIG}:lamb-64 "
+    "--workdir=$WORKDIR --config.seed=7 --config.num_epochs=30 "
+    "--config.log_every_steps=5 --config.eval_every_steps=80 "
+    "--config.checkpoint.every_steps=40 --config.model.hidden=8 "
     '"--config.model.widths=(4,)" --config.parallel.num_devices=2'
 )
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Return the metrics of one process with both devices that ran to the end, without the cloud and the keeper."""
+    """Return the metrics of an undisturbed run: one process, two devices, no cloud, no keeper."""
     workdir = tmp_path_factory.mktemp("uninterrupted")
     alone = {
         name: value
@@ -55,8 +56,10 @@ def test_preempted_and_replaced(cloud, uninterrupted):
 
 
 def _numbers(workdir):
-    """Return what was measured, without what the clock has a say in: speeds, and the line that only has those, of the last step
-    before a preemption."""
+    """Return the metrics without those that depend on the clock.
+
+    These are speeds, and the line of the last step before a preemption, which has only speeds.
+    """
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     measured = [
         {key: value for key, value in line.items() if not key.startswith("perf/")} for line in lines

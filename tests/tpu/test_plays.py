@@ -1,4 +1,4 @@
-"""What a cloud does to a run, played by the fakes: the run ends as if nothing had been, or says why not."""
+"""Failures of the fake cloud: the run ends as if undisturbed, or reports the reason."""
 
 import json
 import os
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, checkout):
-    """Return the metrics of a run that nobody disturbed."""
+    """Return the metrics of an undisturbed run."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     subprocess.run(
         [sys.executable, checkout / "stand_in.py", folder, "40", "--sleep=0"],
@@ -71,7 +71,7 @@ def test_preempted_with_notice_and_replaced(cloud, uninterrupted):
     babysit = cloud.start("babysit")
     for worker in (0, 1):
         (cloud.worker(worker) / "metadata" / "preempted").write_text("TRUE")
-    # The notice reaches the program, which saves where it is.
+    # The notice reaches the program, which saves at its current step.
     kept = cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/log"
     cloud.until(lambda: kept.exists() and "saved step" in kept.read_text())
     cloud.go()
@@ -94,7 +94,7 @@ def test_preempted_without_notice(cloud, uninterrupted):
     done = cloud.finish(babysit)
     assert done.returncode == 0, f"{done}\n{cloud.everything()}"
     assert cloud.metrics() == uninterrupted
-    # The new machines took the source that the run had begun with: it was sent once.
+    # The new machines took the source with which the run began: it was sent once.
     assert (
         len(
             [
@@ -109,7 +109,7 @@ def test_preempted_without_notice(cloud, uninterrupted):
 
 @pytest.mark.slow
 def test_lost_between_two_looks_is_a_preemption(cloud, uninterrupted):
-    """The request is ACTIVE, then nothing runs on the workers, then the request is lost."""
+    """The request is ACTIVE, then nothing runs on the workers, then the request is gone."""
     cloud.hold(MAX_FAILURES=0)
     cloud.play("cloud.power_off('lamb')")
     cloud.script(lost_after_ssh=1)
@@ -134,7 +134,7 @@ def test_done_before_its_machines_were_lost(cloud):
     assert "all workers are done" in done.stdout
     assert not (cloud.root / "buckets/bucket/lbopt/lamb/wanted").exists()
     assert len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 1
-    # Another wish is another run: what was said of the one before does not count.
+    # Another request for a run starts another run; reports about the earlier one do not count.
     cloud.set(COMMAND="python stand_in.py $WORKDIR 50 --hold-at=45")
     cloud.play("with cloud.state() as value:\n    value['requests'].clear()")
     cloud.ready()
@@ -176,7 +176,7 @@ def test_gcloud_never_deletes(cloud):
 
 @pytest.mark.slow
 def test_going_down_is_no_failure(cloud, uninterrupted):
-    """The machines tell keep, answer two looks more, and are gone."""
+    """The machines notify keep, answer two more status queries, and disappear."""
     cloud.hold(MAX_FAILURES=0)
     for worker in (0, 1):
         cloud.terminate_keep(worker)
@@ -240,7 +240,7 @@ def test_failures_count_in_a_row(cloud):
 
 @pytest.mark.slow
 def test_how_an_older_run_has_failed_is_no_news(cloud):
-    """The second run does not reach a worker, which then says, and whose bucket says, how the first one ended."""
+    """The second run cannot reach a worker, whose record in the bucket is the first run's end."""
     cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --fail-at=0:2")
     cloud.ready()
     cloud.tpu("run")
@@ -408,8 +408,8 @@ def test_silent_and_nothing_new_in_the_bucket(cloud):
     done = cloud.finish(babysit)
     assert done.returncode == 1, done
     assert (
-        "MAX_FAILURES=0 is reached: worker 1 of 2 (counted from 0) is not seen to run for SETUP_S=3 s"
-        in done.stderr
+        "MAX_FAILURES=0 is reached: worker 1 of 2 (counted from 0) "
+        "is not seen to run for SETUP_S=3 s" in done.stderr
     )
     assert "in the bucket: running 1 " in done.stderr
 
@@ -485,8 +485,8 @@ def test_who_is_not_logged_in_is_told_at_once(cloud):
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1
     assert (
-        "You do not currently have an active account selected.; gcloud auth login, then run this again"
-        in done.stderr
+        "You do not currently have an active account selected.; "
+        "gcloud auth login, then run this again" in done.stderr
     )
 
 
@@ -532,22 +532,24 @@ def test_a_worker_is_missing_at_the_start(cloud):
     assert done.returncode == 3
     assert time.monotonic() - begin < 15
     assert done.stderr == (
-        "tpu/preflight: worker 1 of 2 (counted from 0) did not answer (ssh: connect to host 10.0.0.1 port 22: "
+        "tpu/preflight: worker 1 of 2 (counted from 0) did not answer "
+        "(ssh: connect to host 10.0.0.1 port 22: "
         "Connection timed out); tpu/setup, and if it stays so tpu/delete and tpu/create\n"
     )
-    # run says so too, and starts the others, which wait for it.
+    # run reports this too, and starts the other workers, which wait for the missing one.
     done = cloud.tpu("run")
     assert done.returncode == 3
     assert "worker 1 of 2 (counted from 0) did not answer" in done.stderr
-    # babysit does not wait for ever: it gets new machines, and when these may not read the bucket, it ends.
+    # babysit stops waiting: it requests new machines. When these may not read the bucket, it ends.
     cloud.set(SETUP_S=1, MAX_FAILURES=1)
     cloud.script(unreachable=["lamb/1"], forbidden=["worker cp"])
     done = cloud.tpu("babysit")
     assert done.returncode == 1, done
     assert len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 2
     assert done.stderr == (
-        "tpu/babysit: MAX_FAILURES=1 is reached: worker 1 of 2 (counted from 0) is not seen to run for SETUP_S=1 s "
-        "('silent; in the bucket: nothing'); tpu/setup --keep-source says why; see tpu/status and tpu/logs, or tpu/delete\n"
+        "tpu/babysit: MAX_FAILURES=1 is reached: worker 1 of 2 (counted from 0) "
+        "is not seen to run for SETUP_S=1 s ('silent; in the bucket: nothing'); "
+        "tpu/setup --keep-source says why; see tpu/status and tpu/logs, or tpu/delete\n"
     )
 
 
@@ -566,13 +568,13 @@ def test_a_failing_program_ends_with_its_log(cloud):
     again = cloud.tpu("babysit")
     assert again.returncode == 1
     assert (
-        again.stderr
-        == "tpu/babysit: NAME=lamb: no run is wanted, and the last one has failed; tpu/logs, then tpu/run\n"
+        again.stderr == "tpu/babysit: NAME=lamb: no run is wanted, and the last one has failed; "
+        "tpu/logs, then tpu/run\n"
     )
 
 
 def test_a_run_that_was_stopped_is_not_started_again(cloud):
-    """Stopped between babysit's look and what it does about it."""
+    """The stop comes between babysit's status query and its reaction."""
     cloud.set(COMMAND="python stand_in.py $WORKDIR 9999 --sleep=0.1")
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
@@ -580,7 +582,8 @@ def test_a_run_that_was_stopped_is_not_started_again(cloud):
     done = cloud.tpu("run", "--again")
     assert done.returncode == 3
     assert done.stderr == (
-        "tpu/run: NAME=lamb: no run is wanted any more (tpu/stop); tpu/run without --again starts one\n"
+        "tpu/run: NAME=lamb: no run is wanted any more (tpu/stop); "
+        "tpu/run without --again starts one\n"
     )
     assert not (cloud.root / "buckets/bucket/lbopt/lamb/wanted").exists()
     assert "no run is wanted" in cloud.tpu("babysit").stdout
@@ -601,7 +604,8 @@ def test_stopped_while_machines_are_waited_for(cloud):
     done = cloud.finish(babysit)
     assert done.returncode == 3, done
     assert done.stderr == (
-        "tpu/create: NAME=lamb: no run is wanted any more (tpu/stop); tpu/delete gives back what was requested\n"
+        "tpu/create: NAME=lamb: no run is wanted any more (tpu/stop); "
+        "tpu/delete gives back what was requested\n"
     )
     assert cloud.tpu("delete").returncode == 0
 
@@ -672,7 +676,7 @@ def test_stop_ends_its_own_processes_only_and_run_goes_on(cloud, uninterrupted):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
-    # The same program, started by hand on the same machine.
+    # A user starts the same program by hand on the same machine.
     other = subprocess.Popen(
         [sys.executable, cloud.checkout / "stand_in.py", cloud.root / "other", "9999"]
     )

@@ -1,4 +1,4 @@
-"""The preflight: processes and devices are counted, sums come out right, buckets are tried, and a missing peer does not hang it."""
+"""The preflight counts processes and devices, checks sums and buckets, and survives a lost peer."""
 
 import os
 import pathlib
@@ -24,7 +24,7 @@ def test_all_is_well(cloud):
         assert f"worker 0-{worker}: ok " in done.stdout
         assert f"process {worker} of 2, 4 of 8 devices, cpu, sum 28" in done.stdout
     assert done.stdout.endswith("2 processes and 8 devices: ready for tpu/run\n")
-    # What the checks wrote is gone.
+    # The checks removed their files.
     assert not [
         path
         for path in (cloud.root / "buckets/bucket/lbopt/lamb/preflight").rglob("*")
@@ -39,8 +39,10 @@ def test_a_worker_may_not_write_to_the_bucket(cloud):
     done = cloud.tpu("preflight")
     assert done.returncode == 3
     assert done.stderr == (
-        "tpu/preflight: worker 0 of 1 (counted from 0): failed: gs://bucket/lbopt/lamb/preflight/0-0: ERROR: (gcloud.storage.cp) "
-        "HTTPError 403: worker@example.com does not have storage access.; grant the machines' service account roles/storage.objectAdmin\n"
+        "tpu/preflight: worker 0 of 1 (counted from 0): failed: "
+        "gs://bucket/lbopt/lamb/preflight/0-0: ERROR: (gcloud.storage.cp) "
+        "HTTPError 403: worker@example.com does not have storage access.; "
+        "grant the machines' service account roles/storage.objectAdmin\n"
     )
 
 

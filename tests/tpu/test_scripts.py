@@ -1,4 +1,4 @@
-"""What every script does: help, dry runs, and one line for wrong input, with its exit code."""
+"""All scripts: help, dry runs, and one line with an exit code for wrong input."""
 
 import os
 import pathlib
@@ -70,9 +70,12 @@ def test_dry_run_prints_the_request(cloud):
     lines = cloud.tpu("create", "--dry-run").stdout.splitlines()
     (line,) = [line for line in lines if " create " in line]
     for flag in (
-        "gcloud compute tpus queued-resources create lamb --accelerator-type=v4-16 --runtime-version=tpu-ubuntu2204-base",
-        "--node-count=3 --node-prefix=lamb", "--reserved", "--service-account=a@example.com", "--network=n", "--subnetwork=s",
-        "--metadata=lbopt-home=gs://bucket/lbopt/lamb", "--valid-until-duration=86400s", "--project=my-project --zone=us-central2-b",
+        "gcloud compute tpus queued-resources create lamb --accelerator-type=v4-16 "
+        "--runtime-version=tpu-ubuntu2204-base",
+        "--node-count=3 --node-prefix=lamb", "--reserved",
+        "--service-account=a@example.com", "--network=n", "--subnetwork=s",
+        "--metadata=lbopt-home=gs://bucket/lbopt/lamb", "--valid-until-duration=86400s",
+        "--project=my-project --zone=us-central2-b",
     ):  # fmt: skip
         assert flag in line
     assert "--spot" not in line
@@ -87,26 +90,63 @@ def test_capacity_becomes_a_flag(cloud, capacity, flag):
 
 
 WRONG = {
-    "capacity": ({"CAPACITY": "preemptible"}, "CAPACITY='preemptible' in ENV: write spot, on-demand or reserved"),
-    "accelerator": ({"ACCELERATOR": "v4-9"}, "ACCELERATOR='v4-9' in ENV: not in tpu/accelerators.tsv, which has v4-8 v4-16 "),
-    "generation": ({"ACCELERATOR": "v99-8"}, "ACCELERATOR='v99-8' in ENV: not in tpu/accelerators.tsv"),
-    "missing": ({"ZONE": None}, "ZONE is missing in ENV: add a line ZONE=..., as in tpu/env.example"),
+    "capacity": (
+        {"CAPACITY": "preemptible"},
+        "CAPACITY='preemptible' in ENV: write spot, on-demand or reserved",
+    ),
+    "accelerator": (
+        {"ACCELERATOR": "v4-9"},
+        "ACCELERATOR='v4-9' in ENV: not in tpu/accelerators.tsv, which has v4-8 v4-16 ",
+    ),
+    "generation": (
+        {"ACCELERATOR": "v99-8"},
+        "ACCELERATOR='v99-8' in ENV: not in tpu/accelerators.tsv",
+    ),
+    "missing": (
+        {"ZONE": None},
+        "ZONE is missing in ENV: add a line ZONE=..., as in tpu/env.example",
+    ),
     "empty": ({"COMMAND": ""}, "COMMAND is missing in ENV"),
     "zone": ({"ZONE": "us-central2"}, "ZONE='us-central2' in ENV: write a zone"),
     "project": ({"PROJECT": "My Project"}, "PROJECT='My Project' in ENV: write the project's ID"),
     "name": ({"NAME": "Lamb_32k"}, "NAME='Lamb_32k' in ENV: use up to 40 small letters"),
     "bucket": ({"BUCKET": "s3://bucket"}, "BUCKET='s3://bucket' in ENV: write gs://"),
-    "workdir": ({"WORKDIR": "runs/lamb"}, "WORKDIR='runs/lamb' in ENV: write gs://... or the path of a folder that all workers share"),
-    "name of another": ({"WORKDIR": "gs://bucket/${COMMAND}"}, "WORKDIR='gs://bucket/${COMMAND}' in ENV: write gs://"),
-    "run in a workdir": ({"WORKDIR": "/a$(touch${IFS}b)"}, "WORKDIR='/a$(touch${IFS}b)' in ENV: write gs://"),
-    "control character": ({"COMMAND": "lbopt \x1b[31m"}, "COMMAND='lbopt  [31m' in ENV: one command without"),
-    "open quotes": ({"COMMAND": 'lbopt "a'}, "COMMAND='lbopt \"a' in ENV: the shell cannot read it"),
+    "workdir": (
+        {"WORKDIR": "runs/lamb"},
+        "WORKDIR='runs/lamb' in ENV: write gs://... "
+        "or the path of a folder that all workers share",
+    ),
+    "name of another": (
+        {"WORKDIR": "gs://bucket/${COMMAND}"},
+        "WORKDIR='gs://bucket/${COMMAND}' in ENV: write gs://",
+    ),
+    "run in a workdir": (
+        {"WORKDIR": "/a$(touch${IFS}b)"},
+        "WORKDIR='/a$(touch${IFS}b)' in ENV: write gs://",
+    ),
+    "control character": (
+        {"COMMAND": "lbopt \x1b[31m"},
+        "COMMAND='lbopt  [31m' in ENV: one command without",
+    ),
+    "open quotes": (
+        {"COMMAND": 'lbopt "a'},
+        "COMMAND='lbopt \"a' in ENV: the shell cannot read it",
+    ),
     "option of bash": ({"COMMAND": "-x"}, "COMMAND='-x' in ENV: one command"),
     "slices": ({"NUM_SLICES": "0"}, "NUM_SLICES='0' in ENV: write how many slices"),
     "number": ({"MAX_FAILURES": "some"}, "MAX_FAILURES='some' in ENV: write a whole number"),
-    "two commands": ({"COMMAND": "lbopt train; rm x"}, "COMMAND='lbopt train; rm x' in ENV: one command without"),
-    "substitution": ({"COMMAND": "lbopt $(id)"}, "COMMAND='lbopt $(id)' in ENV: one command without $(...)"),
-    "unknown": ({"ZONNE": "x"}, "ENV line 17: ZONNE is no setting of ours; tpu/env.example has them all"),
+    "two commands": (
+        {"COMMAND": "lbopt train; rm x"},
+        "COMMAND='lbopt train; rm x' in ENV: one command without",
+    ),
+    "substitution": (
+        {"COMMAND": "lbopt $(id)"},
+        "COMMAND='lbopt $(id)' in ENV: one command without $(...)",
+    ),
+    "unknown": (
+        {"ZONNE": "x"},
+        "ENV line 17: ZONNE is no setting of ours; tpu/env.example has them all",
+    ),
 }  # fmt: skip
 
 
@@ -215,7 +255,8 @@ def test_bucket_without_permission(cloud, script):
     done = cloud.tpu(script)
     assert done.returncode == 3
     assert done.stderr == (
-        f"tpu/{script}: BUCKET=gs://bucket: ERROR: (gcloud.storage.cp) HTTPError 403: user@example.com does not have storage access.; "
+        f"tpu/{script}: BUCKET=gs://bucket: ERROR: (gcloud.storage.cp) "
+        "HTTPError 403: user@example.com does not have storage access.; "
         "create the bucket, or grant this account roles/storage.objectAdmin on it\n"
     )
 
@@ -232,8 +273,10 @@ def test_a_wish_that_cannot_be_read_is_not_taken_for_none(cloud):
         done = cloud.tpu(script)
         assert done.returncode == 3, done
         assert done.stderr == (
-            f"tpu/{script}: PROJECT=my-project BUCKET=gs://bucket: whether a run is wanted cannot be read: ERROR: (gcloud.storage.cat) "
-            "HTTPError 503: try again; run this again, or grant this account roles/storage.objectAdmin on the bucket\n"
+            f"tpu/{script}: PROJECT=my-project BUCKET=gs://bucket: "
+            "whether a run is wanted cannot be read: ERROR: (gcloud.storage.cat) "
+            "HTTPError 503: try again; run this again, "
+            "or grant this account roles/storage.objectAdmin on the bucket\n"
         )
         assert {file: file.read_bytes() for file in bucket.rglob("*") if file.is_file()} == before
 
@@ -290,7 +333,10 @@ def test_a_firewall_that_lets_the_world_in(cloud, rule, range_):
     assert range_ or not done.stderr
     if range_:
         assert done.stderr.count("\n") == 1
-        said = f"tpu/create: NETWORK=mine: firewall rule mine lets {range_} reach the machines' ports 8080 8471 8476 8482 8483"
+        said = (
+            f"tpu/create: NETWORK=mine: firewall rule mine lets {range_} reach "
+            "the machines' ports 8080 8471 8476 8482 8483"
+        )
         assert done.stderr.startswith(said)
         cloud.set(FIREWALL="skip")
         assert cloud.tpu("create").returncode == 0
@@ -301,8 +347,8 @@ def test_a_firewall_that_cannot_be_read_is_said_and_no_reason_to_stop(cloud):
     done = cloud.tpu("create")
     assert done.returncode == 0
     assert (
-        "the firewall rules of network default cannot be read, so they are not checked: ERROR: Required"
-        in done.stdout
+        "the firewall rules of network default cannot be read, "
+        "so they are not checked: ERROR: Required" in done.stdout
     )
 
 
@@ -355,8 +401,8 @@ def test_setup_brings_new_source_but_not_under_a_run(cloud):
         done = cloud.tpu("setup", "--dirty")
         assert done.returncode == 2
         assert (
-            done.stderr
-            == "tpu/setup: NAME=lamb: a run is wanted, with the source it began with; tpu/stop first\n"
+            done.stderr == "tpu/setup: NAME=lamb: a run is wanted, "
+            "with the source it began with; tpu/stop first\n"
         )
         assert "newer" not in (cloud.worker(1) / "lbopt/source/new_file.py").read_text()
     finally:
@@ -364,10 +410,13 @@ def test_setup_brings_new_source_but_not_under_a_run(cloud):
 
 
 def _path_without(program, cloud):
-    """Return a PATH of links to everything the scripts need but this."""
+    """Return a PATH with links to all programs that the scripts need, except this one."""
     folder = cloud.root / "links"
     folder.mkdir()
-    programs = "bash sh env dirname basename grep sed tail head cut tr mktemp rm cat sleep timeout git tar gzip printf"
+    programs = (
+        "bash sh env dirname basename grep sed tail head cut tr mktemp rm cat sleep timeout "
+        "git tar gzip printf"
+    )
     for name in programs.split():
         (folder / name).symlink_to(shutil.which(name))
     assert program not in os.listdir(folder)
@@ -387,7 +436,10 @@ NAMES = [
 
 @pytest.mark.parametrize("script", ["create", "gke/submit", "gke/xpk"])
 def test_hostile_settings(cloud, script):
-    """Each is refused in one line, or is one word of the commands, and one value of the manifest; nothing in it is run."""
+    """Each is refused in one line, or stays one word of a command and one value of the manifest.
+
+    The shell runs none of it.
+    """
     of_gke = {"IMAGE", "CLUSTER", "RESERVATION"}
     asked = (
         set(NAMES) - of_gke if script == "create" else of_gke | {"WORKDIR", "COMMAND", "RUNTIME"}

@@ -1,4 +1,4 @@
-"""The batch script for Slurm, with a fake srun that starts real processes, and a scontrol that notes what it is asked."""
+"""The batch script for Slurm, with an srun that starts real processes and a recording scontrol."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.process
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "tpu" / "slurm"
-# All tasks on this machine; the node's name is one that it has.
+# All tasks run on this machine, under one of its own names.
 SRUN = """#!/usr/bin/env bash
 [ "$1" = --kill-on-bad-exit=0 ] || exit 99
 shift
@@ -26,13 +26,14 @@ exit $((one > other ? one : other))
 
 @pytest.fixture
 def batch(tmp_path):
-    """Return a function (command, variables) -> (the finished script, what scontrol was asked)."""
+    """Return a function (command, variables) -> (the finished script, scontrol's arguments)."""
     for name, text in {"srun": SRUN, "scontrol": '#!/bin/sh\necho "$@" >>"$ASKED"\n'}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
 
     def run(*command, **variables):
-        # JAX makes the port of the job's number: one that is free, and for which no other test looks.
+        # JAX derives the port from the job's number; this number gives a free port that no other
+        # test uses.
         job = str(random.SystemRandom().randrange(0, 4000, 2))
         environment = os.environ | {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",

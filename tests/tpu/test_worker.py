@@ -1,4 +1,4 @@
-"""What happens on a machine: boots, installations, archives, and the keeper of the program."""
+"""A worker machine: boots, installations, archives, and the keeper of the program."""
 
 import io
 import os
@@ -22,7 +22,7 @@ def test_boot_installs_at_the_pinned_versions(cloud):
         f"--constraint {source.parent}/constraints.txt --editable {source}[tpu,gcs]" in call
         for call in calls
     )
-    # The second time there is nothing to do, until what it was made from changes.
+    # The second time nothing is done, until the inputs change.
     assert cloud.tpu("setup", "--keep-source").returncode == 0
     assert len((cloud.root / "pip.txt").read_text().splitlines()) == 2
     cloud.set(EXTRAS="tpu")
@@ -55,7 +55,8 @@ def test_machines_that_may_not_read_the_bucket_say_so(cloud):
     assert done.returncode == 3
     assert (
         done.stderr.count(
-            "gs://bucket/lbopt/lamb/source.tar.gz cannot be read: ERROR: (gcloud.storage.cp) HTTPError 403"
+            "gs://bucket/lbopt/lamb/source.tar.gz cannot be read: "
+            "ERROR: (gcloud.storage.cp) HTTPError 403"
         )
         == 2
     )
@@ -175,7 +176,7 @@ def test_logs_and_states_reach_the_bucket(cloud):
 
 
 def test_the_last_state_has_the_last_word_in_the_bucket(cloud):
-    """A copy of the first state is under way when the program is done; it lands when the last one would have."""
+    """A slow copy of the first state is under way at the program's end and must not land last."""
     cloud.set(SYNC_S=1, ACCELERATOR="v4-8", COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.06")
     cloud.ready()
     cloud.script(slow_s=10)
@@ -192,7 +193,7 @@ def test_the_last_state_has_the_last_word_in_the_bucket(cloud):
 
 @pytest.mark.slow
 def test_a_boot_that_has_not_come_to_its_end(cloud):
-    """What lies on the disk is of the boot before."""
+    """The files on disk are left from the previous boot."""
     cloud.set(COMMAND="python stand_in.py $WORKDIR 400 --sleep=0.1")
     cloud.ready()
     cloud.tpu("run")

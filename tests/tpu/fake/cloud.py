@@ -1,9 +1,10 @@
-"""State of the fake cloud: queued resources, machines that are folders, buckets that are folders, and a script of failures.
+"""State of the fake cloud: requests, machines and buckets as folders, and planned failures.
 
-The folder named by FAKE_CLOUD holds it all. Every worker is a folder with an environment of its own, in which commands run
-as real processes; FAKE_MACHINE in their environment says which machine they belong to, so that a machine can be lost.
+FAKE_CLOUD names the folder of it all. Each worker is a folder with its own environment, in which
+commands run as real processes. FAKE_MACHINE in their environment names their machine, so that a
+machine can be lost.
 
-These programs run thousands of times: what few of their calls need they import when they need it.
+These programs run thousands of times, so they import rarely used modules only when needed.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ HOSTS = {"v4-8": 1, "v4-16": 2}
 
 @contextlib.contextmanager
 def state():
-    """Read the state and write it back; one process at a time."""
+    """Read the state and write it back, in one process at a time."""
     with open(ROOT / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         path = ROOT / "state.json"
@@ -35,13 +36,13 @@ def state():
 
 
 def record(program, argv):
-    """Note a call, for the test."""
+    """Record a call for the test."""
     with open(ROOT / "calls.jsonl", "a") as calls:
         calls.write(json.dumps([program, *argv]) + "\n")
 
 
 def refuse(text):
-    """End a call that the real command would not take; the test that made it fails."""
+    """End a call that the real command would reject; this fails the test."""
     with open(ROOT / "misuse.txt", "a") as misuse:
         misuse.write(f"{text}: {sys.argv}\n")
     sys.stderr.write(f"ERROR: {text}\n")
@@ -49,13 +50,13 @@ def refuse(text):
 
 
 def fail(text, code=1):
-    """End a call with an error that a script has to live with."""
+    """End a call with an error that the scripts must handle."""
     sys.stderr.write(f"ERROR: {text}\n")
     sys.exit(code)
 
 
 def parse(program, argv, flags, switches=(), required=(), positional=(0, 0)):
-    """Return the positional words and the flags of a call, and refuse what is not in the tables."""
+    """Return a call's positional words and flags; refuse those not in the tables."""
     words, found = [], {}
     for word in argv:
         name, equals, value = word.partition("=")
@@ -80,7 +81,7 @@ def object_path(url):
     return ROOT / "buckets" / url.removeprefix("gs://").rstrip("/")
 
 
-# --- machines -------------------------------------------------------------------------------------------------------
+# --- machines -----------------------------------------------------------------------------------
 
 
 def nodes_of(request):
@@ -96,7 +97,7 @@ def machine(node, worker):
 
 
 def make_nodes(request):
-    """Make the folders of all workers of a request that became ACTIVE and boot them."""
+    """Make and boot the folders of all workers of a request that became ACTIVE."""
     import socket
 
     with socket.socket() as free:
@@ -134,12 +135,12 @@ def make_nodes(request):
 
 
 def environment_of(node, worker):
-    """Return what a process on a worker sees."""
+    """Return the environment of a process on a worker."""
     return os.environ | json.loads((machine(node, worker) / "environment.json").read_text())
 
 
 def boot(node, worker):
-    """Run the startup script, as a machine does on every boot."""
+    """Run the startup script, as a machine does at every boot."""
     import subprocess
 
     folder = machine(node, worker)
@@ -150,7 +151,8 @@ def boot(node, worker):
     with open(folder / "boot.log", "a") as log:
         subprocess.Popen(
             ["bash", str(folder / "metadata" / "attributes_startup-script")],
-            env=environment_of(node, worker), cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env=environment_of(node, worker), cwd=folder, stdin=subprocess.DEVNULL,
+            stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
 
 
@@ -166,7 +168,7 @@ def processes_of(prefix):
 
 
 def power_off(node, worker=None):
-    """Lose a worker, or all workers of a node, with every process."""
+    """Lose a worker, or all workers of a node, with all processes."""
     folders = (
         [machine(node, worker)] if worker is not None else sorted((ROOT / "nodes" / node).glob("*"))
     )
@@ -181,7 +183,7 @@ def power_off(node, worker=None):
 
 
 def lose_request(value, name, how="SUSPENDED"):
-    """Take all machines of a request away, as a preemption does."""
+    """Take away all machines of a request, as a preemption does."""
     import shutil
 
     request = value["requests"][name]

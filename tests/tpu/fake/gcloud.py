@@ -1,4 +1,4 @@
-"""A gcloud that knows the commands tpu/ uses, with the flags the real one has, and plays a script of failures."""
+"""A gcloud with the commands and flags that tpu/ uses, and with planned failures."""
 
 import os
 import sys
@@ -8,8 +8,9 @@ import cloud
 
 WIDE = ("--project", "--zone", "--format", "--filter")
 CREATE = (
-    *WIDE, "--accelerator-type", "--runtime-version", "--node-id", "--node-count", "--node-prefix", "--metadata",
-    "--metadata-from-file", "--scopes", "--valid-until-duration", "--service-account", "--network", "--subnetwork",
+    *WIDE, "--accelerator-type", "--runtime-version", "--node-id", "--node-count",
+    "--node-prefix", "--metadata", "--metadata-from-file", "--scopes", "--valid-until-duration",
+    "--service-account", "--network", "--subnetwork",
 )  # fmt: skip
 TPU = ("--project", "--zone")
 
@@ -27,11 +28,11 @@ def main(argv):
     return cloud.refuse("gcloud: unknown command")
 
 
-# --- queued resources -------------------------------------------------------------------------------------------------
+# --- queued resources ---------------------------------------------------------------------------
 
 
 def create(argv):
-    """Take a request; the script says whether it will be granted."""
+    """Take a request; the plan of failures says whether it will be granted."""
     (name,), flags = cloud.parse(
         "create",
         argv,
@@ -76,7 +77,7 @@ def create(argv):
 
 
 def describe(argv):
-    """Say the state of a request, and let it take one step."""
+    """Print the state of a request and advance it by one step."""
     (name,), flags = cloud.parse("describe", argv, WIDE, ("--quiet",), (*TPU, "--format"), (1, 1))
     with cloud.state() as value:
         request = value["requests"].get(name)
@@ -85,7 +86,8 @@ def describe(argv):
             cloud.fail("(gcloud.compute.tpus.queued-resources.describe) UNAVAILABLE: try again")
         if request is None:
             cloud.fail(
-                f"(gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: Requested entity was not found: {name}"
+                "(gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: "
+                f"Requested entity was not found: {name}"
             )
         if flags["--format"] == "value(state.failedData.error.message)":
             print("There is no more capacity in the zone" if request["state"] == "FAILED" else "")
@@ -100,14 +102,15 @@ def describe(argv):
 
 
 def delete(argv):
-    """Remove a request, with its machines if --force."""
+    """Remove a request; with --force, its machines too."""
     (name,), flags = cloud.parse(
         "delete", argv, TPU, ("--force", "--quiet"), (*TPU, "--quiet"), (1, 1)
     )
     with cloud.state() as value:
         if name not in value["requests"]:
             cloud.fail(
-                "(gcloud.compute.tpus.queued-resources.delete) NOT_FOUND: Requested entity was not found."
+                "(gcloud.compute.tpus.queued-resources.delete) NOT_FOUND: "
+                "Requested entity was not found."
             )
         if value["requests"][name]["state"] == "ACTIVE" and "--force" not in flags:
             cloud.fail(
@@ -122,11 +125,11 @@ def delete(argv):
         value["script"]["unavailable"] = value["script"].pop("unavailable_after_delete", 0)
 
 
-# --- machines ---------------------------------------------------------------------------------------------------------
+# --- machines -----------------------------------------------------------------------------------
 
 
 def describe_node(argv):
-    """Say how a node is."""
+    """Print the state of a node."""
     (name,), flags = cloud.parse(
         "tpu-vm describe", argv, WIDE, ("--quiet",), (*TPU, "--format"), (1, 1)
     )
@@ -144,7 +147,7 @@ def describe_node(argv):
 
 
 def ssh(argv):
-    """Run the command on the workers, each in its folder, all at once; a worker whose ssh drops says so."""
+    """Run the command on all workers at once, each in its folder; report lost connections."""
     import subprocess
     import threading
 
@@ -205,7 +208,7 @@ def ssh(argv):
     sys.exit(max(codes.values(), default=0))
 
 
-# --- the bucket -------------------------------------------------------------------------------------------------------
+# --- the bucket ---------------------------------------------------------------------------------
 
 
 def _may(verb):
@@ -217,12 +220,13 @@ def _may(verb):
             cloud.fail(f"(gcloud.storage.{verb}) HTTPError 503: try again")
         if f"{who} {verb}" in value["script"].get("forbidden", []):
             cloud.fail(
-                f"(gcloud.storage.{verb}) HTTPError 403: {who}@example.com does not have storage access."
+                f"(gcloud.storage.{verb}) HTTPError 403: "
+                f"{who}@example.com does not have storage access."
             )
 
 
 def _slowness():
-    """Return how long it takes from here until an object is there."""
+    """Return the seconds until an object that is written now exists."""
     with cloud.state() as value:
         return value["script"].pop("slow_s", 0)
 
@@ -280,7 +284,7 @@ def cat(argv):
 
 
 def remove(argv):
-    """Remove an object, or all below with --recursive."""
+    """Remove an object, or all objects below it with --recursive."""
     (url,), flags = cloud.parse("rm", argv, (), ("--quiet", "--recursive"), (), (1, 1))
     _may("rm")
     path = cloud.object_path(url)
@@ -304,14 +308,14 @@ def remove(argv):
 
 
 def accounts(argv):
-    """List who is logged in."""
+    """List the accounts that are logged in."""
     cloud.parse("auth list", argv, ("--filter", "--format"), ("--quiet",), ("--filter", "--format"))
     with cloud.state() as value:
         print("" if value["script"].get("logged_out") else "user@example.com")
 
 
 def firewall_rules(argv):
-    """List what the script says that there is; a network of Google's own has these four."""
+    """List the planned rules; Google's default network has these four."""
     _, flags = cloud.parse(
         "firewall-rules list",
         argv,
@@ -320,8 +324,8 @@ def firewall_rules(argv):
         ("--project", "--filter", "--format"),
     )
     if (
-        flags["--format"]
-        != 'csv[no-heading,separator="|"](name,sourceRanges.list(),allowed[].map().firewall_rule().list())'
+        flags["--format"] != 'csv[no-heading,separator="|"]'
+        "(name,sourceRanges.list(),allowed[].map().firewall_rule().list())"
     ):
         cloud.refuse(f"firewall-rules: format {flags['--format']}")
     if not flags["--filter"].endswith("$ AND direction=INGRESS AND disabled=false"):

@@ -1,4 +1,4 @@
-"""A kubectl that keeps what was applied."""
+"""A kubectl that keeps the manifests that were applied."""
 
 import sys
 

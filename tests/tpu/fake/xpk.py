@@ -7,7 +7,8 @@ import sys
 import cloud
 
 FLAGS = (
-    "--workload", "--cluster", "--project", "--zone", "--tpu-type", "--num-slices", "--reservation", "--docker-image", "--env-file",
+    "--workload", "--cluster", "--project", "--zone", "--tpu-type", "--num-slices",
+    "--reservation", "--docker-image", "--env-file",
     "--command", "--max-restarts", "--restart-on-exit-codes", "--termination-grace-period-seconds",
 )  # fmt: skip
 
