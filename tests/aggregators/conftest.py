@@ -1,4 +1,4 @@
-"""Gradients of replicas, and aggregators run over them on one device or on several."""
+"""Gradients of replicas, and a runner for aggregators on one device or several."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def params():
 
 @pytest.fixture(scope="session")
 def gradients(params):
-    """Return a function (steps, seed) -> list of gradients [8, ...]: a part that all replicas share, and noise."""
+    """Return a function (steps, seed) -> list of gradients [8, ...]: a shared signal and noise."""
 
     def draw(steps, seed=0):
         rng = np.random.default_rng(seed)
@@ -40,7 +40,10 @@ def gradients(params):
 
 @pytest.fixture(scope="session")
 def run(params):
-    """Return a function (aggregator, gradients, devices) -> (updates of every step, the last aux, the last state), on the host."""
+    """Return a function (aggregator, gradients, devices) that runs an aggregator.
+
+    It returns the updates of every step, the last aux and the last state, on the host.
+    """
 
     def go(aggregator, grads, devices=1, state=None, second_moments=None):
         mesh = None if devices == 1 else make_mesh(devices)
@@ -63,7 +66,7 @@ def run(params):
 
 @pytest.fixture(scope="session")
 def largest_gap():
-    """Return a function (tree, other tree) -> the largest absolute difference of any number."""
+    """Return a function (tree, other tree) -> their largest absolute difference."""
 
     def gap(one, other):
         pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)

@@ -26,8 +26,10 @@ RATE, B1, B2, EPS = 0.05, 0.9, 0.99, 1e-8
 
 
 def hook(grads, adam):
-    """Train as `agvm_optimizer_hook.py` does, float64; [replicas, n] of each module at each step -> parameters of every step, factors,
-    and the quotients that were measured."""
+    """Train as `agvm_optimizer_hook.py` does, in float64, on [replicas, n] per module and step.
+
+    Return the parameters of every step, the factors, and the measured quotients.
+    """
     names, replicas = list(grads[0]), len(next(iter(grads[0].values())))
     weights = {name: np.zeros(grads[0][name].shape[1]) for name in names}
     first, second = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
@@ -39,7 +41,7 @@ def hook(grads, adam):
             for name in names:
                 halves = []
                 for half in (rows[name][: replicas // 2], rows[name][replicas // 2 :]):
-                    # The loss was divided by replicas^2 / 2, and all of a group's gradients are added.
+                    # The loss was divided by replicas^2 / 2; the gradients of a half are summed.
                     g = half.astype(np.float64).sum(0) * 2 / replicas**2
                     if adam:
                         g = g / (np.sqrt(second[name] * B2 + g**2 * (1 - B2)) + EPS)
@@ -157,7 +159,7 @@ def test_without_a_change_of_scale_it_is_the_mean_bit_for_bit(
 def test_without_a_change_of_scale_it_is_the_base_optimizer_bit_for_bit(
     labels, alpha, base, gradients
 ):
-    """Which sees the mean of the gradients, and no aggregator."""
+    """The base optimizer sees the mean of the gradients and no aggregator."""
     grads = gradients(6)
     start = jax.tree.map(lambda g: jnp.ones(g.shape[1:]), grads[0])
     aggregator = lbopt.agvm(labels, next(iter(labels)), interval=2, start=0, alpha=alpha)
@@ -176,7 +178,7 @@ def test_without_a_change_of_scale_it_is_the_base_optimizer_bit_for_bit(
 
 
 def test_a_steady_difference_saturates_at_the_bound():
-    """Twice as noisy is enough: the factor goes to the root of the lower bound."""
+    """Doubled noise suffices: the factor converges to the root of the lower bound."""
     rng = np.random.default_rng(0)
     labels = {"body": "body", "head": "head"}
     tx = as_optax(lbopt.agvm(labels, "body", interval=1, start=0), 8)
@@ -194,7 +196,7 @@ def test_a_steady_difference_saturates_at_the_bound():
 
 @pytest.mark.parametrize(("clip", "quotient"), [((0.5, 10.0), 1.5), ((0.5, 1.2), 1.2), (None, 1.5)])
 def test_eps_is_added_to_both_sides_inside_the_bounds(clip, quotient):
-    """phi is 2e-6 and 1e-6, of angles of 2e-3 and its root; eps is 1e-6."""
+    """phi is 2e-6 and 1e-6, from angles of 2e-3 and its root; eps is 1e-6."""
     rows = {
         name: np.array([[1, 0], [np.cos(angle), np.sin(angle)]], np.float32)
         for name, angle in (("body", 2e-3), ("head", 2e-3 / np.sqrt(2)))
@@ -219,7 +221,7 @@ def chained(*links):
 
 
 def test_before_a_trust_ratio_the_scale_has_no_effect(gradients):
-    """That is why the guard below is there."""
+    """The guard tested below exists for this reason."""
     params = jax.tree.map(lambda g: jnp.ones(g.shape[1:]), gradients(1)[0])
     grads = jax.tree.map(lambda g: g[0], gradients(1)[0])
     scale = {
@@ -246,13 +248,13 @@ def test_before_a_trust_ratio_the_scale_has_no_effect(gradients):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Kept:
-    """A state that is no tuple."""
+    """A state that is not a tuple."""
 
     count: jax.Array = dataclasses.field(default_factory=lambda: jnp.zeros(()))
 
 
 def stateless(state):
-    """Return a transform that may do anything."""
+    """Return a transform whose effect cannot be known."""
     return optax.GradientTransformation(
         lambda params: state(), lambda updates, state, params=None: (updates, state)
     )
@@ -315,7 +317,7 @@ def test_the_guard_lets_pass_what_only_looks(params):
 
 
 class Weights(NamedTuple):
-    """Parameters that are a named tuple, as states are."""
+    """Parameters in a named tuple, a type that states use too."""
 
     body: jax.Array
     head: jax.Array

@@ -196,7 +196,7 @@ def test_refusals(field, value, code):
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5, 7, 8])
 @pytest.mark.parametrize("accumulate", ["fp32", "same", "kahan"])
 def test_sums_never_overflow_where_drawing_upwards_doubles(replicas, accumulate):
-    """Numbers without a mantissa, on replicas whose number is no power of two."""
+    """The numbers have no mantissa, and the number of replicas is not a power of two."""
     values = np.random.default_rng(0).uniform(0.5, 1, 500)
     values[::2] = 1
     values = np.float32(values / replicas)  # the sum of the largest is a power of two

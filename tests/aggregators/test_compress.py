@@ -1,4 +1,4 @@
-"""Compressors: what they keep, how much they lose, what they send."""
+"""Compressors: the kept elements, the loss, and the data sent."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def x():
 
 
 def known_of(compressor, x, key=KEY):
-    """What three replicas know of two layers."""
+    """Return the knowledge of three replicas about two layers."""
     return _compress.known_of(compressor, Group(len(x)), [jnp.asarray(x)], [key])[0]
 
 
@@ -79,7 +79,10 @@ def test_sign_is_one_bit_and_a_size(x):
 
 @pytest.mark.parametrize("shape", [(16, 130), (2, 24, 128), (3, 128), (1000,), ()])
 def test_layouts_of_bits_are_all_the_same(shape):
-    """A matrix whose rows divide into eighths keeps its layout; others are one row. Both say the same bits, in the same order."""
+    """A matrix whose rows divide into eighths keeps its layout; others are one row.
+
+    Both give the same bits in the same order.
+    """
     x = np.random.default_rng(1).normal(size=(2, 3, *shape)).astype(np.float32)
     compressor = _compress.sign()
     bits = compressor.compress(jnp.asarray(x), known_of(compressor, x))["bits"].reshape(2, 3, -1)

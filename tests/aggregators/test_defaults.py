@@ -1,4 +1,4 @@
-"""Defaults are those of the sources, and the config's are those of the functions."""
+"""The functions' defaults are the sources', and the config's are the functions'."""
 
 import inspect
 
@@ -8,7 +8,7 @@ import lbopt
 from lbopt.config import AggregatorConfig
 
 PUBLISHED = {
-    # agvm_optimizer_hook.py at b60d598: the hook's own, and the bounds and eps of its code
+    # agvm_optimizer_hook.py at b60d598: the hook's arguments, and the bounds and eps in its code
     lbopt.agvm: {
         "interval": 5,
         "start": 500,

@@ -1,4 +1,4 @@
-"""What aggregators draw: anew at every step, for every replica, leaf and part, where that is promised."""
+"""Aggregators draw anew for every step, replica, leaf and shard wherever that is promised."""
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ def test_stochastic_rounding_draws_for_every_step_and_leaf():
 
 
 def test_stochastic_rounding_draws_for_every_replica():
-    """Drawn alike, a number and its opposite are rounded to opposites, and their sum is zero."""
+    """With equal draws, a number and its opposite would round to opposites and sum to zero."""
     rows = {"w": np.stack([VALUES, -VALUES] * (REPLICAS // 2))}
     params = {"w": jnp.zeros(64)}
     for rounding, some in (("stochastic", True), ("nearest", False)):
@@ -59,7 +59,7 @@ def test_stochastic_rounding_draws_for_every_replica():
     ids=["randk", "aps"],
 )
 def test_parts_that_are_sent_apart_draw_apart(aggregator):
-    """Two devices each send half of a leaf whose halves are alike."""
+    """Two devices each send one half of a leaf with two equal halves."""
     values = np.tile(VALUES, 2)
 
     def loss_fn(params, model_state, batch, rng):

@@ -13,7 +13,7 @@ STEPS = 6
 
 
 def as_tree(rows, like):
-    """Return what is remembered in a plain list in the containers of the gradients."""
+    """Return the remembered list in the containers of the gradients."""
     return jax.tree.unflatten(jax.tree.structure(like), rows)
 
 

@@ -15,7 +15,10 @@ STEPS = 7
 
 
 def by_hand(grads, left, right):
-    """Return the updates of one matrix, [replicas, m, n] of each step, in the order of epfml/powersgd: float64, QR, errors kept apart."""
+    """Return the updates of one matrix from [replicas, m, n] of each step.
+
+    The order is that of epfml/powersgd: float64, QR, separate errors.
+    """
     factors = {"left": left.astype(np.float64), "right": right.astype(np.float64)}
     errors, updates = np.zeros(grads[0].shape), []
     for step, rows in enumerate(grads):
@@ -58,7 +61,7 @@ def test_equals_the_published_code(devices, gradients, params, run):
 
 
 def test_where_replicas_differ_for_ever_the_memory_stays_small():
-    """It would grow with every step if the reconstruction of the mean were left out of each replica's."""
+    """The memory would grow if replicas did not subtract the reconstruction of the mean."""
     steady = jax.random.normal(jax.random.key(0), (4, 12, 16))
     tx = lbopt.aggregate(lbopt.powersgd(2, start=0), optax.identity(), 4)
     params = {"kernel": jnp.zeros((12, 16))}
@@ -72,7 +75,7 @@ def test_where_replicas_differ_for_ever_the_memory_stays_small():
         step, tx.init(params), jax.random.split(jax.random.key(1), 3000)
     )
     assert largest[2000:].max() < 1.5 * largest[500:1500].max()
-    # What was applied and what is left still make the mean.
+    # The applied update and the remainder still add up to the mean.
     np.testing.assert_allclose(left.sum(0), state[0].local[0].mean(0)[0], atol=2e-2)
 
 
@@ -89,7 +92,8 @@ def test_a_gradient_of_low_rank_is_exact_after_one_sweep(run, params, largest_ga
     aggregator, mean = lbopt.powersgd(2, start=0), jax.tree.map(lambda g: g.mean(0), rows)
     one, _, after_one = run(aggregator, [rows])
     assert largest_gap(one[0], mean) > 0.1
-    # A sweep is a step on each side. The second sends what the first left out, too: of two gradients nothing is left.
+    # A sweep is a step on each side. The second step also sends the remainder of the first, so that
+    # nothing of two gradients is left.
     two, _, after_two = run(aggregator, [rows] * 2)
     sent = jax.tree.map(lambda *x: np.sum(x, 0), *two)
     assert largest_gap(sent, jax.tree.map(lambda g: 2 * g, mean)) < 1e-4
@@ -122,7 +126,7 @@ def test_the_first_steps_are_whole(run, gradients, largest_gap):
 def test_after_an_odd_number_of_whole_steps_it_begins_as_it_would_at_once(
     run, gradients, largest_gap
 ):
-    """With the same side first."""
+    """The sweep starts with the same side."""
     first, *grads = gradients(4)
     late, _, _ = run(lbopt.powersgd(1, start=1), [first, *grads])
     early, _, _ = run(lbopt.powersgd(1, start=0), grads)
@@ -163,7 +167,7 @@ def test_bytes_do_not_depend_on_the_replicas_but_for_the_ring():
     aggregator = lbopt.powersgd(4)
     for replicas in (8, 1024):
         sent, ring = aggregator.wire_bytes(params, replicas)
-        # The small matrix would not become twice as small.
+        # Compression would not make the small matrix half as large.
         assert sent == 2 * (replicas - 1) / replicas * 4 * (4 * (1000 + 500) / 2 + 500 + 6)
         assert ring == 2 * (replicas - 1) / replicas * 4 * (500_000 + 500 + 6)
 

@@ -1,4 +1,4 @@
-"""The ways into an Optax chain, and what all aggregators have in common."""
+"""The ways into an Optax chain, and properties that all aggregators share."""
 
 import sys
 import types
@@ -50,7 +50,7 @@ def test_one_device_and_four_agree(name, gradients, run, largest_gap):
 
 
 def squaring_qr(x):
-    """Decompose as a device may: by the products of columns, which no fp32 number holds where they are 1e20."""
+    """Decompose as a device may, by products of columns; at 1e20 they overflow fp32."""
     lower = jnp.linalg.cholesky(jnp.swapaxes(x, -1, -2) @ x)
     q = jnp.swapaxes(
         jax.lax.linalg.triangular_solve(lower, jnp.swapaxes(x, -1, -2), left_side=True, lower=True),
@@ -64,7 +64,7 @@ def squaring_qr(x):
 def test_gradients_of_1e20_and_of_1e_minus_25_are_what_their_multiples_are(
     name, gradients, params, monkeypatch
 ):
-    """A power of two changes no digit; nothing is squared where that is out of the range of fp32."""
+    """Scaling by a power of two changes no digit, and no square leaves the range of fp32."""
     if name == "powersgd":
         monkeypatch.setattr(jnp.linalg, "qr", squaring_qr)
     tx, grads = _protocol.as_optax(ALL[name], 8), gradients(3)
@@ -118,7 +118,7 @@ def test_nothing_is_promoted_implicitly(name, x64, gradients, params):
 
 
 def test_agvm_starts_without_nan(params):
-    """JAX's search for the first one (jax_debug_nans) would end there."""
+    """JAX's search for the first NaN (jax_debug_nans) would stop there."""
     with jax.debug_nans(True):
         state = lbopt.aggregate(ALL["agvm"], behind("agvm"), 8).init(params)
     leaves = jax.tree.leaves(state)
@@ -224,7 +224,8 @@ def test_a_broken_gradient_is_forgotten_if_asked(name, gradients, params, run):
 def test_a_choice_that_loses_on_the_wire_is_told(params):
     with pytest.warns(
         UserWarning,
-        match=r"ef\(topk\(0.3\)\) sends 6\.\d+ kB a step and device between 8 replicas.* it loses 2\.\d+ x",
+        match=r"ef\(topk\(0.3\)\) sends 6\.\d+ kB a step and device between 8 replicas"
+        r".* it loses 2\.\d+ x",
     ):
         _protocol.warn_if_it_loses(lbopt.ef(topk(0.3)), params, 8)
     with pytest.warns(UserWarning, match=r"it loses 1\.[01]\d* x"):
@@ -298,7 +299,7 @@ def test_a_state_without_its_type_or_of_others_is_refused(name, gradients, param
     ["ef topk", "ef sign", "ef21", "econtrol", "powersgd"],
 )
 def test_what_the_optimizer_skips_leaves_nothing_behind(name, gradients, params):
-    """A spike in the middle, which is skipped: all goes on as if that step had not been."""
+    """A skipped spike in the middle of a run leaves the later steps unchanged."""
     aggregator = {
         "ef topk": lbopt.ef(topk(0.2)),
         "ef sign": lbopt.ef(sign()),
@@ -337,7 +338,7 @@ def test_what_optax_skips_leaves_nothing_behind(gradients, params):
 
 
 def test_updates_that_only_wait_are_remembered(gradients, params):
-    """Of microsteps that Optax adds up, the optimizer skips one in two or none; a skip before is none of theirs."""
+    """With two accumulated microsteps per update, a skip undoes only the one that updates."""
     inner = lbopt.skip_bad_updates(optax.sgd(0.1), 5, spike_factor=20.0, warmup_updates=1)
     tx = lbopt.aggregate(
         lbopt.ef(topk(0.2)), optax.MultiSteps(inner, 2).gradient_transformation(), 8

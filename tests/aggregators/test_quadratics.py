@@ -1,4 +1,4 @@
-"""The published picture of error feedback: replicas with different minima, with and without noise."""
+"""A published effect of error feedback: replicas with different minima, with and without noise."""
 
 import functools
 import pathlib
@@ -18,7 +18,7 @@ NOISES = (0.0, 5.0)
 
 
 def forgetful(aggregator):
-    """Forget at every step what was left out."""
+    """Drop the compression error at every step."""
 
     def update(rows, state, group, extra):
         return aggregator.update(rows, state, group, extra)._replace(state=state)

@@ -27,7 +27,7 @@ def bits(x):
 
 
 def same(ours, theirs):
-    """Bit for bit, any NaN being as good as another."""
+    """Compare bit for bit; any NaN equals any other."""
     ours, theirs = np.asarray(ours, np.float32), np.asarray(theirs, np.float32)
     return np.array_equal(np.isnan(ours), np.isnan(theirs)) and np.array_equal(
         bits(ours)[~np.isnan(ours)], bits(theirs)[~np.isnan(theirs)]
@@ -47,7 +47,7 @@ def anything():
 
 
 def edges_of(dtype):
-    """Return all numbers of a format, the middles between neighbours, and what is next to those."""
+    """Return a format's numbers, the midpoints between them, and the fp32 neighbours of all."""
     width = np.dtype(dtype).itemsize
     codes = np.arange(2 ** (8 * width)).astype({1: np.uint8, 2: np.uint16}[width])
     all_of_it = codes.view(dtype).astype(np.float32)
@@ -103,7 +103,8 @@ def test_cpd_is_what_its_kernel_does(form, anything):
 
 
 def test_cpd_rounds_a_cut_mantissa_below_the_normal_numbers():
-    # A little more than half of the smallest number: IEEE goes up, CPD has lost what tells it from a tie.
+    # Slightly above half of the smallest number, IEEE rounds up; CPD has dropped the bits that
+    # distinguish it from a tie.
     x = np.float32(2.0**-17 * (1 + 2**-23))
     assert lbopt.float_quantize(x, 5, 2) == 2.0**-16
     assert lbopt.float_quantize(x, 5, 2, overflow="cpd") == 0

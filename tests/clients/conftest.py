@@ -1,3 +1,3 @@
-"""What is here besides tests are scripts, which tests start in processes of their own."""
+"""Apart from tests, this folder has scripts, which the tests run in separate processes."""
 
 collect_ignore_glob = ["optax_tables.py", "run_*.py", "foreign.py", "algoperf_submission.py"]

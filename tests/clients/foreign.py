@@ -1,4 +1,4 @@
-"""What the scripts that run other people's programs share: stand-ins for packages, and a record of what the program said."""
+"""Shared code of scripts that run other projects' programs: package stand-ins and a recorder."""
 
 import contextlib
 import sys
@@ -13,7 +13,7 @@ import optax
 
 @contextlib.contextmanager
 def stand_in(*names):
-    """Let packages that read data or write metrics be imported here, whether they are installed or not; they do nothing."""
+    """Make packages that read data or write metrics importable; the stand-ins do nothing."""
     for name in names:
         parent, _, last = name.rpartition(".")
         sys.modules[name] = (
@@ -25,37 +25,37 @@ def stand_in(*names):
 
 
 def module(name, **members):
-    """Put a module of ours in the place of the program's own of that name."""
+    """Replace the program's module of that name with ours."""
     made = sys.modules[name] = types.ModuleType(name)
     vars(made).update(members)
 
 
 class Tensor(np.ndarray):
-    """An array with the method by which programs take one out of TensorFlow."""
+    """An array with the method that converts a TensorFlow tensor to NumPy."""
 
     def _numpy(self):
         return np.asarray(self)
 
 
 def tensors(tree):
-    """Return a batch as TensorFlow's data sets would give it."""
+    """Return a batch in the form that TensorFlow's data sets yield."""
     return jax.tree.map(lambda x: np.asarray(x).view(Tensor), tree)
 
 
 class Scalars:
-    """A writer of metrics that keeps them: step -> name -> number."""
+    """A metrics writer that keeps step -> name -> number in memory."""
 
     def __init__(self):
         self.kept = {}
 
     def write_scalars(self, step, scalars):
-        """Keep them, which waits for the step: a queue of steps on fake devices can deadlock."""
+        """Keep the metrics. This waits for the step; queued steps on fake devices can deadlock."""
         self.kept.setdefault(int(step), {}).update(
             {name: float(value) for name, value in scalars.items()}
         )
 
     def of(self, name):
-        """Return the values of one name, by step."""
+        """Return the values of one name, in the order of steps."""
         return [scalars[name] for _, scalars in sorted(self.kept.items()) if name in scalars]
 
     def __getattr__(self, name):
@@ -63,7 +63,7 @@ class Scalars:
 
 
 def check_inherited(ours, theirs):
-    """Check that moments lie over the devices as those of the program's own Adam, and that nothing else is split."""
+    """Check that moments are sharded as the program's own Adam's and all else is replicated."""
     moments = []
     for name in ("mu", "nu"):
         mine, its = (optax.tree_utils.tree_get(state, name) for state in (ours, theirs))
@@ -75,7 +75,7 @@ def check_inherited(ours, theirs):
 
 
 def places(tree):
-    """Return where each leaf lies, by its path: each device's part."""
+    """Return each device's shard of each leaf, by the leaf's path."""
 
     def parts(x):
         return sorted((d.id, str(i)) for d, i in x.sharding.devices_indices_map(x.shape).items())
@@ -87,7 +87,7 @@ def places(tree):
 
 
 def keep(file, losses, **trees):
-    """Leave what a test compares in an `.npz`: the losses by step, and every number of some trees by its path."""
+    """Write the losses by step, and all leaves of some trees by path, to an `.npz` for the test."""
     leaves = jax.tree_util.tree_leaves_with_path(trees)
     np.savez(
         file,

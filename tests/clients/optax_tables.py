@@ -1,4 +1,7 @@
-"""Run the tests that Optax's wheel brings for its `lamb` and `lars` on lbopt's in their place: `python optax_tables.py MODULE ...`."""
+"""Run the `lamb` and `lars` tests of Optax's wheel on lbopt's.
+
+    python optax_tables.py MODULE ...
+"""
 
 import functools
 import importlib

@@ -1,4 +1,7 @@
-"""Score `algoperf_submission.py` with AlgoPerf's own runner on its MNIST: `python run_algoperf.py ALGOPERF WORKDIR STEPS [STEPS]`."""
+"""Score `algoperf_submission.py` with AlgoPerf's own runner on its MNIST workload.
+
+python run_algoperf.py ALGOPERF WORKDIR STEPS [STEPS]
+"""
 
 import contextlib
 import json
@@ -21,7 +24,7 @@ KINDS = RANDOM.normal(size=(10, 28, 28, 1))
 
 
 def examples(number):
-    """Return pictures of ten kinds, in the place of MNIST."""
+    """Return pictures of ten kinds in place of MNIST."""
     labels = RANDOM.integers(10, size=number)
     return {
         "inputs": (KINDS[labels] + 2 * RANDOM.normal(size=(number, 28, 28, 1))).astype(np.float32),
@@ -33,12 +36,12 @@ class Log(foreign.Scalars):
     """AlgoPerf's log of metrics."""
 
     def append_scalar_metrics(self, metrics, global_step, preemption_count=None, is_eval=False):
-        """Keep them."""
+        """Keep the metrics."""
         self.write_scalars(global_step, metrics)
 
 
 def main(algoperf, workdir, *steps):
-    """Score the submission once for each number of steps; the second time it goes on from its checkpoint."""
+    """Score the submission for each number of steps; the second run resumes from a checkpoint."""
     jax.devices()  # before the runner sets XLA_FLAGS anew
     sys.path.insert(0, algoperf)
     foreign.module("algoperf._version", version="0")
@@ -57,7 +60,7 @@ def main(algoperf, workdir, *steps):
         from algoperf import jax_sharding_utils
         from algoperf.workloads.mnist import workload
 
-    begin, last = 0, {}  # a run that goes on takes the batches that come next
+    begin, last = 0, {}  # a resumed run takes the following batches
     train, test = [examples(512) for _ in range(16)], examples(10_000)
 
     def queue(self, data_rng, split, *_, **__):

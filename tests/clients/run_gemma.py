@@ -1,4 +1,7 @@
-"""Train Flax's `examples/gemma` (NNX) with lbopt's LAMB: `python run_gemma.py EXAMPLE WORKDIR FSDP TENSOR STEPS [STEPS]`."""
+"""Train Flax's `examples/gemma` (NNX) with lbopt's LAMB.
+
+python run_gemma.py EXAMPLE WORKDIR FSDP TENSOR STEPS [STEPS]
+"""
 
 import sys
 from unittest import mock
@@ -30,13 +33,13 @@ MODEL = {
 
 
 def optimizer(learning_rate, b1, b2, eps, weight_decay):
-    """Return what stands in the place of `optax.adamw`."""
+    """Return the replacement of `optax.adamw`."""
     lamb = lbopt.lamb(learning_rate, b1, b2, eps, weight_decay=weight_decay)
     return optax.chain(lamb, lbopt.monitor_layers())
 
 
 class Sums(nnx.MultiMetric):
-    """The example's metrics, whose sums are kept whenever they are read, which is after every step."""
+    """The example's metrics, recording their sums when they are read, which is after every step."""
 
     made, sums = [], {}
 
@@ -53,14 +56,17 @@ class Sums(nnx.MultiMetric):
 
     @classmethod
     def losses(cls):
-        """Return the mean loss of each step of the last run, of whose two sets of metrics the first is of training."""
+        """Return the mean training loss of each step of the last run.
+
+        A run makes two sets of metrics; the first is for training.
+        """
         total, count = np.diff(cls.sums[id(cls.made[-2])], axis=0, prepend=0).T
         return total[count > 0] / count[count > 0]
 
 
 def main(example, workdir, fsdp, tensor, *steps):
-    """Run the example once for each number of steps; the second time it goes on from its checkpoint."""
-    begin = 0  # a run that goes on takes the batches that come next
+    """Run the example for each number of steps; the second run resumes from a checkpoint."""
+    begin = 0  # a resumed run takes the following batches
 
     def get_datasets(config, vocab_path, data_sharding):
         positions = np.broadcast_to(np.arange(LENGTH), (BATCH, LENGTH))

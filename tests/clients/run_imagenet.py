@@ -1,4 +1,7 @@
-"""Train Flax's `examples/imagenet` with lbopt's LARS: `python run_imagenet.py EXAMPLE WORKDIR STEPS [STEPS]`."""
+"""Train Flax's `examples/imagenet` with lbopt's LARS.
+
+python run_imagenet.py EXAMPLE WORKDIR STEPS [STEPS]
+"""
 
 import sys
 from unittest import mock
@@ -19,14 +22,14 @@ BATCHES = foreign.tensors([{"image": x, "label": y} for x, y in zip(IMAGES, LABE
 
 
 def optimizer(learning_rate, momentum, nesterov):
-    """Return what stands in the place of `optax.sgd`."""
+    """Return the replacement of `optax.sgd`."""
     lars = lbopt.lars(learning_rate, momentum=momentum, nesterov=nesterov, trust_coefficient=0.02)
     return optax.chain(lars, lbopt.monitor_layers())
 
 
 def main(example, workdir, *steps):
-    """Run the example once for each number of steps; the second time it goes on from its checkpoint."""
-    begin = 0  # a run that goes on takes the batches that come next
+    """Run the example for each number of steps; the second run resumes from a checkpoint."""
+    begin = 0  # a resumed run takes the following batches
     foreign.module(
         "input_pipeline",
         create_split=lambda *_, train, **__: iter(BATCHES[begin if train else 0 :]),

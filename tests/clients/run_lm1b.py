@@ -1,4 +1,7 @@
-"""Train Flax's `examples/lm1b` with lbopt's LAMB: `python run_lm1b.py EXAMPLE WORKDIR FSDP TENSOR STEPS [STEPS]`."""
+"""Train Flax's `examples/lm1b` with lbopt's LAMB.
+
+python run_lm1b.py EXAMPLE WORKDIR FSDP TENSOR STEPS [STEPS]
+"""
 
 import sys
 from unittest import mock
@@ -14,11 +17,11 @@ FIRST = np.random.default_rng(0).integers(VOCABULARY - 1, size=(64, BATCH, 1))
 BATCHES = foreign.tensors(
     [{"inputs": (first + np.arange(LENGTH)) % (VOCABULARY - 1) + 1} for first in FIRST]
 )
-TRAINING = iter(BATCHES)  # a run that goes on takes the batches that come next
+TRAINING = iter(BATCHES)  # a resumed run takes the following batches
 
 
 def batches(config, **_):
-    """Return data sets for training, evaluation and prediction, of sentences that count; and a tokenizer."""
+    """Return training, evaluation and prediction sets of counting sentences, and a tokenizer."""
     encoder = mock.MagicMock()
     encoder.vocab_size.return_value = VOCABULARY
     encoder.tokenize.return_value.numpy.return_value = np.array([1, 2])
@@ -26,13 +29,13 @@ def batches(config, **_):
 
 
 def optimizer(learning_rate, b1, b2, eps, weight_decay):
-    """Return what stands in the place of `optax.adamw`."""
+    """Return the replacement of `optax.adamw`."""
     lamb = lbopt.lamb(learning_rate, b1, b2, eps, weight_decay=weight_decay)
     return optax.chain(lamb, lbopt.monitor_layers())
 
 
 def main(example, workdir, fsdp, tensor, *steps):
-    """Run the example once for each number of steps; the second time it goes on from its checkpoint."""
+    """Run the example for each number of steps; the second run resumes from a checkpoint."""
     foreign.module("input_pipeline", get_datasets=batches)
     sys.path.insert(0, example)
     with foreign.stand_in("clu", "tensorflow"):

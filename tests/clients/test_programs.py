@@ -1,4 +1,4 @@
-"""Other people's training programs with lbopt's optimizers in the place of their own, run from a checkout of their source."""
+"""Other projects' training programs with lbopt's optimizers, run from their checkouts."""
 
 import os
 import pathlib
@@ -14,7 +14,9 @@ SOURCES = {
     "LBOPT_CLIENTS_FLAX": "https://github.com/google/flax",
     "LBOPT_CLIENTS_ALGOPERF": "https://github.com/mlcommons/algorithmic-efficiency",
 }
-PROGRAMS = {  # script -> (variable, folder in the checkout, meshes of four devices and of one, steps before a restart, steps)
+# script -> (variable, folder in the checkout, meshes of four devices and of one, steps before a
+# restart, steps)
+PROGRAMS = {
     "lm1b": ("LBOPT_CLIENTS_FLAX", "examples/lm1b", ["2", "2"], ["1", "1"], 3, 6),
     "gemma": ("LBOPT_CLIENTS_FLAX", "examples/gemma", ["2", "2"], ["1", "1"], 3, 6),
     "imagenet": ("LBOPT_CLIENTS_FLAX", "examples/imagenet", [], [], 4, 8),
@@ -23,7 +25,7 @@ PROGRAMS = {  # script -> (variable, folder in the checkout, meshes of four devi
 
 
 def run(name, num_devices, *arguments):
-    """Run a script on so many fake devices, and return what it kept."""
+    """Run a script on a given number of fake devices, and return the arrays that it kept."""
     environment = {
         **os.environ,
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",

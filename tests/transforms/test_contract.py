@@ -1,4 +1,4 @@
-"""Every transform under the wrappers of Optax, jit and sharding: one table, one set of checks."""
+"""Every transform under jit, sharding and Optax's wrappers: one table and one set of checks."""
 
 import functools
 
@@ -277,8 +277,7 @@ def test_state_keeps_structure_shapes_and_dtypes(name, dtype):
         assert kinds(run(tx, params, steps)[1]) == expected
 
 
-# A global norm sees the leaves of its group only, which is right and another number; its own test
-# is below.
+# A global norm sees only the leaves of its group, so it correctly differs; its own test is below.
 WITHOUT_GLOBAL_NORM = {
     "lamb": lbopt.lamb(0.1, weight_decay=0.1),
     "clip": lbopt.clip_by_global_norm(1e6),
@@ -360,7 +359,7 @@ def test_inject_hyperparams_takes_no_callable_of_ours_for_a_schedule(argument, v
         injected.init(tree_of(0))
 
 
-# The first number of the table's row has no bearing on the update of these.
+# The update of these does not depend on the first number of the table's row.
 INJECTED = {
     "trust_ratio": "trust_coefficient",
     "trust_ratio_of_momentum": "trust_coefficient",
@@ -505,7 +504,7 @@ def test_params_none(name):
 
 
 def without_types(state):
-    """Return a state as Orbax restores it without a target: dictionaries and lists."""
+    """Return a state in the form that Orbax restores without a target: dictionaries and lists."""
     if hasattr(state, "_asdict"):
         return {name: without_types(part) for name, part in state._asdict().items()}
     return [without_types(part) for part in state] if isinstance(state, tuple) else state
@@ -554,7 +553,7 @@ REAL_ONLY = {
 
 @each
 def test_complex_leaves_count_by_their_moduli_or_are_refused_by_name(name):
-    """Where no number is divided by its own size, a + bi is what the two parameters a and b are."""
+    """Where no number is divided by its own size, a + bi equals two parameters a and b."""
     parts = {
         "w": {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2)), jnp.float32)}
     }

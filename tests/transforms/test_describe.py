@@ -1,4 +1,4 @@
-"""Variants are printed as they are; masks are printed leaf by leaf."""
+"""Descriptions of variants, and of masks leaf by leaf."""
 
 import importlib
 import inspect

@@ -23,7 +23,7 @@ def run(tx, params, steps=30):
     return state, path
 
 
-# The ramp (1 + t) / (10 + t) is that of our docstring; that TensorFlow's is the same is not asserted.
+# The ramp (1 + t) / (10 + t) comes from our docstring; no test compares it with TensorFlow's.
 @pytest.mark.parametrize(
     ("decay", "ramp"), [(0.9999, True), (0.5, True), (0.9, False), (0.0, False)]
 )

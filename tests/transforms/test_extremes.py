@@ -1,4 +1,4 @@
-"""Gradients whose squares no fp32 number holds, 1e20 or 1e-30, are treated as float64 treats them."""
+"""Gradients of 1e20 or 1e-30, whose squares fp32 cannot hold, behave as in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +100,7 @@ SOURCES = {
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.filterwarnings("ignore:.*has no trust ratio at all:UserWarning")
 def test_optimizers_equal_their_sources(name, decay, size):
-    """One step: from the second on, LAMB's moments of gradients beyond 4.6e18 are those of 4.6e18."""
+    """One step only: later, LAMB's moments treat gradients beyond 4.6e18 as 4.6e18."""
     build, options, source = SOURCES[name]
     source_options = (
         {}

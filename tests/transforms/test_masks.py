@@ -1,4 +1,4 @@
-"""Masks in every form that transforms accept, by the leaves that get a ratio and those that decay."""
+"""Masks in every accepted form, checked by the leaves that get a ratio and those that decay."""
 
 import functools
 
@@ -174,5 +174,5 @@ def test_a_mask_that_is_taken_for_a_schedule_is_refused(argument):
 
 
 def jitted(tx):
-    """Its own program is traced once for all who call it."""
+    """The program is traced once for all callers."""
     return optax.GradientTransformation(jax.jit(tx.init), tx.update)

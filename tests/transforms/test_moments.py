@@ -1,4 +1,4 @@
-"""Moments stay in fp32 under narrow parameters, and the bias correction is exact where plain fp32 is not."""
+"""Moments stay fp32 under narrow parameters; the bias correction is more exact than plain fp32."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -114,7 +114,7 @@ def test_eps_stands_outside_the_root_and_eps_root_inside():
     "build", [lambda: lbopt.lamb(0.1, eps=0.0), lambda: lbopt.lans(0.1, eps=0.0)]
 )
 def test_without_eps_a_gradient_that_is_zero_moves_nothing(build):
-    """An embedding's rows of words that never came: 0 / 0."""
+    """The embedding rows of words that never occurred would be 0 / 0."""
     params = {"embedding": jnp.ones((3, 2))}
     tx = build()
     updates, _ = tx.update(

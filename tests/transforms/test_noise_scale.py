@@ -1,4 +1,4 @@
-"""The noise scale is unbiased: it finds the known signal and noise of made-up gradients."""
+"""The noise scale is unbiased: it recovers the planted signal and noise of gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ DIM, SIGNAL, NOISE = 40, 0.3, 2.0  # ||G|| = 0.3, tr(Sigma) = 40 * 4 = 160
 
 
 def parts(rng, num_small, size):
-    """Return gradients of equal parts of a batch, with noise of variance NOISE^2 per example."""
+    """Return gradients of equal shards of a batch, with noise variance NOISE^2 per example."""
     true = np.full(DIM, SIGNAL / np.sqrt(DIM))
     return true + NOISE / np.sqrt(size / num_small) * rng.normal(size=(num_small, DIM))
 

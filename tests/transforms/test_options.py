@@ -1,6 +1,7 @@
-"""The options of LAMB and LARS one by one, on every kind of leaf, against a float64 transcription with the same switches.
+"""Each option of LAMB and LARS on every kind of leaf, against a float64 transcription.
 
-The named variants are held against transcriptions of their own in test_variants.py; here each option is turned alone.
+The transcription has the same switches. test_variants.py compares the named variants with their
+sources; here each option changes alone.
 """
 
 import functools
@@ -44,7 +45,7 @@ def lamb_float64(
     decayed=WEIGHTS,
     adapted=WEIGHTS,
 ):
-    """Return the parameters after all steps; `params` and `grads` are flat dicts, gradients stacked over steps."""
+    """Return the final parameters from flat dicts; gradients are stacked over steps."""
     w = {name: np.array(value, np.float64) for name, value in params.items()}
     m = {name: np.zeros(value.shape) for name, value in w.items()}
     v = {name: np.zeros(value.shape) for name, value in w.items()}
@@ -88,7 +89,7 @@ def lars_float64(
     decayed=WEIGHTS,
     adapted=WEIGHTS,
 ):
-    """Return the parameters after all steps; `outside` is the other form, rate and ratio outside the momentum."""
+    """Return the final parameters; `outside` puts rate and ratio outside the momentum."""
     w = {name: np.array(value, np.float64) for name, value in params.items()}
     velocity = {name: np.zeros(value.shape) for name, value in w.items()}
     for t, rate in enumerate(rates):
@@ -141,7 +142,7 @@ LAMB_CASES = {
 }
 
 
-# likewise of lbopt.lars; the trust coefficient is large enough to move the layers
+# The same for lbopt.lars; the trust coefficient is large enough to move the layers.
 LARS_CASES = {
     "default_coefficient": ({"weight_decay": 0.1}, {"wd": 0.1}),
     "plain": ({"trust_coefficient": 0.05}, {"eta": 0.05}),
@@ -212,7 +213,10 @@ def flatten(tree, prefix=""):
 
 @functools.cache
 def make_problem():
-    """Return fp32 parameters, 50 stacked fp32 gradients, and a learning rate that rises and falls (as float64 factors)."""
+    """Return fp32 parameters, 50 stacked fp32 gradients, and a learning rate.
+
+    The learning rate rises and falls; it is given as float64 factors.
+    """
     rng = np.random.default_rng(20)
     params = {
         "conv": {"kernel": rng.normal(size=(3, 3, 2, 4))},
@@ -241,7 +245,7 @@ def make_problem():
 
 @functools.cache
 def oracle(family, case, **wrong):
-    """Return the parameters after all steps by the transcription."""
+    """Return the final parameters of the transcription."""
     _, transcription, cases, peak = FAMILIES[family]
     problem = make_problem()
     params, grads = flatten(problem.params), flatten(problem.grads)
@@ -250,9 +254,10 @@ def oracle(family, case, **wrong):
 
 
 def descend(family, case, dtype):
-    """Run the problem in a dtype; give what came of it, in float64.
+    """Run the problem in a dtype and return results in float64.
 
-    `last`: the last parameters; `moved`: the sum of all updates; `path`: the sum of their norms, leaf by leaf.
+    `last`: the final parameters; `moved`: the sum of all updates; `path`: the sum of the norms of a
+    leaf's updates.
     """
     build, _, cases, peak = FAMILIES[family]
     problem = make_problem()
@@ -295,8 +300,8 @@ def position_errors(last, expected):
 def movement_errors(run, expected):
     """Return ||sum of updates - the expected movement|| / length of the path, per leaf.
 
-    The sum of updates is free of the rounding of parameters at every step, and the path does not shrink where steps
-    cancel, so that this sees a relative error of the steps themselves.
+    The sum of updates excludes the rounding of parameters at every step, and the path does not
+    shrink where steps cancel. The measure is therefore a relative error of the steps themselves.
     """
     first = flatten(make_problem().params)
     return {

@@ -1,4 +1,4 @@
-"""What is narrow is what was asked to be narrow: parameters, gradients, moments."""
+"""Only what the user asked to be narrow is narrow: parameters, gradients, moments."""
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +87,7 @@ def test_bf16_moments_stay_near_fp32_ones():
 
 
 def test_second_moment_in_bf16_stops_following_at_b2_near_one():
-    """The warning of the docstring: v does not fall any more, though every gradient is zero."""
+    """The docstring warns of this: v stops falling although every gradient is zero."""
     params = {"w": jnp.ones(4)}
     kept = {}
     for dtype in ("bfloat16", "float32"):

@@ -1,4 +1,7 @@
-"""On shards inside `shard_map`, and on sharded arrays under `jit`, every optimizer computes what it computes on whole ones."""
+"""Optimizers compute the same on shards in `shard_map` and on sharded arrays under `jit`.
+
+The reference is their result on whole arrays.
+"""
 
 import functools
 
@@ -110,7 +113,7 @@ def test_norms_of_the_shards_alone_would_be_seen():
 
 
 def test_a_whole_leaf_taken_for_split_would_be_seen_by_its_eps():
-    """Without eps both norms are wrong by one factor, and the ratio is right by luck."""
+    """Without eps both norms would be wrong by one factor, and the ratio right by accident."""
     build = functools.partial(
         lbopt.lars, 0.1, trust_ratio_mask=None, trust_coefficient=0.1, eps=1.0, axis_name="x"
     )

@@ -1,4 +1,4 @@
-"""Every transform keeps its state where it was, and computes on sharded parameters what it computes on whole ones."""
+"""Transforms keep their state's placement, and match their results on whole parameters."""
 
 import functools
 
@@ -110,7 +110,7 @@ def test_sharded_equals_whole(name, values):
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 def test_types_are_stable_where_a_stack_is_split_along_its_layers(axis_type):
-    """In a scan, a condition, and the wrappers that choose between an old and a new state."""
+    """This covers a scan, a condition, and wrappers that choose between old and new states."""
     mesh = jax.make_mesh((2,), ("x",), axis_types=(axis_type,))
     stacked = lbopt.stacked_paths("^layers/")
     tx = optax.chain(lbopt.lamb(0.1, stacked=stacked), lbopt.monitor_layers(stacked))
@@ -142,5 +142,5 @@ def test_types_are_stable_where_a_stack_is_split_along_its_layers(axis_type):
 
 
 def types(state):
-    """A constant is of no mesh, and goes for a replicated array of any."""
+    """A constant belongs to no mesh, and counts as a replicated array of any mesh."""
     return jax.tree.map(lambda x: (x.shape, x.dtype, jax.typeof(x).sharding.spec), state)

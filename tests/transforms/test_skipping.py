@@ -74,8 +74,8 @@ def test_one_number_that_is_not_finite_skips_the_update(bad):
 def test_spikes_are_measured_against_the_norms_before():
     tx = lbopt.skip_bad_updates(optax.sgd(0.1), spike_factor=3.0, norm_decay=0.5, warmup_updates=2)
     states = feed(tx, [1.0, 5.0, 8.9, 9.1, 30.0])
-    # Typical norm: 1, then 3; 8.9 < 9 passes and makes it 5.95; 9.1 passes; 7.525 * 3 = 22.6 < 30
-    # is a spike.
+    # The typical norm is 1, then 3. 8.9 < 9 passes and raises it to 5.95; 9.1 passes; 7.525 * 3 =
+    # 22.6 < 30 is a spike.
     assert [counts(state)[1] for _, state in states] == [0, 0, 0, 0, 1]
     assert np.isclose(states[3][1].typical_norm, 7.525, rtol=1e-5)
     assert states[4][1].typical_norm == states[3][1].typical_norm

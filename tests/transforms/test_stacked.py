@@ -1,4 +1,4 @@
-"""A stack of layers gets one ratio per layer: the very updates that its layers get when they are leaves of their own."""
+"""A stack of layers gets one ratio per layer, so its updates equal those of separate leaves."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ BUILD = {
 
 
 def layers_of(seed):
-    """Return [layers] of {"kernel", "bias"} whose scales differ by factors of 10, one of them zero."""
+    """Return [layers] of {"kernel", "bias"} at scales a factor of 10 apart; one is zero."""
     rng = np.random.default_rng(seed)
     scales = np.array([1.0, 0.1, 10.0, 0.0]) if seed == 0 else np.ones(LAYERS)
     return [

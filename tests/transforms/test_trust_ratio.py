@@ -1,4 +1,4 @@
-"""The ratio in the state against NumPy: precision, zero norms, bounds, denominators and what masks leave alone."""
+"""The ratio in the state against NumPy: precision, zero norms, bounds, denominators, masks."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -269,7 +269,7 @@ def test_another_ratio_where_a_norm_is_zero():
 @pytest.mark.parametrize("per", ["layer", "global"])
 @pytest.mark.parametrize("stage", ["after_clip", "before_clip"])
 def test_stage_of_the_normalisation_of_gradients(stage, per):
-    """The clip's log tells what it was given: gradients as they came, or normalised ones."""
+    """The clip's log has the norms of its input: raw gradients or normalised ones."""
     params = {name: {"kernel": jnp.asarray(pair(seed)[0])} for name, seed in (("a", 13), ("b", 14))}
     grads = {
         name: {"kernel": jnp.asarray(3 * pair(seed)[1])} for name, seed in (("a", 15), ("b", 16))

@@ -30,7 +30,7 @@ def not_a_weight(name):
 
 
 def by_24(name, leaf):
-    """The rule of MLPerf's code; a user states it, lbopt never guesses it."""
+    """MLPerf's code has this rule; a user states it, and lbopt never guesses it."""
     return leaf.ndim > 1 and leaf.shape[0] == 24
 
 
@@ -287,7 +287,8 @@ NO_RATIO_LEFT = (
 )
 
 
-# Without the decay in its denominator a ratio of 1e11 meets an update wd w that is not tiny, and the leaf explodes.
+# Without decay in the denominator, a ratio of 1e11 multiplies a sizeable update wd w, and the leaf
+# explodes.
 LEFT_OUT = {"nvcaffe_scale": {"tiny/kernel"}}
 
 
@@ -375,7 +376,10 @@ def make(family, case, weight_decay, schedule):
 
 @functools.cache
 def descend(family, case, weight_decay, dtype):
-    """Run ours; return ({name: [steps, ...] weights before each step}, {name: [steps, ...] updates}) in float64."""
+    """Run our optimizer in float64.
+
+    Return {name: [steps, ...] weights before each step} and {name: [steps, ...] updates}.
+    """
     weights, grads, rates = problem(family, case)
     with jax.enable_x64(dtype == "float64"):
         params = nest({name: jnp.asarray(leaf, dtype) for name, leaf in weights.items()})
@@ -402,7 +406,7 @@ def descend(family, case, weight_decay, dtype):
 
 @functools.cache
 def transcribed(family, case, weight_decay):
-    """Return {name: [steps, ...]} weights before each step, by the source's transcription alone."""
+    """Return {name: [steps, ...]} weights before each step, by the transcription alone."""
     weights, grads, rates = problem(family, case)
     step = FAMILIES[family][1][case][2](weight_decay)
     current = {name: np.asarray(leaf, np.float64) for name, leaf in weights.items()}
@@ -420,7 +424,7 @@ def transcribed(family, case, weight_decay):
 def distance(ours, theirs, least=0.0):
     """Return max over steps of ||ours - theirs|| / ||theirs||; NaN equals NaN.
 
-    `least` is, per step, the size below which the relative error says nothing.
+    `least` has, per step, the size below which a relative error is meaningless.
     """
     ours, theirs = (x.reshape(len(x), -1) for x in (ours, theirs))
     assert np.array_equal(np.isnan(ours), np.isnan(theirs))
@@ -432,8 +436,11 @@ def distance(ours, theirs, least=0.0):
 
 
 def scale_of_updates(updates, weights):
-    """Return what errors of updates are measured against, per step: at least the leaf's mean update (momentum may cancel
-    to nearly nothing in one step), and at least what float64 resolves when an update is read off two weights."""
+    """Return the reference size for errors of updates, per step.
+
+    It is at least the leaf's mean update, because momentum may nearly cancel in one step. It is
+    also at least the resolution of float64 when an update is the difference of two weights.
+    """
     mean = (
         np.nanmean(np.linalg.norm(updates.reshape(STEPS, -1), axis=1))
         if np.any(np.isfinite(updates))
@@ -476,7 +483,7 @@ DECAY = 0.1
 )
 @pytest.mark.parametrize(("family", "case", "dtype"), IN_FP32)
 def test_every_update_in_fp32_equals_the_source_at_the_same_weights(family, case, dtype):
-    """The transcription is handed our weights at every step, so that rounding of weights does not add up."""
+    """The transcription starts each step from our weights, so that rounding cannot accumulate."""
     path, updates = descend(family, case, DECAY, dtype)
     _, grads, rates = problem(family, case)
     step = FAMILIES[family][1][case][2](DECAY)
@@ -489,7 +496,7 @@ def test_every_update_in_fp32_equals_the_source_at_the_same_weights(family, case
             float(rates[t]),
         )
         for name, leaf in after.items():
-            # Of weights that are NaN already (flax) no update can be read.
+            # No update can be computed from weights that are NaN already (flax).
             expected[name][t] = np.where(np.isnan(here[name]), updates[name][t], leaf - here[name])
     errors = {
         name: distance(updates[name], expected[name], scale_of_updates(expected[name], path[name]))
@@ -512,7 +519,8 @@ def farthest_apart(family, one, other):
     return far
 
 
-# Without lists of their own these two do the same arithmetic; given a decay mask they part (optax_mask, tfa_mask).
+# Without lists these two do the same arithmetic; with a decay mask they differ (optax_mask,
+# tfa_mask).
 SAME_WITHOUT_LISTS = {("optax", "tfa")}
 
 
@@ -538,7 +546,7 @@ def test_every_option_differs_from_its_variant(family):
 @pytest.mark.parametrize(("family", "case"), [case for case in CASES if is_row(case[1])])
 @pytest.mark.filterwarnings(NO_RATIO_LEFT)
 def test_the_very_first_update_with_a_rate_that_is_not_zero(family, case):
-    """Bias correction, fallbacks and the first velocity; the runs above begin with a rate of 0."""
+    """Checks bias correction, fallbacks and the first velocity; the runs above start at rate 0."""
     weights, grads, _ = problem(family, case)
     with jax.enable_x64(True):
         tx = make(family, case, 0.1, lambda count: 0.1)
@@ -562,9 +570,9 @@ def test_the_very_first_update_with_a_rate_that_is_not_zero(family, case):
         ), name
 
 
-# name -> (family, variant, options, other variant, options, conditions); what the sources have in common, and when
+# name -> (family, variant, options, other variant, options, conditions); agreements of the sources
 IDENTITIES = {
-    # Their groups are the user's: lbopt's rows set them apart only by the default mask.
+    # The user defines their groups; lbopt's rows differ only by the default mask.
     "apex_timm": (
         "lamb",
         "apex",
