@@ -16,7 +16,7 @@ import jaxlib
 
 @functools.cache
 def _is_known(flag):
-    """Return whether this version of XLA has a flag; one that it does not know ends a process."""
+    """Return whether this version of XLA has a flag; an unknown one ends the process."""
     library = pathlib.Path(jaxlib.__file__).with_name("libjax_common.so")
     if not library.exists():
         return False
@@ -26,17 +26,17 @@ def _is_known(flag):
 
 DEVICES = "--xla_force_host_platform_device_count=4"
 # Tests compile much and compute little. LLVM's level 0, without the emitters that compile each
-# fusion by MLIR, takes a third of the time. Processes that tests start inherit both.
+# fusion by MLIR, takes a third of the time. Processes that tests start inherit both settings.
 QUICKLY = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 FLAGS = [f"--{name}={value}".lower() for name, value in QUICKLY.items() if _is_known(name)]
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = " ".join([DEVICES, *FLAGS])
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
-# Nobody reads where an operation was written, and noting it takes time.
+# No test reads source locations of operations, and recording them takes time.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
-# A program that one process of a test run has compiled, no other one compiles again.
+# A program that one process of a test run has compiled is not compiled by another.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="lbopt-tests-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(config, items):
         if not named:
             item.add_marker(pytest.mark.slow)
 
-    # A name that no case has any longer would let a feature go untested every day.
+    # The name of a missing case would silently drop a feature from the everyday suite.
     collected_whole = not any("::" in argument for argument in config.args)
     for (path, function), names in unknown.items():
         if names and collected_whole:
@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="module")
 def cache_afterwards():
-    """Switch JAX's cache on again when a file's tests have planned."""
+    """Re-enable JAX's cache after the planning tests of a file."""
     yield
     jax.config.update("jax_enable_compilation_cache", True)
     compilation_cache.reset_cache()
@@ -83,7 +83,7 @@ def cache_afterwards():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Compile for TPUs as users do: libtpu, which reads XLA_FLAGS too, knows no flag of the CPU's."""
+    """Compile for TPUs as users do: libtpu reads XLA_FLAGS too and rejects the CPU's flags."""
     if item.get_closest_marker("tpu_compiler"):
         os.environ["XLA_FLAGS"] = DEVICES
         jax.config.update("jax_disable_most_optimizations", False)

@@ -1,4 +1,4 @@
-"""Lower packages never import higher ones, nobody imports what is private to another package, and heavy libraries stay where they belong."""
+"""Import directions between packages, private modules, and the places of heavy libraries."""
 
 import ast
 import pathlib
@@ -35,7 +35,7 @@ LEVELS = {
 }
 LEVEL_OF = {room: level for level, rooms in LEVELS.items() for room in rooms}
 
-# Rooms of one level that may not know each other at all.
+# Packages of one level that may not import each other.
 STRANGERS = [
     ("parallel", "data"),
     ("data", "models"),
@@ -48,11 +48,11 @@ STRANGERS = [
     ("workdir", "evaluation"),
     ("report", "recipes"),
     ("report", "plan"),
-    ("sweep", "report"),  # a study is reported from the lines that it wrote
+    ("sweep", "report"),  # a report reads the lines that the sweep wrote
     ("sweep", "plan"),
 ]
 
-# Only these rooms may import the library.
+# Only these packages may import the library.
 CONFINED = {
     "orbax": {"train/_orbax.py"},
     "tensorboardX": {"workdir/_tensorboard.py"},
@@ -114,7 +114,7 @@ def room(file):
 
 
 def imported(file):
-    """Yield the dotted names a file imports, also inside functions."""
+    """Yield the dotted names that a file imports, also inside functions."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -152,7 +152,7 @@ def is_public(module):
 
 
 def test_packages_have_faces():
-    """What others may use is exported by `__init__`; any other module begins with an underscore."""
+    """A package exports by `__init__`; the names of its other modules begin with an underscore."""
     for module in modules():
         package, _, last = module.rpartition(".")
         assert package == "lbopt" or last.startswith("_") or is_public(module), module
@@ -212,7 +212,8 @@ def test_public_names_are_imported_when_they_are_used():
         [
             sys.executable,
             "-c",
-            "import sys, lbopt; from lbopt.cli import main; main; print('jax' in sys.modules, 'lamb' in dir(lbopt))",
+            "import sys, lbopt; from lbopt.cli import main; main; "
+            "print('jax' in sys.modules, 'lamb' in dir(lbopt))",
         ],
         capture_output=True,
         text=True,
@@ -223,10 +224,12 @@ def test_public_names_are_imported_when_they_are_used():
 
 @pytest.mark.process
 def test_a_start_waits_for_no_library_that_it_does_not_need():
-    """scikit-learn ships the digits, and tensorboardX would draw networks of PyTorch: seconds of imports."""
+    """Importing scikit-learn, which ships the digits, or PyTorch by tensorboardX takes seconds."""
     program = (
         "import sys; from lbopt.cli import _process, _train; from lbopt.data import load_digits; "
-        "_process.import_tensorboard_writer(); load_digits(); print(sorted({'sklearn', 'torch', 'transformers', 'matplotlib', 'tensorflow'} & set(sys.modules)))"
+        "_process.import_tensorboard_writer(); load_digits(); "
+        "print(sorted({'sklearn', 'torch', 'transformers', 'matplotlib', 'tensorflow'} "
+        "& set(sys.modules)))"
     )
     said = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -28,7 +28,7 @@ def init(module, *inputs):
 
 
 class Network(nn.Module):
-    """Every normalization of Flax between two convolutions and a dense layer."""
+    """Every normalization layer of Flax between two convolutions, and a dense layer."""
 
     @nn.compact
     def __call__(self, x):
@@ -187,7 +187,7 @@ KERNEL = {"dense": {"kernel": True, "bias": False}}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Net:
-    """Callable parameters, as Equinox has them, with a field that is no array."""
+    """Callable parameters, as in Equinox, and a field that is not an array."""
 
     kernel: Any
     bias: Any
@@ -340,7 +340,7 @@ def test_masks_by_role_and_by_path(mask, expected):
 
 
 def is_vector(params):
-    """Select by a plain function, as other people's masks do: one value for all of `stem`."""
+    """Select by a plain function, as users' masks do: one value for all of `stem`."""
     return {"stem": False, "ln": jax.tree.map(lambda _: False, params["ln"]), "slope": True}
 
 
@@ -396,7 +396,7 @@ def test_masks_combine(mask, shown, expected):
     assert repr(mask) == shown
     assert ~~mask == mask
     assert hash(~~mask) == hash(mask)
-    decayed = optax.add_decayed_weights(0.5, mask)  # Optax takes it as it is
+    decayed = optax.add_decayed_weights(0.5, mask)  # Optax accepts the mask unchanged
     updates, _ = decayed.update(NET, decayed.init(NET), jax.tree.map(np.ones_like, NET))
     assert {name for name, leaf in tree.by_name(updates).items() if np.all(leaf == 0.5)} == expected
 
@@ -421,7 +421,7 @@ def test_excluding_alone_does_not_lose_the_default_without_a_word(argument):
             assert resolved(alone)["ln/bias"]
     for said in (lbopt.all_leaves & ~STEM, lbopt.exclude_roles("weight"), STEM | WEIGHTS):
         resolved(said)
-    resolved(lbopt.exclude_paths("bias", "scale", "slope"))  # the default by other means
+    resolved(lbopt.exclude_paths("bias", "scale", "slope"))  # as the default does
     assert resolved(masks.without("slope"))["stem/kernel"]
     assert masks.resolve_mask(~STEM, NET, "sharded_mask")["ln"]["bias"]
 
@@ -482,8 +482,8 @@ def role_names(names):
     )
 
 
-# Families whose PyTorch names differ most: norms before and after layers, in lists, and called by
-# their place; biases of experts and of relative attention.
+# Families whose PyTorch names differ most: norms before and after layers, in lists, and named by
+# position; biases of experts and of relative attention.
 FAMILIES = [
     "bart",
     "bert",
@@ -515,7 +515,7 @@ FAMILIES = [
 
 
 def of_pytorch(module, name):
-    """Return a parameter's role by the type of its module; None if the type does not tell."""
+    """Return a parameter's role from its module's type, or None if the type does not tell."""
     torch = pytest.importorskip("torch")
     norms = (torch.nn.GroupNorm, torch.nn.modules.batchnorm._NormBase)
     if isinstance(module, norms) or type(module).__name__.endswith(("Norm", "GRN")):
@@ -618,7 +618,7 @@ def test_flat_dictionaries_have_the_roles_of_nested_ones():
 
 
 def module(name, *fields):
-    """Return a class of modules as Equinox makes them: a pytree whose leaves are attributes."""
+    """Return a class of Equinox-like modules: a pytree whose leaves are attributes."""
     made = dataclasses.make_dataclass(name, fields)
     return jax.tree_util.register_dataclass(made, list(fields), [])
 

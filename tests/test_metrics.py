@@ -160,7 +160,7 @@ def test_classification(masked, examples):
 
 
 def test_metrics_of_each_example_add_up_to_those_of_the_batch():
-    """Also of windows of tokens, some of which do not count."""
+    """This includes windows of tokens, some of which do not count."""
     draw = np.random.default_rng(0)
     batch = {
         "logits": draw.standard_normal((6, 4, 3)).astype(np.float32),

@@ -1,4 +1,4 @@
-"""Nothing that is read can run: no pickles, no evaluated text, no archive unpacked; and a name is no path."""
+"""Input files cannot run code: no pickles, no eval, no unpacked archives, no names as paths."""
 
 import ast
 import pathlib

@@ -1,4 +1,4 @@
-"""Another program may import and use the library: nothing of the process is changed."""
+"""Another program may import and use the library, which changes nothing process-wide."""
 
 import subprocess
 import sys

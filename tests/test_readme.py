@@ -1,4 +1,4 @@
-"""What the README shows works: its example runs, its commands exist, its table is the shipped study's."""
+"""The README is true: its example runs, its commands exist, its tables are the studies'."""
 
 import json
 import pathlib
@@ -47,7 +47,7 @@ def test_files_that_are_linked_exist():
 
 
 def test_the_table_is_the_shipped_study():
-    """`configs/sweeps/digits_limit.json` is the summary.json that the command in it wrote."""
+    """`configs/sweeps/digits_limit.json` is the summary.json of the command in the README."""
     study = json.loads((ROOT / "configs" / "sweeps" / "digits_limit.json").read_text())
     assert study["complete"]
     expected = []
@@ -120,17 +120,29 @@ STUDIES = {
     "precision_digits-same": "precision_digits:same",
 }
 VERDICTS = {
-    "layerwise_legw_goes_further": "LAMB or LARS with LEGW hold small-batch quality to a larger batch than the others",
-    "layerwise_legw_goes_further_than_linear_scaling": "the same, held against linear scaling alone",
+    "layerwise_legw_goes_further": (
+        "LAMB or LARS with LEGW hold small-batch quality to a larger batch than the others"
+    ),
+    "layerwise_legw_goes_further_than_linear_scaling": (
+        "the same, held against linear scaling alone"
+    ),
     "constant_warmup_steps": "constant warmup *steps* are the right transfer (LEGW)",
-    "lipschitz_peak_stays": "the curvature along the gradient peaks near the same step at every batch (LEGW's explanation)",
-    "noise_scale_predicts_limit": "the gradient noise scale at the smallest batch predicts the limit",
+    "lipschitz_peak_stays": (
+        "the curvature along the gradient peaks near the same step at every batch "
+        "(LEGW's explanation)"
+    ),
+    "noise_scale_predicts_limit": (
+        "the gradient noise scale at the smallest batch predicts the limit"
+    ),
 }
 
 
 @pytest.mark.parametrize("claim", VERDICTS)
 def test_the_verdicts_on_claims_are_those_of_the_studies(claim):
-    """A cell of the table begins with the verdict, or says that the study does not ask; all its numbers are in the study's sentence."""
+    """A cell of the table begins with the verdict, or says that the study does not ask.
+
+    All its numbers are in the study's sentence.
+    """
     (line,) = (line for line in README.splitlines() if line.startswith(f"| {VERDICTS[claim]} |"))
     cells = line.strip("| ").split(" | ")[1:]
     for study, cell in zip(
@@ -150,16 +162,17 @@ def summary_of(study):
 
 
 def numbers_in(text):
-    """Return the numbers of a text, without the signs."""
+    """Return the numbers of a text, without signs."""
     return re.findall(r"\d+(?:[.,]\d+)*", text)
 
 
 @pytest.mark.parametrize(("study", "config"), STUDIES.items())
 def test_the_summaries_are_of_the_configs_as_they_are(study, config):
-    """And the README has the number of trials of each."""
+    """The README has the number of trials of each."""
     made, summary = (
         load_config(
-            f"{ROOT / 'configs' / 'sweeps'}/{config.replace(':', '.py:')}{'' if ':' in config else '.py'}",
+            f"{ROOT / 'configs' / 'sweeps'}/{config.replace(':', '.py:')}"
+            f"{'' if ':' in config else '.py'}",
             [],
             SweepConfig,
         ),
@@ -182,12 +195,13 @@ def test_the_summaries_are_of_the_configs_as_they_are(study, config):
 
 
 def test_the_ablations_are_those_of_the_studies():
-    """What each step adds, and that none is told to help where every arm is tuned."""
+    """Checks the gain of each step, and that no step is said to help where all arms are tuned."""
     plain, searched = (
         summary_of(f"waterfall_digits{row}")["waterfall"]["steps"] for row in ("", "-searched")
     )
     assert (
-        f"has {100 * plain[0]['mean']:.1f} %; polynomial decay adds {plain[1]['gain']:.1f} points, LEGW {plain[2]['gain']:.1f}"
+        f"has {100 * plain[0]['mean']:.1f} %; "
+        f"polynomial decay adds {plain[1]['gain']:.1f} points, LEGW {plain[2]['gain']:.1f}"
         in README
     )
     assert f"the trust ratio takes it to {100 * plain[4]['mean']:.1f}" in README
@@ -235,7 +249,7 @@ def test_the_laws_of_diffusion_are_those_of_the_study():
 
 
 def test_the_table_of_bits_is_the_study():
-    """And what is said below it."""
+    """This includes the text below the table."""
     arms = {
         arm["arm"]: [100 * point["test_accuracy_mean"] for point in arm["points"]]
         for arm in summary_of("precision_digits")["arms"]
@@ -261,7 +275,8 @@ def test_the_table_of_bits_is_the_study():
     )
     assert '"4 bits (e3m0), APS" (-2.61 to +4.16 points)' in found
     assert re.search(
-        r'the seeds tell "16 bits \(e8m7\), APS" apart from 4 bits \(e3m0\), 3 bits \(e2m0\) and "3 bits',
+        r'the seeds tell "16 bits \(e8m7\), APS" apart '
+        r'from 4 bits \(e3m0\), 3 bits \(e2m0\) and "3 bits',
         found,
     )
     same = {

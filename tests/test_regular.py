@@ -1,4 +1,4 @@
-"""Only regular files are opened, and nothing else is waited for."""
+"""Only regular files are opened; others are refused without waiting."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Which leaves are stacks of layers."""
+"""Detection of leaves that are stacks of layers."""
 
 import flax.linen as nn
 import jax
@@ -87,7 +87,7 @@ def test_metadata_of_a_scanned_flax_model():
     params = nn.meta.unbox(boxed)
     assert stacks.resolve_stacked(stacked, params)["layers"]["Dense_0"]["kernel"] == 1
     assert params["layers"]["Dense_0"]["kernel"].shape == (3, 4, 4)
-    # Leaves that carry no metadata cannot say that they were stacked: state them by path.
+    # Leaves without metadata do not show that they were stacked: name them by path.
     assert stacks.resolve_stacked(stacked, params)["layers"]["Dense_0"]["bias"] == 0
 
     def both(name, leaf):

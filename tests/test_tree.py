@@ -126,7 +126,7 @@ def test_norm_of_parts_is_summed_over_the_axis():
 
 
 def test_the_inside_of_a_box_has_the_name_of_the_box():
-    """Boxed Flax parameters and variables of NNX have the names that they have without boxes."""
+    """Boxed Flax parameters and NNX variables have the same names as without boxes."""
     linen = nn.Dense(3, kernel_init=nn.with_partitioning(nn.initializers.ones, ("a", "b"))).init(
         jax.random.key(0), jnp.ones((1, 2))
     )["params"]

@@ -1,6 +1,6 @@
 """Run the `lamb` and `lars` tests of Optax's wheel on lbopt's.
 
-    python optax_tables.py MODULE ...
+python optax_tables.py MODULE ...
 """
 
 import functools

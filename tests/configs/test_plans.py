@@ -1,4 +1,4 @@
-"""The committed plans are of the recipes as they are, and the README shows them."""
+"""The committed plans match the current recipes, and the README shows them."""
 
 import json
 import pathlib
@@ -19,7 +19,7 @@ MAKE = runpy.run_path(str(ROOT / "scripts" / "make_plans.py"))
 
 
 def as_now(config):
-    """Return what a plan says of its settings; what lbopt could not yet be told then was as it is by default."""
+    """Return a plan's settings; settings that are newer than the plan have their defaults."""
     return {
         name: value
         for name, value in completed_json(TrainConfig, config).items()
@@ -53,7 +53,7 @@ def test_the_readme_has_their_table(monkeypatch):
 
 
 def test_the_plan_of_a_study_is_of_its_cells_as_they_are(monkeypatch):
-    """Every arm at every batch size fits, and the README says what all of it takes."""
+    """Every arm fits at every batch size, and the README has the total time."""
     monkeypatch.chdir(ROOT)
     (study,) = MAKE["studies"]()
     found, config = json.loads(MAKE["plan_file"](study).read_text()), call_get_config(study)
@@ -79,8 +79,9 @@ def test_the_plan_of_a_study_is_of_its_cells_as_they_are(monkeypatch):
         found["cells"][place]["run"] for place in (0, len(config.global_batch_sizes) - 1)
     )
     said = (
-        f"{len(cells)} cells, {runs} runs, {found['projected_seconds'] / 3600:.1f} h one after another; a step of momentum takes "
-        f"{1e3 * step_seconds(first):.1f} ms at 4,096 and {1e3 * step_seconds(last):.1f} ms at 819,200"
+        f"{len(cells)} cells, {runs} runs, {found['projected_seconds'] / 3600:.1f} h "
+        f"one after another; a step of momentum takes {1e3 * step_seconds(first):.1f} ms at 4,096 "
+        f"and {1e3 * step_seconds(last):.1f} ms at 819,200"
     )
     assert said in (ROOT / "README.md").read_text()
 
@@ -90,7 +91,7 @@ def step_seconds(run):
 
 
 def test_operations_of_bert_large_are_those_of_its_equations():
-    """What the compiled program computes, read from its text, is the closed form to the last digit."""
+    """The operations in the compiled program's text equal the closed form exactly."""
     found = planned("bert_large_lamb.py:mixed")
     for phase, length, masked in zip(found["phases"], (128, 512), (20, 80), strict=True):
         each = (
@@ -111,7 +112,10 @@ def test_a_published_step_of_efficientnet_lies_between_roofline_and_cycles():
 
 
 def test_operations_of_resnet_50_are_those_of_its_paper():
-    """4.089 G multiply-adds an image. The compiled program does more: columns folded, and moments of products."""
+    """An image takes 4.089 G multiply-adds.
+
+    The compiled program does more, for folded columns and the moments of products.
+    """
     found = planned("resnet50_lars.py:official-32768")
     wanted = 3 * 2 * 4.089e9 * 32768 / found["num_devices"]
     assert found["model_flops_per_step_per_device"] == pytest.approx(wanted, rel=0.001)
@@ -121,7 +125,8 @@ def test_operations_of_resnet_50_are_those_of_its_paper():
 @pytest.mark.parametrize(
     ("name", "parameters", "size"),
     [
-        # Where a block joins its shortcut the biases of two norms have one gradient, which the compiler sends once.
+        # Where a block joins its shortcut, the biases of two norms share one gradient, which the
+        # compiler sends once.
         ("resnet50_lars.py:official-32768", 25_557_032 - (256 + 512 + 1024 + 2048), 4),
         ("bert_large_lamb.py:mixed", 336_226_108, 4),
         ("bert_mlperf.py:8192", 336_226_108, 2),

@@ -1,4 +1,4 @@
-"""Every published row: the configs against published.json, an independent transcription.
+"""Every published recipe: the configs against published.json, an independent transcription.
 
 Only values marked "source" or "derived from source" are expected values. A recalled value is
 compared with nothing, but the config has to say that it is recalled.
@@ -129,7 +129,7 @@ def make(config: TrainConfig, numbers: ResolvedSchedule):
     return make_schedule(config.schedule, numbers)
 
 
-# What a row has: field of published.json -> value of the config, or a message of what does not fit.
+# Fields of a recipe: field of published.json -> value of the config, or a message about a mismatch.
 
 
 def actual(config: TrainConfig, numbers: ResolvedSchedule, field: str):
@@ -200,7 +200,7 @@ def decay_steps(config: TrainConfig, numbers: ResolvedSchedule) -> float:
 
 
 def translated(field: str, value):
-    """Return a published value in the words of the config."""
+    """Return a published value in the config's terms."""
     words = {"label_smoothing_rule": SUFFIXES, "clip_stage": STAGES, "target_metric": METRICS}
     if field == "batch_norm_span_examples":
         return f"examples:{value}"
@@ -220,7 +220,7 @@ def agree(ours, theirs, relative=1e-6) -> bool:
 
 
 def mismatch(config: TrainConfig, field: str, entry: dict, row: dict) -> str | None:
-    """Compare one field; return what is wrong, or None."""
+    """Compare one field; return a message about a mismatch, or None."""
     phase = config.phases()[int(field[5]) - 1] if field.startswith("phase") else config.phases()[0]
     numbers = resolved(phase)
     kind, theirs = field.partition(".")[2] if field.startswith("phase") else field, entry["value"]
@@ -238,7 +238,7 @@ def _num_steps(config, numbers, theirs, entry, row):
 
 
 def _epochs_in_steps(config, epochs, row):
-    """Return the steps of `epochs` epochs, by the row's steps of an epoch if it gives them."""
+    """Return the steps of `epochs` epochs, by the recipe's steps per epoch if it gives them."""
     per_epoch = row["values"].get("steps_per_epoch", {"mark": ""})
     return epochs * (
         per_epoch["value"]
@@ -278,7 +278,7 @@ def _warmup_epochs(config, numbers, theirs, entry, row):
     whole_epochs = (
         theirs * math.floor(unrounded / theirs) if theirs else 0
     )  # an epoch's steps rounded down, as TF2's code does
-    # Where the row gives the steps themselves, those are compared exactly.
+    # If the recipe gives the steps themselves, those are compared exactly.
     exact = _gives(row, "num_steps") and not _gives(row, "warmup_steps")
     allowed = [unrounded] if exact else [unrounded, math.floor(unrounded), whole_epochs]
     fits = any(abs(numbers.warmup_steps - steps) <= 0.5 for steps in allowed)
@@ -290,7 +290,7 @@ def _warmup_epochs(config, numbers, theirs, entry, row):
 
 
 def _warmup_steps(config, numbers, theirs, entry, row):
-    # A source that ramps over a fraction of a step: the rule here rounds to the nearest step.
+    # The source ramps over a fraction of a step; the rule here rounds to the nearest step.
     slack = 0.5 if entry.get("unrounded") else 0
     fits = abs(numbers.warmup_steps - theirs) <= max(slack, 1e-6 * theirs)
     return None if fits else f"{numbers.warmup_steps} here, {theirs} published"
@@ -325,7 +325,7 @@ def _target_metric(config, numbers, theirs, entry, row):
 
 def _learning_rate_at(config, numbers, theirs, entry, row):
     schedule, first = make(config, numbers), config.schedule.first_step
-    # In fp32 the error of 1 - progress is relative to 1: that of the rate is relative to the peak.
+    # In fp32 the error of 1 - progress is relative to 1, so the rate's is relative to the peak.
     rounding = np.finfo(np.float32).eps * numbers.learning_rate
     for step, rate in theirs:
         ours = float(schedule(step - first))
@@ -449,7 +449,7 @@ def test_every_field_of_the_transcription_is_compared_or_known_to_be_elsewhere()
 
 @pytest.mark.parametrize("name", [name for name in ALL_ROWS if "efficientnet" in name])
 def test_efficientnets_average_over_replicas_and_updates_as_the_released_code(name):
-    """Running statistics of all replicas; an average of the parameters whose decay rises.
+    """Running statistics use all replicas; the parameters' average has a rising decay rate.
 
     Source: efficientnet-utils (DistributedBatchNormalization) and efficientnet-main (num_updates).
     """
@@ -477,7 +477,7 @@ def test_every_row_is_valid_named_after_itself_and_has_a_schedule(name):
         assert np.max(rates) > 0, f"{name}, phase {number}: {rates}"
 
 
-# Every row of every file in closed form: in float64, from the fields alone, by the docstring of
+# Every recipe of every file in closed form, in float64, from the fields alone, by the docstring of
 # warmup_schedule.
 
 EVERY_ROW = [
@@ -561,8 +561,7 @@ def test_the_schedule_of_a_row_is_its_closed_form(name):
         assert after in counts or after < 0, said
         built = np.asarray(jax.vmap(make(config, numbers))(np.asarray(counts)), np.float64)
         expected = np.asarray([rate(count) for count in counts])
-        # In fp32 the error of 1 - progress is relative to 1, so that of the rate is relative to the
-        # peak.
+        # In fp32 the error of 1 - progress is relative to 1, so the rate's is relative to the peak.
         slack = 1e-5 * np.abs(expected) + np.finfo(np.float32).eps * peak * steepness(
             config.schedule, expected / peak
         )
@@ -572,7 +571,7 @@ def test_the_schedule_of_a_row_is_its_closed_form(name):
 
 
 def test_the_closed_form_knows_the_rates_that_are_published():
-    """The closed form against the transcribed rates whose inputs are all sourced."""
+    """Compare the closed form with transcribed rates whose inputs are all sourced."""
     compared = 0
     for row in WITH_CONFIG:
         entry = row["values"].get("learning_rate_at")
@@ -615,7 +614,7 @@ def test_a_phase_of_bert_goes_on_where_the_first_ended():
         assert float(second(config.phase2.num_steps)) == 0
 
 
-# Invariants of the published rows: arithmetic on sourced values of several rows together.
+# Invariants of the published recipes: arithmetic on sourced values of several recipes.
 
 
 def numbers_of(name: str) -> ResolvedSchedule:

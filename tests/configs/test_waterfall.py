@@ -1,4 +1,4 @@
-"""The ablation's ingredients come in any order, and only one changes at each step."""
+"""The ablation's ingredients come in any order, and each step changes only one."""
 
 import dataclasses
 import itertools

@@ -1,6 +1,7 @@
-"""Train and evaluate on four devices of one process or two, and print what came out: `python shared_run.py [INDEX PORT]`.
+"""Train and evaluate on four devices of one process or two: `python shared_run.py [INDEX PORT]`.
 
-The devices are in the order that a ring through two hosts has: the second host's are between those of the first.
+Prints the results. The devices are in the order of a ring through two hosts: the second host's lie
+between those of the first.
 """
 
 import json
@@ -38,7 +39,7 @@ def text_config():
 
 
 def text():
-    """Return the global batches as the devices have them, the losses of training, and the evaluation."""
+    """Return the devices' global batches, the training losses, and the evaluation."""
     run = build_run(text_config())
     whole = jax.jit(lambda batch: batch["tokens"], out_shardings=replicated_sharding(run.mesh))
     state, tokens, losses = run.init(), [], []

@@ -1,4 +1,4 @@
-"""Aggregators by name, in recipes and in arms of studies: built as asked, and refused where they do not fit."""
+"""Aggregators by name, in recipes and study arms: built as configured, or refused."""
 
 import pathlib
 
@@ -31,7 +31,7 @@ BRIEF = (
 )
 MODULES = (("head", "^Dense_1/"), ("body", ""))
 
-# Name: the fields, and what it calls itself.
+# Name: the fields, and the aggregator's own description.
 NAMED = {
     "mean": ({}, "mean()"),
     "agvm": (
@@ -183,7 +183,7 @@ def test_modules_that_do_not_fit_the_model_are_named():
 
 @pytest.mark.parametrize("scope", ["global", "replicas:2"])
 def test_statistics_of_several_rows_are_refused(scope):
-    """Replicas of one device run one after another."""
+    """Replicas on one device run one after another."""
     rows = ("--config.aggregator.name=mean", "--config.aggregator.replicas_per_device=2")
     config = load(*rows, f"--config.model.batch_norm_scope={scope}")
     with refused("config.model.batch_norm_scope", scope, "mismatch"):

@@ -117,14 +117,14 @@ GROUPS = {
 @pytest.mark.parametrize("group", GROUPS)
 def test_what_is_declared_is_what_the_factory_reads(group):
     factory, configs = GROUPS[group]
-    of_others = {"seeds"}  # the runner's
+    of_others = {"seeds"}  # the runner reads this one
     for config in configs:
         if is_sound(config, None):
             assert reads(config, factory) - of_others == declared(config) - of_others, config
 
 
 def other_than(kind, value):
-    """Return another value of a field's type."""
+    """Return a different value of a field's type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)):
@@ -177,7 +177,7 @@ def is_sound(config, around):
 
 @pytest.mark.parametrize("name", ["digits", "pydoc_lm"])
 def test_the_loss_is_read_where_it_applies(name):
-    """Fields of the loss are read while a step is traced."""
+    """Fields of the loss are read when a step is traced."""
     model = ModelConfig("mlp", (4,)) if name == "digits" else ModelConfig("lstm_lm", size="small")
     if name == "pydoc_lm":
         model.width_coefficient = 0.05
@@ -207,7 +207,7 @@ IDLE = {
 
 @pytest.mark.parametrize("name", IDLE)
 def test_a_flag_without_effect_is_refused(name):
-    """Also one with the default's value, and one whose field another field stands for."""
+    """This includes a flag with the default's value, and one that another field replaces."""
     flags = [f"--config.{name}={IDLE[name]}", "--config.num_steps=9"]
     with refused(f"config.{name}", code="unused"):
         load_config(

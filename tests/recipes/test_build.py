@@ -1,4 +1,4 @@
-"""Every config that ships becomes a run, and its schedule is the one it promises."""
+"""Every shipped config builds a run with the promised schedule."""
 
 import importlib.util
 import math
@@ -87,7 +87,7 @@ def size_of(config):
 
 
 def closed_form(schedule, batch_size, num_epochs, num_examples):
-    """Return peak, warmup steps and steps of a rule, from its definition."""
+    """Return peak, warmup steps and total steps of a rule, from its definition."""
     exponent = {"sqrt": 0.5, "linear": 1, "none": 0}[schedule.scaling_rule]
     peak = schedule.base_learning_rate * (batch_size / schedule.base_batch_size) ** exponent
     over = {"legw": schedule.base_batch_size, "epochs": batch_size, "none": math.inf}[
@@ -113,7 +113,8 @@ def check_rates(schedule, batch_size, num_epochs, num_examples=NUM_EXAMPLES):
         0,
         1,
     )
-    # The first step is step 1: a rise to the peak at step `warmup`, then a line to 0 at step `steps` + 1.
+    # The first step is step 1: a rise to the peak at step `warmup`, then a line to 0 at step
+    # `steps` + 1.
     t = np.arange(1, steps + 1)
     line = (steps + 1 - t) / (steps + 1 - warmup)
     expected = peak * np.where(t < warmup, t / max(warmup, 1), line)
@@ -170,7 +171,10 @@ def test_a_study_can_be_laid_out(row):
 
 
 def test_no_config_is_forgotten_here():
-    """A new file belongs into the tables above, or has data of its own and is tested by tests/configs and tests/cli/test_smoke.py."""
+    """A new file belongs in the tables above.
+
+    A file with its own data is tested by tests/configs and tests/cli/test_smoke.py instead.
+    """
     files = {str(file.relative_to(CONFIGS)) for file in CONFIGS.rglob("*.py")}
     elsewhere = {"sweeps/cifar10_limit.py", "sweeps/imagenet_limit.py"}
     assert files == {row.partition(":")[0] for row in ROWS + STUDIES} | PUBLISHED | elsewhere
@@ -179,7 +183,7 @@ def test_no_config_is_forgotten_here():
 
 @pytest.mark.parametrize("row", ["digits_cnn.py", *STUDIES])
 def test_two_loads_share_nothing(row):
-    """A config is mutable: what one run changes must not be in the next one's."""
+    """A config is mutable; changes for one run must not appear in the next one's."""
     first, second = load(row), load(row)
     assert first == second
     assert first is not second
@@ -190,7 +194,7 @@ def test_two_loads_share_nothing(row):
 
 
 def test_rows_of_one_loaded_file_share_nothing():
-    """An override of one row must not change another that the same module gives."""
+    """An override of one recipe must not change another recipe of the same module."""
     spec = importlib.util.spec_from_file_location("digits_cnn_once", CONFIGS / "digits_cnn.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -224,7 +228,7 @@ def test_a_run_and_a_study_start_from_the_same_state():
 
 
 def test_the_study_runs_the_settings_of_the_measured_rows():
-    """What makes `measured here` true of them: its learning-rate factor 1 is the row's rate."""
+    """This justifies `measured here`: the study's learning-rate factor 1 is the recipe's rate."""
     study = load("sweeps/digits_limit.py")
     rows = {
         name: load(f"digits_cnn.py:{name}-{study.global_batch_sizes[0]}") for name in OPTIMIZERS

@@ -1,4 +1,4 @@
-"""A language model that reads text through from beginning to end."""
+"""A language model that reads a text from beginning to end and carries its state."""
 
 import itertools
 import math
@@ -51,7 +51,7 @@ def network_of(source):
 
 
 def nll(source, params, tokens, carry=None):
-    """Return the loss of each token after the first, read in one piece, in fp32 on one device."""
+    """Return the loss of each token after the first, from one pass in fp32 on one device."""
     inputs = {"tokens": tokens[None, :-1]} | ({"carry": carry} if carry else {})
     logits = network_of(source).apply({"params": params}, inputs, train=False)["logits"][0]
     logits = np.asarray(logits, np.float64)
@@ -61,7 +61,7 @@ def nll(source, params, tokens, carry=None):
 
 
 def test_a_step_goes_on_where_the_one_before_ended(run, source):
-    """The learning rate is 0: losses of successive steps are those of the text read in one piece."""
+    """At learning rate 0, the losses of successive steps are those of one pass over the text."""
     state = run.init()
     state = state.replace(
         params=jax.tree.map(lambda x: 8 * x, state.params)
@@ -90,7 +90,7 @@ def test_a_step_goes_on_where_the_one_before_ended(run, source):
             )
         ]
     )
-    assert abs(alone - wanted[1]) > 1e-4 * wanted[1]  # a window of its own has another loss
+    assert abs(alone - wanted[1]) > 1e-4 * wanted[1]  # a separate window has another loss
 
 
 def test_the_state_is_zero_where_a_pass_begins(run, source):

@@ -1,4 +1,4 @@
-"""The loss of images: what comes as bytes, mixtures, penalties, the five best classes."""
+"""The loss on images: byte inputs, mixtures, penalties, top-5 accuracy."""
 
 import jax
 import jax.numpy as jnp

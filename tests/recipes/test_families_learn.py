@@ -1,7 +1,7 @@
-"""Families learn, in runs that are shorter and narrower than those of configs/.
+"""Families learn, in shorter and narrower runs than those of configs/.
 
-ResNet on digits must come near its full run (EfficientNet: test_efficientnet_learns.py); the nets on text must beat what
-counting reaches on the same tokens.
+ResNet on digits must come near its full run (EfficientNet: test_efficientnet_learns.py). The
+networks on text must beat counts of the same tokens.
 """
 
 import pytest
@@ -18,7 +18,7 @@ def test_resnet_on_digits():
     assert found["accuracy"] > 0.92
 
 
-# Fewer steps, so larger rates; a narrower net.
+# Fewer steps need larger rates and a narrower network.
 BERT = {
     "data__vocab_size": 256,
     "schedule__base_learning_rate": 0.02,

@@ -1,4 +1,4 @@
-"""What a config's fields say arrives where it is used."""
+"""The values of a config's fields arrive where they are used."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ def problem_of(loss=None, **model):
 
 
 def first_loss(problem):
-    """Return the training loss of the first 64 examples at the start, and the model state after it."""
+    """Return the first training loss on 64 examples, and the model state after it."""
     params, model_state = problem.init(jax.random.key(0))
     batch = problem.splits.train.take(np.arange(64))
     loss, (after, _) = problem.loss_fn(params, model_state, batch, jax.random.key(1))
@@ -125,7 +125,7 @@ def test_what_is_best_kept_and_due(metric):
     assert tuple(vars(run.cadence).values()) == (3, 4, 5)
 
 
-# decay, power, end factor -> what is left of the peak at a fraction x of the way down
+# decay, power, end factor -> share of the peak that is left after a fraction x of the decay
 FALLS = {
     ("polynomial", 2.0, 0.0): lambda x: (1 - x) ** 2,
     ("polynomial", 1.0, 0.25): lambda x: 0.25 + 0.75 * (1 - x),
@@ -146,7 +146,7 @@ def test_the_decay_that_is_asked_for(decay, power, end_factor, first_step):
         )
 
 
-# case -> (fields, count -> rate), with 12.5 steps per epoch, 10 steps of warmup, 50 steps and a peak of 2
+# case -> (fields, count -> rate); 12.5 steps per epoch, 10 steps of warmup, 50 steps, a peak of 2
 FORMS = {
     "jump": ({"decay_from": "start", "first_step": 0}, lambda t: 2 * (1 - t / 50)),
     "end": ({"end_learning_rate": 0.5, "first_step": 0}, lambda t: 0.5 + 1.5 * (1 - (t - 10) / 40)),
@@ -219,7 +219,7 @@ def test_averaged_parameters_are_what_is_evaluated():
 @pytest.mark.parametrize("stage", ["replica", "mean", "accumulated", "none"])
 def test_the_stage_of_the_clip_is_the_one_that_is_asked_for(stage):
     optimizer = OptimizerConfig("momentum", max_grad_norm=0.01, clip_stage=stage)
-    if stage == "none":  # what the variant says would be clipped to then
+    if stage == "none":  # otherwise the step would clip to the variant's norm
         optimizer = OptimizerConfig("lamb", clip_stage=stage)
     _, state, metrics = trained(small(optimizer=optimizer), steps=1)
     found = {name for name in metrics if name.startswith("gradient_norm/")}

@@ -1,4 +1,4 @@
-"""The ImageNet recipe, as it ships, on a data set with the schema and the name of imagenet2012, damaged records and all."""
+"""The shipped ImageNet recipe, on a data set with imagenet2012's schema and damaged records."""
 
 import dataclasses
 import io
@@ -50,7 +50,7 @@ BAD_TRAIN, BAD_VALIDATION = {3, 17}, {0, 20}
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    """Return a folder of data sets with imagenet2012 in it: JPEGs, of which one is grey, one CMYK, and four damaged."""
+    """Return a folder with imagenet2012: JPEGs, one grey, one CMYK, four damaged."""
     folder = tmp_path_factory.mktemp("data")
 
     def split(count, seed, bad):
@@ -98,12 +98,12 @@ def run(flags):
 
 
 class Killed(BaseException):
-    """Ends a run as a kill does."""
+    """Ends a run the way a kill does."""
 
 
 @pytest.fixture(scope="module")
 def trained(run, flags, tmp_path_factory):
-    """Return two workdirs: one of a run that was killed at step 4 and resumed, one of a run that was not."""
+    """Return the workdirs of two runs: one killed at step 4 and resumed, one undisturbed."""
     folder = tmp_path_factory.mktemp("runs")
 
     def before(state, batch):
@@ -158,7 +158,7 @@ def test_damaged_records_are_counted_in_the_log(trained):
 
 
 def test_every_good_image_is_evaluated_once(run, trained, flags):
-    """Against a plain loop over the files, one at a time, in float64 where the logits are had."""
+    """Compare with a plain loop over the files, one at a time, with float64 sums of the logits."""
     state = restored(run, trained[1])
     found = run.evaluate(state)
     file, *overrides = flags()

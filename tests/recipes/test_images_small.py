@@ -1,4 +1,4 @@
-"""The CIFAR-10 rows, as they ship, on a data set with the schema and the name of cifar10: forty images of noise."""
+"""The shipped CIFAR-10 recipes, on forty images of noise with cifar10's schema."""
 
 import io
 import math
@@ -23,7 +23,7 @@ PARTS = ("--config.data.train_split=train[:24]", "--config.data.validation_split
 
 @pytest.fixture(scope="module")
 def pictures():
-    """Return split -> uint8 [images, 32, 32, 3], no pixel of which is black."""
+    """Return split -> uint8 [images, 32, 32, 3] without black pixels."""
     rng = np.random.default_rng(0)
     sizes = {"train": NUM_TRAIN + NUM_VALIDATION, "test": NUM_TEST}
     return {
@@ -34,7 +34,7 @@ def pictures():
 
 @pytest.fixture(scope="module")
 def data_dir(pictures, tmp_path_factory):
-    """Return a folder with cifar10: PNGs of 32 x 32 in colour, image n of class n % 10."""
+    """Return a folder with cifar10: 32 x 32 colour PNGs; image n has class n % 10."""
     folder = tmp_path_factory.mktemp("data")
 
     def file(picture):
@@ -52,7 +52,7 @@ def data_dir(pictures, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(data_dir):
-    """Return a function overrides -> the row lamb-4096, small."""
+    """Return a function from overrides to the recipe lamb-4096 at a small size."""
     return lambda *overrides: load_config(
         f"{FILE}:lamb-4096", [*PARTS, f"--config.data.data_dir={data_dir}", *overrides], TrainConfig
     )
@@ -76,7 +76,7 @@ def test_the_parts_of_the_training_set_are_what_the_notation_says(splits, pictur
         found = getattr(splits, split).take(np.arange(len(whole)))
         assert len(getattr(splits, split)) == len(whole)
         assert found["image"].dtype == np.uint8
-        np.testing.assert_array_equal(found["image"], whole)  # evaluation looks at the image itself
+        np.testing.assert_array_equal(found["image"], whole)  # evaluation uses the whole image
         np.testing.assert_array_equal(found["label"], (first[split] + np.arange(len(whole))) % 10)
 
 
@@ -102,7 +102,8 @@ def test_a_training_draw_is_a_place_in_the_padded_image_or_its_mirror_image(spli
         assert len(fits) == 1
         found.add(fits[0])
     tops, lefts, mirrored = (set(values) for values in zip(*found, strict=True))
-    # 64 draws of 9: one place stays away with a chance of 1 in 1900, and these are the same draws every time.
+    # 64 draws of 9 places miss a given place with probability 1 in 1900. The draws are always the
+    # same.
     assert (tops, lefts, mirrored) == (set(range(9)), set(range(9)), {False, True})
 
 

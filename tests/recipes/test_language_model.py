@@ -17,7 +17,7 @@ BATCH, LENGTH, VOCABULARY = 5, 4, 7
 
 
 def recall(params, model_state, inputs, train, rng=None):
-    """A model that has its outputs as parameters."""
+    """A model whose parameters are its outputs."""
     assert set(inputs) == {"tokens"}
     return {"logits": params, "carry": ()}, {**model_state, "rng": rng}
 

@@ -1,4 +1,4 @@
-"""BERT's loss and measures against NumPy, and one gradient however the batch is spread out."""
+"""BERT's loss and metrics against NumPy; one gradient under every layout of the batch."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ KEYS: list = []
 
 
 def recall(params, model_state, inputs, train, rng=None):
-    """A model that has its outputs as parameters, in the order of the examples' first token."""
+    """A model whose parameters are its outputs, indexed by the examples' first token."""
     KEYS.append(rng)
     return {name: value[inputs["input_ids"][:, 0]] for name, value in params.items()}, model_state
 
@@ -63,7 +63,7 @@ def nll(logits, labels):
 
 
 def expected(params, batch, rows):
-    """Return loss and metrics over some rows by the definitions."""
+    """Return loss and metrics of some examples by their definitions."""
     tokens = nll(params["prediction_logits"], batch["masked_labels"])[rows]
     weights, labels = batch["masked_weights"][rows], batch["masked_labels"][rows]
     hits = params["prediction_logits"][rows].argmax(-1) == labels
@@ -115,7 +115,7 @@ def test_predictions_that_are_not_used_have_no_gradient(task, params):
 
 
 def test_where_all_examples_have_as_many_predictions_the_loss_is_googles(params):
-    """run_pretraining.py: the sum over the batch's masked tokens by their number, plus the mean of the next sentences."""
+    """run_pretraining.py adds the mean over masked tokens and the next-sentence mean."""
     source = Source(Splits(None, None, None), VOCABULARY, 2.0)
     task = _masked_lm.make(Model(None, recall), source, ModelConfig("bert", size="tiny"))
     batch = make_batch()
@@ -139,7 +139,7 @@ def bert(**changes):
 
 
 def test_parts_of_the_batch_average_to_the_whole():
-    """Of the loss on real examples, which have one or two predictions: what accumulation relies on."""
+    """The loss on real examples, with one or two predictions; accumulation relies on this."""
     problem = bert(dropout_rate=0.0, attention_dropout_rate=0.0)
     params, state = problem.init(jax.random.key(0))
     train = problem.splits.train
@@ -154,7 +154,7 @@ def test_parts_of_the_batch_average_to_the_whole():
 @pytest.mark.everyday("0.1")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_one_gradient_by_jit_by_pmap_and_in_microsteps(dropout):
-    """With dropout too, but for microsteps, which draw with keys of their own."""
+    """Dropout is included, except with microsteps, which draw from separate keys."""
     problem = bert(dropout_rate=dropout, attention_dropout_rate=dropout)
     batch = problem.splits.train.draw(np.arange(16), np.zeros(16, int), 0)
     tx = optax.sgd(1.0)

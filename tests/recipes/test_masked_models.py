@@ -1,4 +1,4 @@
-"""How much of each shipped model is decayed and adapted: a renamed module would change these counts without a word."""
+"""The number of decayed and adapted leaves per shipped model, which a renamed module changes."""
 
 import re
 
@@ -9,8 +9,9 @@ import lbopt
 from lbopt.config import DataConfig, ModelConfig
 from lbopt.recipes import make_problem
 
-# Counted by hand. CNN: 9 x 16 + 9 x 16 x 32 + 128 x 64 + 64 x 10 numbers in 4 kernels; 96 in two norms, 74 in two biases.
-# LSTM: 4 x (8 x 64 + 64 x 64) + 64 x 10 in 9 kernels; 4 x 64 + 10 in 5 biases.
+# Counted by hand. CNN: 9 x 16 + 9 x 16 x 32 + 128 x 64 + 64 x 10 numbers in 4 kernels; 96 in two
+# norms, 74 in two biases. LSTM: 4 x (8 x 64 + 64 x 64) + 64 x 10 in 9 kernels; 4 x 64 + 10 in 5
+# biases.
 COUNTS = {
     "cnn": "10 parameters (13,754 numbers): 4 decayed (13,584), 4 adapted (13,584)",
     "lstm": "14 parameters (19,338 numbers): 9 decayed (19,072), 9 adapted (19,072)",

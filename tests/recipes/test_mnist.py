@@ -1,4 +1,4 @@
-"""The full-batch rows of MNIST, as they ship, on a data set with the schema and the name of mnist, made of the digits."""
+"""The shipped full-batch recipes of MNIST, on the digits in mnist's schema."""
 
 import importlib.util
 import io
@@ -24,7 +24,7 @@ NUM_TRAIN, NUM_TEST = 1024, 387
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    """Return a folder with mnist: digits at 28 x 28, each pixel three or four wide, as grey PNGs."""
+    """Return a folder with mnist: digits scaled to 28 x 28, as grey PNGs."""
     folder = tmp_path_factory.mktemp("data")
     splits = load_digits()
 
@@ -83,9 +83,12 @@ def test_a_full_batch_learns(row, data_dir, tmp_path, capsys):
 )
 @pytest.mark.parametrize("row", ["lamb-60000", "momentum-60000"])
 def test_a_plan_lowers_what_train_does(row, data_dir):
-    """The run that reads this data set on four devices here, and the one that knows mnist by its shapes on four cores of TPU v3:
-    the same StableHLO, letter by letter, with replicas that are mapped (each one's gradient is clipped) and that are not. Without
-    products of patches, which lbopt writes otherwise for CPUs (tests/plan/test_make.py)."""
+    """A run on this data and four devices lowers to the same StableHLO as a planned one.
+
+    The plan knows only mnist's shapes and has four TPU v3 cores. The recipes cover replicas that
+    are mapped, whose gradients are clipped one by one, and replicas that are not. Patch
+    convolutions are off because lbopt writes them differently for CPUs (tests/plan/test_make.py).
+    """
     prepare_environment()
     config = call_get_config(f"{FILE}:{row}")
     config.data.data_dir, config.global_batch_size = str(data_dir), NUM_TRAIN
@@ -129,7 +132,11 @@ def test_what_grey_images_cannot_have_is_one_line(name, data_dir, tmp_path, caps
 
 @pytest.mark.slow
 def test_the_study_goes_to_the_whole_training_set(data_dir, tmp_path):
-    """`mnist_limit` as it ships but for its sizes: images from the records, half of the test set to choose on, the full batch in parts."""
+    """The shipped `mnist_limit` at a small size.
+
+    Its images come from the records, half of the test set is used for selection, and the full batch
+    is accumulated.
+    """
     config = call_get_config(str(FILE.parent / "sweeps" / "mnist_limit.py"))
     data, model = config.train.data, config.train.model
     data.data_dir, data.validation_split, data.test_split = (

@@ -1,4 +1,4 @@
-"""Optimizers by name take the steps of the same chains of Optax."""
+"""Optimizers by name take the same steps as the corresponding chains of Optax."""
 
 import pathlib
 
@@ -27,7 +27,7 @@ CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 SCHEDULE = optax.linear_schedule(0.1, 0.02, 6)
 MASK = {"Dense_0": {"kernel": True, "bias": False}, "BatchNorm_0": {"scale": False}}
 
-# Name: the config, and the chain of Optax it stands for.
+# Name: the config, and the corresponding chain of Optax.
 SAME = {
     "adam": (
         OptimizerConfig("adam", b1=0.8, b2=0.95, eps=1e-5),
@@ -152,7 +152,7 @@ def test_it_takes_the_same_steps(name):
 
 
 def test_rmsprop_is_tensorflows():
-    """In float64: squares begin at 1, eps under the root, the rate inside the momentum."""
+    """In float64: squares start at 1, eps is under the root, the rate is inside the momentum."""
     config = OptimizerConfig("rmsprop", rmsprop_decay=0.9, momentum=0.8, eps=1e-3)
     got, params = descend(make_optimizer(config, SCHEDULE)), jax.tree.map(np.asarray, make_params())
     squares = jax.tree.map(np.ones_like, params)
@@ -177,7 +177,7 @@ def test_rmsprop_is_tensorflows():
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
 def test_a_gradient_whose_square_is_infinite_stops_no_weight(name):
-    """Nor is it hidden where it is not finite itself."""
+    """A gradient that is itself not finite must not be hidden either."""
     tx, params = make_optimizer(OptimizerConfig(name), 0.1), make_params()
     state = tx.init(params)
     for _ in range(2):
@@ -274,7 +274,7 @@ EMBEDDED = {
 @pytest.mark.parametrize("name", ["adamw", "lamb", "lans", "lars", "momentum", "rmsprop"])
 def test_patterns_change_which_parameters_decay_and_keep_the_rest_of_the_default(name):
     def decayed(**patterns):
-        """Return the parameters that move under gradients of zero."""
+        """Return the parameters that move under zero gradients."""
         tx = make_optimizer(OptimizerConfig(name, weight_decay=0.5, **patterns), 0.1)
         zeros = jax.tree.map(jnp.zeros_like, EMBEDDED)
         updates, _ = tx.update(zeros, tx.init(EMBEDDED), EMBEDDED)
@@ -322,7 +322,7 @@ def test_a_pattern_that_is_no_regular_expression_is_refused(field):
     ("field", "patterns"),
     [
         ("weight_decay_exclude", ("^nothing/",)),
-        ("weight_decay_exclude", ("kernel", "embedding")),  # nothing is left to decay
+        ("weight_decay_exclude", ("kernel", "embedding")),  # no leaf decays any more
         ("weight_decay_include", ("",)),
         ("trust_ratio_exclude", ("^nothing/",)),
     ],

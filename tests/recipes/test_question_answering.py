@@ -1,4 +1,4 @@
-"""The loss against NumPy, the best stretch against all stretches, and answers however the windows are batched."""
+"""The loss against NumPy, the best span against all spans, and answers under any batching."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ KEYS: list = []
 
 
 def recall(params, model_state, inputs, train, rng=None):
-    """A model that has its outputs as parameters, in the order of the examples' first token."""
+    """A model whose parameters are its outputs, indexed by the examples' first token."""
     KEYS.append((rng, sorted(inputs)))
     return {name: value[inputs["input_ids"][:, 0]] for name, value in params.items()}, model_state
 
@@ -39,7 +39,7 @@ def params():
 
 @pytest.fixture
 def batch(params):
-    """Half of the places are where the logits are greatest."""
+    """Return a batch; half of its labels are at the largest logits."""
     random = np.random.default_rng(0)
     found = {
         f"{name}_position": random.integers(0, LENGTH, BATCH).astype(np.int32)
@@ -59,7 +59,7 @@ def task():
 
 
 def expected(params, batch, rows):
-    """Return loss and accuracy over some rows by the definitions."""
+    """Return loss and accuracy of some examples by their definitions."""
     each, right = np.zeros(len(rows)), np.ones(len(rows), bool)
     for name in ("start", "end"):
         logits, place = (
@@ -100,7 +100,7 @@ def test_parts_of_the_batch_average_to_the_whole(task, params, batch):
 
 
 def all_spans(start_logits, end_logits, may_start, may_end, longest):
-    """Try every stretch of one window in order; of equal sums the first stays."""
+    """Try every span of one window in order; the first of equal sums wins."""
     best = (np.float32(-np.inf), 0, 0)
     for i in np.flatnonzero(may_start):
         for j in np.flatnonzero(may_end):
@@ -111,7 +111,7 @@ def all_spans(start_logits, end_logits, may_start, may_end, longest):
 
 
 def draw_windows(kind, count, length):
-    """Return (start_logits, end_logits, may_start, may_end); small whole numbers make many equal sums."""
+    """Return (start_logits, end_logits, may_start, may_end); small integers make many ties."""
     random = np.random.default_rng(length)
     logits = random.normal(0, 3, (2, count, length)).astype(np.float32)
     if kind == "ties":
@@ -125,7 +125,7 @@ def draw_windows(kind, count, length):
 @pytest.mark.parametrize("longest", [1, 2, 5, 30])
 @pytest.mark.parametrize("kind", ["normal", "ties"])
 def test_the_best_span_of_all(kind, longest):
-    """With answers longer than the window too; the sums are the very same numbers."""
+    """Answers may be longer than the window; the sums must be equal bit for bit."""
     for length in (1, 13, 40):
         windows = draw_windows(kind, 60, length)
         score, start, end = jax.jit(best_span, static_argnums=4)(*windows, longest)
@@ -138,7 +138,7 @@ def test_the_best_span_of_all(kind, longest):
 
 
 def test_only_the_start_needs_most_context():
-    """The best pair ends at a token that cannot start, and a better one does not fit the longest answer."""
+    """The best pair ends at a token that cannot start; a better one exceeds the longest answer."""
     start, end = np.zeros((1, 8), np.float32), np.arange(8, dtype=np.float32)[None]
     may_start = np.asarray([[0, 1, 1, 0, 0, 0, 0, 0]])
     may_end = np.asarray([[0, 1, 1, 1, 1, 1, 1, 0]])
@@ -159,7 +159,7 @@ def test_spans_that_are_not_allowed_are_no_answer():
 
 
 def test_sums_are_in_fp32():
-    """257 is no bf16 number."""
+    """bf16 cannot represent 257."""
     logits, allowed = jnp.full((1, 2), 128.5, jnp.float32), np.ones((1, 2), bool)
     score, _, _ = best_span(
         logits.at[0, 1].set(-1), jnp.full((1, 2), 128, jnp.bfloat16), allowed, allowed, 30
@@ -169,7 +169,7 @@ def test_sums_are_in_fp32():
 
 
 def test_the_working_memory_is_a_few_arrays():
-    """A table of a window's stretches would be thirty of them."""
+    """A table of all spans of a window would take thirty such arrays."""
     shapes = [
         jax.ShapeDtypeStruct((16, 384), dtype) for dtype in ("float32", "float32", "int32", "int32")
     ]
@@ -182,7 +182,7 @@ NAMES = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "
 
 @pytest.fixture(scope="module")
 def dataset():
-    """Return 23 questions, whose contexts have one to ten words, in windows of at most five."""
+    """Return 23 questions with contexts of one to ten words, in windows of at most five."""
     random = np.random.default_rng(3)
     pieces = WordPiece([*SPECIAL_TOKENS, *NAMES, "q"])
     questions = []
@@ -197,7 +197,7 @@ def dataset():
 
 
 class Gold:
-    """A step that knows where the answers are, and notes the sizes of its batches."""
+    """A step that knows the answers, and records the sizes of its batches."""
 
     def __init__(self, devices):
         self.mesh, self.sizes = lbopt.make_mesh(devices), []
@@ -216,7 +216,7 @@ STATE = lbopt.TrainState.create({}, {}, optax.sgd(0.1))
 
 @pytest.mark.parametrize(("devices", "size"), [(1, 1), (1, 7), (4, 7), (4, 1000)])
 def test_answers_that_are_all_right(dataset, devices, size):
-    """Padding has the best score of all, and would be no answer; gold answers are lower-case, the context is not."""
+    """Padding scores best but is no answer; gold answers are lower-case, the context is not."""
     questions = [
         one._replace(answers=(one.context[s : s + len(one.answers[0])],))
         for one in dataset.questions
@@ -233,7 +233,7 @@ def test_answers_that_are_all_right(dataset, devices, size):
 
 
 def test_answers_of_bert_do_not_depend_on_the_batch(dataset):
-    """Nor on the devices; and they are what NumPy finds among all stretches of the same logits."""
+    """Answers do not depend on devices either, and equal NumPy's best spans of the same logits."""
     options = {"max_length": 9, "num_layers": 1, "width": 8, "num_heads": 2, "dropout_rate": 0.0}
     network = from_linen(
         Bert(vocab_size=16, head="question_answering", attention_dropout_rate=0.0, **options)
@@ -262,7 +262,7 @@ def test_answers_of_bert_do_not_depend_on_the_batch(dataset):
 
 
 def by_all_spans(dataset, everything, outputs):
-    """Answers are words of the context here, so both measures can be counted without their normalisation."""
+    """Answers are words of the context here, so both metrics need no normalisation."""
     names = ("start_logits", "end_logits")
     rows = zip(
         *(outputs[name] for name in names),
@@ -287,7 +287,7 @@ def by_all_spans(dataset, everything, outputs):
 
 
 def test_a_step_of_training_lowers_the_loss(dataset):
-    """Bert on a handful of windows learns where their answers are."""
+    """BERT learns the answers of a few windows."""
     options = {"max_length": 9, "num_layers": 1, "width": 16, "num_heads": 2, "dropout_rate": 0.0}
     network = from_linen(
         Bert(vocab_size=16, head="question_answering", attention_dropout_rate=0.0, **options)

@@ -1,4 +1,4 @@
-"""Two processes whose devices lie in turns along the mesh do what one process does: no example or state changes its place."""
+"""Two processes whose devices alternate along the mesh compute what one process does."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Questions about Python's help topics, answered by a BERT-tiny that was pre-trained on them: the recipe as it ships."""
+"""The shipped recipe on questions about Python's help topics, from a pre-trained BERT-tiny."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    """Return the workdir of a BERT-tiny of a few steps on masked tokens."""
+    """Return the workdir of a BERT-tiny after a few steps on masked tokens."""
     workdir = tmp_path_factory.mktemp("pretrained") / "run"
     flags = [f"--config={CONFIGS / 'pydoc_bert.py'}:smoke", *BERT, "--config.num_steps=8"]
     assert main(["train", *flags, f"--workdir={workdir}"]) == 0
@@ -46,7 +46,7 @@ def pretrained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def flags(data_dir, pretrained):
-    """Return the flags of a run that learns 12 questions by heart and is asked the same."""
+    """Return the flags of a run that memorises 12 questions and is asked the same ones."""
     return [
         f"--config={CONFIGS / 'squad.py'}:smoke",
         f"--config.data.data_dir={data_dir}",
@@ -114,7 +114,7 @@ def test_the_vocabulary_is_that_of_what_it_started_from(trained, pretrained, tmp
 
 
 def test_answers_are_cut_out_of_the_text_as_it_is_written(data_dir):
-    """Predicting the labelled span of every window gives the gold answers, letter for letter."""
+    """Predicting every window's labelled span gives the gold answers, letter for letter."""
     data = DataConfig(
         "squad",
         "pydoc_squad",
@@ -134,7 +134,7 @@ def test_answers_are_cut_out_of_the_text_as_it_is_written(data_dir):
         _answers.exact_match(chosen[question.id], question.answers[0])
         for question in windows.questions
     ]
-    assert np.mean(found) > 0.95  # an answer longer than a window's stride may be in none
+    assert np.mean(found) > 0.95  # no window may hold an answer longer than the stride
 
 
 BAD = {
@@ -209,7 +209,7 @@ def cased(tmp_path, data_dir):
 
 
 def questions_of(data, learned=None):
-    """Return the first question as its vocabulary shows it, and the vocabulary."""
+    """Return the first question in tokens of its vocabulary, and the vocabulary."""
     splits, pieces = _text.load_questions(
         data, learned and functools.partial(opened_folder, learned)
     )
@@ -239,7 +239,7 @@ def test_questions_keep_their_case_where_it_is_said(cased, tmp_path):
 
 
 def test_a_run_of_before_goes_on_with_its_vocabulary_and_lowercases(cased, tmp_path):
-    """It has no tokenizer_config.json. The file that it came from is gone, or says something else by now."""
+    """An older run has no tokenizer_config.json, and its original vocabulary file may be gone."""
     data, file = cased
     (tmp_path / "config.json").write_text('{"versions": {}}')
     config = TrainConfig(data=data)
@@ -284,7 +284,7 @@ def test_the_questions_have_the_schema_of_squad(data_dir):
 
 
 def test_a_run_is_evaluated_where_its_start_is_gone(trained, flags, pretrained, tmp_path, capsys):
-    """Its vocabulary is in its workdir."""
+    """The run's vocabulary is in its workdir."""
     away = pretrained.rename(pretrained.with_name("away"))
     try:
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Prepared text through the recipes as they ship: a corpus for BERT in two phases, Penn Treebank for the LSTM."""
+"""Prepared text in the shipped recipes: a corpus for BERT in two phases, PTB for the LSTM."""
 
 import json
 import pathlib
@@ -40,7 +40,7 @@ BERT = (
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    """Return a folder with a corpus of 24 plain-text files, prepared, and with Penn Treebank in little."""
+    """Return a folder with a prepared corpus of 24 plain-text files and a small Penn Treebank."""
     folder = tmp_path_factory.mktemp("data")
     books = tmp_path_factory.mktemp("books")
     topics = sorted(split_pydoc_topics()[0], key=len, reverse=True)

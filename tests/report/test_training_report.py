@@ -1,4 +1,4 @@
-"""The curves of a training run can be seen, however few their points are."""
+"""A training run's curves are visible even with few points."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from lbopt.report import _training
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Return the list of (number of points, marker) of every line that is drawn."""
+    """Return (number of points, marker) of every line in a figure."""
     seen, plot = [], matplotlib.axes.Axes.plot
 
     def spy(self, *arguments, **options):
@@ -34,7 +34,7 @@ def test_few_points_are_marked(count, marked, drawn, tmp_path):
 
 @pytest.mark.parametrize("count", [20, 21, 300])
 def test_a_legend_of_many_layers_fits_beside_the_curves(count, drawn, tmp_path, monkeypatch):
-    """Of 300 layers the ten highest and the ten lowest at the end are named, in that order."""
+    """Of 300 layers, the ten with the highest and the lowest final values are named, in order."""
     legends = []
     monkeypatch.setattr(
         _training._page, "save_figure", lambda figure, file: legends.append(figure) or ""

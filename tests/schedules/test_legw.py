@@ -1,4 +1,7 @@
-"""LEGW: the rate grows as sqrt(k), the warmup epochs as k, and so the warmup steps stay."""
+"""LEGW (linear-epoch gradual warmup): the rate grows as sqrt(k), the warmup epochs as k.
+
+The number of warmup steps therefore stays constant.
+"""
 
 import math
 

@@ -50,7 +50,7 @@ def test_lars_resnet50_warms_up_for_391_steps_up_to_16k():
 
 
 def test_bert_warms_up_for_one_number_of_steps():
-    """Only that it is constant: its value in the paper is not asserted. An epoch here is the whole run."""
+    """Tests only that the number is constant, not the paper's value; an epoch is the whole run."""
     rows = lbopt.scaling_plan(
         ALL, 5 / (2**3 * 1e3), 512, 1 / 320, num_examples=512 * 1_000_000, num_epochs=1
     )

@@ -1,4 +1,4 @@
-"""The schedules of published code against their formulas in float64, at every step of a run."""
+"""Schedules of published code against their formulas in float64, at every step of a run."""
 
 import math
 from fractions import Fraction
@@ -25,7 +25,8 @@ def assert_rates(schedule, formula, steps, peak):
     assert np.max(np.abs(table(schedule, steps) - expected)) <= 2e-6 * peak
 
 
-# batch, base rate, warmup epochs, epochs: MLPerf v0.7's JAX ResNet-50, whose epochs are rounded up to loops of 4
+# batch, base rate, warmup epochs, epochs of MLPerf v0.7's JAX ResNet-50, which rounds epochs up to
+# loops of 4
 MLPERF = [(32768, 29.0, 18, 64, 2512), (65536, 23.080977304670448, 33, 92, 1817)]
 
 

@@ -24,7 +24,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """The page of a study with every section, and names too long for a phone."""
+    """A page of a study with every section, and with names too long for a phone."""
     layers = ("block/convolution_with_a_long_name/kernel", "head/kernel")
     common = {"growth": 0.5, "noise_scale": (90.0, 100.0, 200.0), "peak_step": lambda size: 4}
     truths = {

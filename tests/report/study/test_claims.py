@@ -1,4 +1,4 @@
-"""Every verdict on a claim can come out either way, and says what it rests on."""
+"""Every verdict on a claim can be positive or negative, and names its evidence."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ MOMENTUM = Truth((0.98, 0.975, 0.9))
 FLAT = (0.98, 0.98, 0.98)
 FURTHER = "layerwise_legw_goes_further"
 
-# ---- layerwise adaptation under LEGW goes further
+# ---- LAMB and LARS under LEGW go further
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_findings_favour_nobody(lamb, lars, verdict, ours, shares):
     ]
     assert said[0] == verdict
     assert (
-        f"the largest limit of lamb and lars is {ours}, that of momentum is 73 to 74 (95 % intervals)"
-        in said[1]
+        f"the largest limit of lamb and lars is {ours}, "
+        "that of momentum is 73 to 74 (95 % intervals)" in said[1]
     )
     assert shares in said[1]
 
@@ -71,7 +71,7 @@ def limits_of(truths):
 
 
 def test_the_resamples_of_two_arms_are_independent():
-    """Two arms that are alike go further than each other in half of the resamples."""
+    """Of two equal arms, each goes further than the other in half of the resamples."""
     edge = (0.98, 0.97, 0.9)
     _, sentence = claims({"momentum": Truth(edge, spread=0.02), "lamb": legw(edge, spread=0.02)})[
         FURTHER
@@ -86,7 +86,8 @@ def test_the_resamples_of_two_arms_are_independent():
         (
             FLAT,
             "cannot be told",
-            "in 100.0 % of them both lie beyond the largest batch, and which is larger is not known.",
+            "in 100.0 % of them both lie beyond the largest batch, and which is larger is not "
+            "known.",
         ),
         ((0.98, 0.98, 0.9), "did not hold", "larger in 0.0 % of the resamples."),
     ],
@@ -145,7 +146,7 @@ def test_all_others_with_linear_scaling_are_judged_once():
 
 
 def of_seeds(arm, seeds):
-    """Return a change of rows: so many seeds of an arm diverge at the smallest batch."""
+    """Return a change that makes an arm's first `seeds` seeds diverge at the smallest batch."""
 
     def change(row):
         hit = (row["arm"], row["global_batch_size"], row["phase"]) == (arm, 16, "final") and row[
@@ -166,12 +167,13 @@ def test_an_arm_without_a_limit_is_named_and_not_compared(names, verdict):
     said = judged(config, [of_seeds("momentum", 1)(row) for row in rows])[FURTHER]
     assert said[0] == verdict
     assert said[1].endswith(
-        "the limit of momentum cannot be told: it diverged with 1 of 5 seeds at the smallest batch, 16."
+        "the limit of momentum cannot be told: it diverged with 1 of 5 seeds at the smallest "
+        "batch, 16."
     )
 
 
 def with_models(config, models):
-    """Give every arm of a study a model of its own."""
+    """Give every arm of a study a different model."""
     for arm, model in zip(config["arms"], models, strict=True):
         arm["model"] = model and {"name": model}
     return config
@@ -202,7 +204,7 @@ def test_each_group_that_has_both_sides_is_judged():
 
 
 def peaked(name, steps, edge=False, sizes=(16, 64, 256, 1024)):
-    """Return name and cells of an arm; `steps` of a batch size are the peaks of its curvature."""
+    """Return name and cells of an arm; `steps` has the curvature peaks by batch size."""
     truth = legw((0.98,) * len(sizes), rule_warmup_steps=lambda size: 4)
     cells = read_study(*synthetic.make_study({name: truth}, sizes=sizes)).arms[0].cells
     peaks = [tuple(Peak(step, edge) for step in steps(size)) for size in sizes]
@@ -240,7 +242,10 @@ def test_the_slope_of_every_arm_is_said_with_what_it_rests_on():
     )
     assert claim.verdict == "cannot be told"
     assert "batch^0.00 for a (95 % interval over seeds -0." in claim.sentence
-    assert "0 of 20 peaks at the first or last probe; warmup of 4 steps), batch^-1.00 for b (95 % interval over seeds -1.00 to -1.00; 8 of 8 peaks" in claim.sentence  # fmt: skip
+    assert (
+        "0 of 20 peaks at the first or last probe; warmup of 4 steps), batch^-1.00 for b (95 % "
+        "interval over seeds -1.00 to -1.00; 8 of 8 peaks" in claim.sentence
+    )
 
 
 def test_peaks_where_probing_began_or_ended_tell_nothing():
@@ -281,7 +286,7 @@ def test_a_slope_over_batch_sizes_is_that_of_least_squares():
 
 
 def test_a_slope_over_seeds_is_as_uncertain_as_these():
-    """Seeds lie a factor of 2 on both sides of a line; the standard error is that of their means."""
+    """Seeds lie a factor of 2 on both sides of a line; the means give the standard error."""
     draw = np.random.default_rng(0)
     groups = [(size, 100 * 2 ** draw.normal(size=40)) for size in (16, 64, 256, 1024)]
     slope = log_slope(groups)
@@ -295,13 +300,18 @@ def test_a_slope_over_seeds_is_as_uncertain_as_these():
 
 
 def noisy(scale, limit, **changes):
-    """Return an arm with a noise scale at the smallest batch, and a limit."""
-    test = {16: (0.98, 0.9, 0.9, 0.9), 64: (0.98, 0.98, 0.9, 0.9), 256: (0.98, 0.98, 0.98, 0.9), 1024: (0.98,) * 4}[limit]  # fmt: skip
+    """Return an arm with a given noise scale at the smallest batch, and a given limit."""
+    test = {
+        16: (0.98, 0.9, 0.9, 0.9),
+        64: (0.98, 0.98, 0.9, 0.9),
+        256: (0.98, 0.98, 0.98, 0.9),
+        1024: (0.98,) * 4,
+    }[limit]
     return Truth(test, noise_scale=(scale, 2 * scale, 4 * scale, 8 * scale), **changes)
 
 
 def of_noise(*arms):
-    """Return what became of the claim on the limit, in a study of arms (noise scale, limit)."""
+    """Return verdict and sentence on the limit, for arms of (noise scale, limit)."""
     truths = {chr(ord("a") + place): noisy(*arm) for place, arm in enumerate(arms)}
     return claims(truths, sizes=(16, 64, 256, 1024))["noise_scale_predicts_limit"]
 
@@ -309,15 +319,41 @@ def of_noise(*arms):
 @pytest.mark.parametrize(
     ("arms", "verdict", "part"),
     [
-        ([(30.0, 64), (100.0, 64), (90.0, 256)], "held", "within a factor of 4 of the limit for 3 of 3 arms; the limit is 0.761 to 3.38 times the noise scale; whether the ranks agree cannot be told from so few"),
-        ([(320.0, 64), (8.0, 64), (90.0, 256)], "did not hold", "within a factor of 4 of the limit for 1 of 3 arms; the limit is 0.238 to 9.51 times"),
-        ([(30.0, 64), (100.0, 256)], "cannot be told", "it takes 3 arms to judge by, and there are 2; the limit is 2.54 to 3.04 times"),
-        ([(30.0, 64), (31.0, 64), (90.0, 256), (91.0, 256), (92.0, 256)], "held", "the rank correlation is 0.87 (one-sided p 0.10 over all orders)"),
-        ([(90.0, 64), (91.0, 64), (80.0, 256), (81.0, 256), (82.0, 256)], "cannot be told", "5 of 5 arms; the limit is 0.836 to 3.81 times the noise scale; the rank correlation is -0.87"),
-        ([(90.0, 64), (91.0, 64), (80.0, 256), (300.0, 256)], "held", "whether the ranks agree cannot be told"),
+        (
+            [(30.0, 64), (100.0, 64), (90.0, 256)],
+            "held",
+            "within a factor of 4 of the limit for 3 of 3 arms; the limit is 0.761 to 3.38 times "
+            "the noise scale; whether the ranks agree cannot be told from so few",
+        ),
+        (
+            [(320.0, 64), (8.0, 64), (90.0, 256)],
+            "did not hold",
+            "within a factor of 4 of the limit for 1 of 3 arms; the limit is 0.238 to 9.51 times",
+        ),
+        (
+            [(30.0, 64), (100.0, 256)],
+            "cannot be told",
+            "it takes 3 arms to judge by, and there are 2; the limit is 2.54 to 3.04 times",
+        ),
+        (
+            [(30.0, 64), (31.0, 64), (90.0, 256), (91.0, 256), (92.0, 256)],
+            "held",
+            "the rank correlation is 0.87 (one-sided p 0.10 over all orders)",
+        ),
+        (
+            [(90.0, 64), (91.0, 64), (80.0, 256), (81.0, 256), (82.0, 256)],
+            "cannot be told",
+            "5 of 5 arms; the limit is 0.836 to 3.81 times the noise scale; the rank correlation "
+            "is -0.87",
+        ),
+        (
+            [(90.0, 64), (91.0, 64), (80.0, 256), (300.0, 256)],
+            "held",
+            "whether the ranks agree cannot be told",
+        ),
         ([(320.0, 64), (320.0, 64), (90.0, 256), (90.0, 256)], "cannot be told", "for 2 of 4 arms"),
     ],
-)  # fmt: skip
+)
 def test_whether_the_noise_scale_predicts_the_limit(arms, verdict, part):
     said = of_noise(*arms)
     assert said[0] == verdict
@@ -385,7 +421,10 @@ def test_a_noise_scale_that_is_not_told_from_infinity_judges_nothing():
             row["probes"]["gradient_square_norm"] = [1.0] + [-1.0] * (len(traces) - 1)
     claim = noise_scale_predicts_limit(read_study(config, rows))
     assert claim.verdict == "cannot be told"
-    assert "over the run the noise scale goes from 3 to infinity; 1 arm left out, as the noise scale is not told from infinity: a." in claim.sentence  # fmt: skip
+    assert (
+        "over the run the noise scale goes from 3 to infinity; 1 arm left out, as the noise scale "
+        "is not told from infinity: a." in claim.sentence
+    )
 
 
 def test_a_noise_scale_that_was_not_measured_is_not_judged():
@@ -445,10 +484,15 @@ def test_many_arms_are_ranked_against_a_sample_of_orders():
         (("log", "log", "log", 0.6), "held", "; but for 3 it is a power of t"),
         (("log", "log", 0.6), "cannot be told", "; but for 2 it is a power of t"),
         (("log", 0.6, 0.6, 0.6), "did not hold", "; but for 0 it is log t"),
-        (("log", 0.6), "cannot be told", "neither fits most cells: log t is the better fit, with R^2 of at least 0.95, in 3 of 6 cells"),
+        (
+            ("log", 0.6),
+            "cannot be told",
+            "neither fits most cells: log t is the better fit, with R^2 of at least 0.95, in 3 of "
+            "6 cells",
+        ),
         ((0.6, 0.6, 0.6), "did not hold", "median exponent 0.60"),
     ],
-)  # fmt: skip
+)
 def test_whether_diffusion_is_logarithmic(growths, verdict, part):
     truths = {str(place): Truth(FLAT, growth=growth) for place, growth in enumerate(growths)}
     said = claims(truths)["diffusion_is_logarithmic"]
@@ -464,8 +508,8 @@ def test_the_better_of_two_bad_fits_describes_nothing():
     verdict, sentence = judged(config, rows)["diffusion_is_logarithmic"]
     assert verdict == "cannot be told"
     assert (
-        "neither fits most cells: log t is the better fit, with R^2 of at least 0.95, in 0 of 3 cells"
-        in sentence
+        "neither fits most cells: log t is the better fit, with R^2 of at least 0.95, in 0 of 3 "
+        "cells" in sentence
     )
 
 
@@ -477,7 +521,10 @@ def test_runs_that_do_not_train_tell_nothing_of_diffusion():
     said = claims(truths)["diffusion_is_logarithmic"]
     assert said[0] == "cannot be told"
     assert "in 2 of 3 cells" in said[1]
-    assert said[1].endswith("; 2 cells left out, as a seed diverged; 1 cell left out, as training accuracy stayed under 90 %.")  # fmt: skip
+    assert said[1].endswith(
+        "; 2 cells left out, as a seed diverged; 1 cell left out, as training accuracy stayed "
+        "under 90 %."
+    )
     said = claims({"a": Truth(FLAT, (0.5,) * 3, growth="log")})["diffusion_is_logarithmic"]
     assert (said[0], "there is no cell to judge by; 3 cells" in said[1]) == ("cannot be told", True)
 

@@ -1,4 +1,4 @@
-"""Intervals of differences agree with SciPy; several together keep their level."""
+"""Intervals of differences agree with SciPy; simultaneous ones keep their level."""
 
 import math
 
@@ -44,11 +44,11 @@ def test_an_advantage_in_perplexity_is_in_percent_of_theirs():
 
 
 def test_levels_are_holms():
-    """Holm's thresholds for three p values are 0.05 / 3, 0.05 / 2 and 0.05, up to the first miss."""
+    """Holm's thresholds for three p values are 0.05 / 3, / 2 and / 1, up to the first miss."""
     best = [0.0, 1.0, 2.0, 3.0]
 
     def other(p):
-        """Return a sample of the same scatter as far below as gives that p."""
+        """Return a sample of equal spread, shifted down until its p value is `p`."""
         error = stats.sem(best) * 2**0.5
         return [x - error * stats.t.isf(p / 2, 6) for x in best]
 
@@ -74,7 +74,7 @@ def test_an_interval_says_what_its_level_decided():
 
 
 def test_of_equal_arms_few_are_told_apart():
-    """The best of five equal arms is compared with four; 5 % for each would be far too many."""
+    """The best of five equal arms is compared with four; 5 % each would reject too often."""
     draw = np.random.default_rng(0)
     false = 0
     for _ in range(300):

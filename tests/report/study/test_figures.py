@@ -25,7 +25,7 @@ def figures_of(monkeypatch, workdir, config, rows):
 
 
 def mixed(**search):
-    """Return a study in which arm b is searched in another way than arm a's grid."""
+    """Return a study whose arm b has a random search and whose arm a has a grid."""
     config, rows = synthetic.make_study({"a": Truth(FLAT)}, warmup_factors=[0.5, 1.0, 2.0])
     other, more = synthetic.make_study({"b": Truth(FLAT)}, **search)
     config["arms"] += [{**other["arms"][0], "search": other["search"]}]
@@ -138,7 +138,7 @@ def test_mathematics_in_a_name_does_not_stop_the_report(tmp_path):
 
 
 def texts_of(figure):
-    """Return all that is written in a figure, as it is seen."""
+    """Return all visible texts of a figure."""
     import matplotlib.text
 
     figure.draw_without_rendering()
@@ -184,7 +184,7 @@ def test_a_mean_is_of_all_seeds_or_not_drawn():
 
 
 def stopping(rows):
-    """Return rows whose seeds ended at different steps, with curves and probes up to there."""
+    """Return records of seeds that end at different steps, with curves and probes up to there."""
     found = []
     for place, row in enumerate(rows):
         if row["phase"] == "final":
@@ -192,7 +192,7 @@ def stopping(rows):
             steps = [step for step in _fits.log_spaced_steps(row["steps"], 64) if step < end] + [
                 end
             ]
-            # The seeds differ, so that a mean over others of them jumps.
+            # Seeds differ, so a mean over a changing set of seeds would jump.
             distance = [(1 + place % 5) * step**0.5 for step in steps]
             row = {**row, "steps_run": end, "curve": {"step": steps, "distance": distance}}
         found.append(row)

@@ -1,4 +1,4 @@
-"""Nothing is said that the rows do not say; what became of claims is in test_claims.py."""
+"""Findings claim only what the records show; test_claims.py has the verdicts on claims."""
 
 import pytest
 import synthetic
@@ -11,7 +11,7 @@ def found(truths, **options):
 
 
 def changed(truths, change, **options):
-    """Return the findings of a study as one text, `change` of every row."""
+    """Return the findings of a study as one text, after `change` of every record."""
     config, rows = synthetic.make_study(truths, **options)
     return " ".join(summarize(config, [change(row) for row in rows])["findings"])
 
@@ -25,7 +25,8 @@ FLAT = (0.98, 0.98, 0.98)
 def test_a_limit_is_said_with_its_interval_and_what_failed():
     text = found({"momentum": Truth((0.98, 0.972, 0.9), (1.0, 1.0, 0.93), spread=0.02)})
     assert (
-        "momentum stays within 1 point of its score over small batches (97.60% at 16 and 64) up to batch 72 "
+        "momentum stays within 1 point of its score over small batches (97.60% at 16 and 64) up to "
+        "batch 72 "
         "(95 % interval 65 to 78); at 256 it has "
         "90.00% and fails to optimise: test accuracy lost 7.60 points, training accuracy 7.00."
         in text
@@ -47,7 +48,8 @@ def test_a_limit_that_was_not_reached_is_said():
 def test_a_limit_among_the_small_batches_cannot_be_told_but_what_fails_can():
     text = found({"arm": Truth((0.98, 0.9, 0.85), (1.0, 0.99, 0.98))})
     assert (
-        "The limit of arm cannot be told: its score falls by more than 1 point among the small batches themselves, "
+        "The limit of arm cannot be told: its score falls by more than 1 point among the small "
+        "batches themselves, "
         "of up to 64; smaller ones have to be tried; at 64 it has 90.00% and fails to generalise: "
         "test accuracy lost 8.00 points, training accuracy 1.00." in text
     )
@@ -130,7 +132,8 @@ def test_perplexities_are_said_as_such():
         {"arm": Truth((100.0, 101.0, 120.0), (80.0, 80.0, 81.0), spread=0.0)}, perplexity=True
     )
     assert (
-        "arm stays within 5 percent of its score over small batches (100.50 at 16 and 64) up to batch 91 "
+        "arm stays within 5 percent of its score over small batches (100.50 at 16 and 64) up to "
+        "batch 91 "
         "(95 % interval 91 to 91); at 256 it has 120.00 and fails to generalise" in text
     )
 
@@ -139,13 +142,13 @@ def test_an_unfinished_study_says_so_and_judges_nothing():
     config, rows = synthetic.make_study({"momentum": MOMENTUM, "lamb": legw(FLAT)})
     findings = summarize(config, rows[:9])["findings"]
     assert (
-        "not complete: 1 of 6 cells (arm and batch size) have all their final trials, with 9 trials so far"
-        in findings[0]
+        "not complete: 1 of 6 cells (arm and batch size) have all their final trials, with 9 "
+        "trials so far" in findings[0]
     )
     assert "That " not in " ".join(findings)
     assert (
-        "The limit of momentum cannot be told: no batch of more than 4 times the smallest has a result."
-        in findings
+        "The limit of momentum cannot be told: no batch of more than 4 times the smallest has a "
+        "result." in findings
     )
 
 
@@ -160,8 +163,8 @@ def test_a_study_without_a_tested_cell_says_only_that():
 def test_the_difference_at_the_largest_batch_has_an_interval():
     text = found({"momentum": MOMENTUM, "lamb": legw((0.98, 0.98, 0.95))})
     assert (
-        "At batch 256: lamb 95.00%, momentum 90.00%; the seeds tell lamb apart from momentum (+4.88 to +5.12 points)"
-        in text
+        "At batch 256: lamb 95.00%, momentum 90.00%; the seeds tell lamb apart from momentum "
+        "(+4.88 to +5.12 points)" in text
     )
 
 
@@ -184,7 +187,7 @@ def test_the_best_is_compared_with_every_other_arm_not_the_next_alone():
 
 
 def test_many_comparisons_need_more_each():
-    """The difference has a p of 0.03: one of one is told apart, one of four alike is not."""
+    """p is 0.03 for the difference: significant as one comparison, not as one of four."""
     best, other = (
         Truth((0.98, 0.98, 0.9506), spread=0.001),
         Truth((0.98, 0.98, 0.95), spread=0.0007),
@@ -206,7 +209,9 @@ def test_only_arms_that_train_the_same_thing_are_compared():
 
 
 def test_one_seed_tells_no_difference():
-    assert "whether b and a differ cannot be told from these seeds" in found({"a": MOMENTUM, "b": Truth(FLAT)}, seeds=(1,))  # fmt: skip
+    assert "whether b and a differ cannot be told from these seeds" in found(
+        {"a": MOMENTUM, "b": Truth(FLAT)}, seeds=(1,)
+    )
 
 
 def test_the_lower_perplexity_is_the_better():
@@ -245,8 +250,8 @@ def test_targets_are_said_reached_or_not():
         }
     )
     assert (
-        "To the target need, by the fit of steps against batch: a at least 30 steps and 3,000 examples, so a critical batch of 100."
-        in text
+        "To the target need, by the fit of steps against batch: a at least 30 steps and 3,000 "
+        "examples, so a critical batch of 100." in text
     )
     assert "The median run did not reach the target: b at 256." in text
 
@@ -273,8 +278,8 @@ def test_the_waterfall_says_what_is_not_told_apart():
     }
     text = found(truths, waterfall=("a", "b", "c"))
     assert (
-        "At batch 256, from a with 80.00%, in points: b +5.00, c +0.01; not told apart from seed noise: c (95 % interval of each gain)."
-        in text
+        "At batch 256, from a with 80.00%, in points: b +5.00, c +0.01; not told apart from seed "
+        "noise: c (95 % interval of each gain)." in text
     )
 
 
@@ -301,7 +306,9 @@ def test_a_waterfall_of_clear_steps_says_so():
 
 
 def test_the_same_search_is_counted_from_the_rows():
-    assert "Every arm got the same search: 6 trials at each batch size." in found({"a": Truth(FLAT), "b": Truth(FLAT)}, search_seeds=(0, 10))  # fmt: skip
+    assert "Every arm got the same search: 6 trials at each batch size." in found(
+        {"a": Truth(FLAT), "b": Truth(FLAT)}, search_seeds=(0, 10)
+    )
 
 
 def test_another_search_is_said():
@@ -309,8 +316,8 @@ def test_another_search_is_said():
     first = next(place for place, row in enumerate(rows) if row["arm"] == "b")
     text = " ".join(summarize(config, rows[:first] + rows[first + 1 :])["findings"])
     assert (
-        "The arms did not get the same search: trials at each batch size were 3 for a; 2 to 3 for b; they are worth from"
-        in text
+        "The arms did not get the same search: trials at each batch size were 3 for a; 2 to 3 for "
+        "b; they are worth from" in text
     )
 
 
@@ -320,7 +327,8 @@ def test_searches_of_as_many_trials_are_not_the_same_if_their_candidates_differ(
     text = " ".join(summarize(config, rows)["findings"])
     assert "Every arm got the same search" not in text
     assert (
-        "The arms did not get the same search: as many, 3 trials at each batch size, but of other candidates "
+        "The arms did not get the same search: as many, 3 trials at each batch size, but of other "
+        "candidates "
         "(learning_rate_factors differs)." in text
     )
 

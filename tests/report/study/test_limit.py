@@ -31,7 +31,7 @@ def cells_of(values, weights=None):
 
 
 def known_limit(scores, tolerance):
-    """Return the limit of a curve without noise: where it crosses, over log2 of the batch size."""
+    """Return the noiseless curve's limit: its crossing, interpolated in log2 of the batch size."""
     threshold = (
         np.mean(scores[:3]) - tolerance
     )  # 16, 32, 64: the batches up to 4 times the smallest
@@ -90,7 +90,7 @@ def test_interval_covers_the_known_limit_at_its_level(plant):
         cells = plant(np.random.default_rng((9, study)))
         found = estimate_limit(cells, POINT, higher_is_better=higher, num_resamples=400, seed=study)
         if isinstance(found, CannotTell):
-            continue  # it claims nothing; test_outcomes says when this may happen
+            continue  # no claim is made; test_outcomes has the conditions for this
         limits += isinstance(found, Limit)
         missed += not found.low <= truth <= getattr(found, "high", math.inf)
     assert limits >= 160
@@ -98,7 +98,7 @@ def test_interval_covers_the_known_limit_at_its_level(plant):
 
 
 def test_seeds_alone_cover_less_where_examples_differ():
-    """Examples that are hard at some batch sizes only widen the interval by their sampling noise."""
+    """Examples that are hard at some batch sizes add only their sampling noise to the interval."""
     cells = plant_accuracy(np.random.default_rng(0), num_seeds=10)
     whole = resample_limits(cells, POINT)
     seeds = resample_limits(cells_of([cell.scores for cell in cells]), POINT)
@@ -118,7 +118,7 @@ def test_hardness_that_all_batch_sizes_share_does_not_widen_the_interval():
 
 
 def test_noise_of_one_seed_does_not_move_the_limit():
-    """By the first mean a point below the smallest batch's, the limit would fall from 256 to 16."""
+    """If the first mean below the smallest batch's counted, the limit would fall from 256 to 16."""
     means = np.array([0.985, 0.980, 0.984, 0.984, 0.980, 0.965, 0.90])
     scores = np.broadcast_to(means[:, None], (7, 6)) + 0.002 * np.array([-2, -1, 0, 0, 1, 2])
     noisy = scores.copy()
@@ -143,7 +143,7 @@ def test_outcomes():
     assert limit.low < limit.global_batch_size < limit.high < 512
     assert limit.fit.reference == pytest.approx(0.986)
 
-    # Only the largest batch might be beyond it.
+    # Only the largest batch may exceed the limit.
     flat = outcome([0.98] * 6 + [0.972])
     assert isinstance(flat, NotReached)
     assert flat.low > 256

@@ -1,4 +1,4 @@
-"""The page of a study holds everything, asks nobody for anything, and escapes what it shows."""
+"""A study's page is complete, needs no other server, and escapes what it shows."""
 
 import csv
 import html.parser
@@ -70,7 +70,7 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
-    """A study in which all was measured, one arm of which diverges."""
+    """A study with all measurements; one arm diverges."""
     common = {"growth": 0.5, "noise_scale": (90.0, 100.0, 200.0), "peak_step": lambda size: 4}
     truths = {
         "momentum": Truth(
@@ -219,7 +219,7 @@ def test_the_table_of_results_has_what_was_measured(everything, plain):
 
 
 def test_no_score_is_shown_of_outputs_that_are_not_numbers():
-    """The first class is what argmax finds in them: an accuracy of 0.09 that nobody reached."""
+    """argmax over NaN outputs gives the first class: an accuracy of 0.09 that nothing reached."""
     config, rows = synthetic.make_study({"a": Truth(FLAT, diverges=(256,))})
     rows = [{**row, "train_accuracy": 0.09} if row["diverged"] else row for row in rows]
     study = read_study(config, rows)

@@ -1,4 +1,4 @@
-"""What the page says of how a study was done: in words, field by field, arm by arm."""
+"""The page's description of a study's procedure: in words, by field and by arm."""
 
 import pytest
 import synthetic
@@ -26,14 +26,26 @@ FLAT = (0.98, 0.98, 0.98)
     ("search", "parts"),
     [
         ({}, ["the whole grid", "learning rate 0.5, 1, 2", "warmup 1", "seed 0"]),
-        ({"method": "log_uniform"}, ["16 candidates drawn log-uniformly", "learning rate 0.1 to 10"]),
+        (
+            {"method": "log_uniform"},
+            ["16 candidates drawn log-uniformly", "learning rate 0.1 to 10"],
+        ),
         ({"method": "halton", "num_candidates": 9}, ["9 candidates of a Halton sequence"]),
-        ({"method": "successive_halving"}, ["successive halving from 16 candidates (eta 3, shortest run 0.037", "rescaled to its length"]),
+        (
+            {"method": "successive_halving"},
+            [
+                "successive halving from 16 candidates (eta 3, shortest run 0.037",
+                "rescaled to its length",
+            ],
+        ),
         ({"method": "hyperband"}, ["Hyperband (eta 3", "never one with a smaller batch"]),
         ({"method": "optuna"}, ["sampler tpe, no pruner, 4 at once"]),
-        ({"method": "optuna", "pruner": "median"}, ["pruner median, eta 3", "rescaled to its length"]),
+        (
+            {"method": "optuna", "pruner": "median"},
+            ["pruner median, eta 3", "rescaled to its length"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_protocol_says_how_it_was_searched(search, parts):
     study = read_study(*synthetic.make_study({"a": Truth(FLAT)}, **search))
     text = " ".join(protocol(study))
@@ -59,10 +71,20 @@ def test_the_protocol_of_a_language_model_speaks_of_loss_and_percent():
 @pytest.mark.parametrize(
     ("measure", "parts"),
     [
-        (MeasureConfig(num_probes=4), ["the curve of the distance from the start with its fits and probes of the gradient.", "the final distance"]),
-        (MeasureConfig(distance=False), ["Only final runs have the curve of the training loss.", "Gradients were not probed"]),
+        (
+            MeasureConfig(num_probes=4),
+            [
+                "the curve of the distance from the start with its fits and probes of the "
+                "gradient.",
+                "the final distance",
+            ],
+        ),
+        (
+            MeasureConfig(distance=False),
+            ["Only final runs have the curve of the training loss.", "Gradients were not probed"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_protocol_says_which_runs_were_measured(measure, parts):
     text = " ".join(protocol(read_study(config_to_json(make_config(measure=measure)), [])))
     for part in [
@@ -92,7 +114,9 @@ def test_all_that_trials_have_in_common_is_said():
         "global batch sizes": "128, 1024",
         "search seeds": "0",
         "final seeds": "7, 8",
-        "probes of the gradient": "4 log-spaced steps of every final run, 2 parts of 8 training examples each",
+        "probes of the gradient": (
+            "4 log-spaced steps of every final run, 2 parts of 8 training examples each"
+        ),
         "devices of a trial": "one, at most 512 examples at a time on each",
     }
 
@@ -107,7 +131,7 @@ def test_a_target_study_says_how_often_it_was_looked_for():
 def test_the_steps_of_epochs_tell_the_size_of_the_training_set():
     config, rows = synthetic.make_study({"a": Truth(FLAT)})
     assert training_examples(read_study(config, rows)) == (1023, 1024)
-    # 4267 examples in 6 epochs of batch 16, 64 and 1024; other numbers have the same steps.
+    # 4267 examples in 6 epochs of batch 16, 64 and 1024; 4268 and 4269 give the same steps.
     assert examples_of([(16, 1601), (64, 401), (1024, 26)], 6.0) == (4267, 4269)
     config["train"]["num_steps"] = 9
     assert training_examples(read_study(config, rows)) is None
@@ -175,7 +199,7 @@ def test_the_page_has_them(tmp_path):
     text = written.file.read_text()
     assert "<dt>model</dt><dd>cnn (widths=(8,))</dd>" in text
     assert (
-        "<dt>data</dt><dd>digits; 1023 to 1024 training examples, as the steps of the epochs tell</dd>"
-        in text
+        "<dt>data</dt><dd>digits; 1023 to 1024 training examples, as the steps of the epochs "
+        "tell</dd>" in text
     )
     assert "<th>base learning rate</th>" in text

@@ -48,7 +48,7 @@ def test_perfect_scaling_and_none_at_all():
 
 
 def test_seeds_that_miss_the_target():
-    """The median counts such runs as slowest, the end of perfect scaling as the whole run or more."""
+    """The median counts them as slowest, the end of perfect scaling as a whole run or more."""
     cells = cells_of(10**4 / SIZES, num_steps=400)
     missed = CellSteps(1024, np.array([math.inf] * 4 + [10.0, 10.0]), 40)
     scaling = measure_scaling([*cells[:-1], missed])

@@ -1,4 +1,4 @@
-"""The summary says what the rows say, also when nobody likes it."""
+"""The summary states what the records show, including unwelcome results."""
 
 import json
 import math
@@ -22,12 +22,12 @@ from lbopt.sweep import ExampleScores, _fits, trial_identity
 
 
 def only(truth, **options):
-    """Return the summary of the only arm of a study."""
+    """Return the summary of a study's single arm."""
     return summarize(*synthetic.make_study({"arm": truth}, **options))["arms"][0]
 
 
 def cells_of(truth, **options):
-    """Return the cells of the only arm of a study."""
+    """Return the cells of a study's single arm."""
     return read_study(*synthetic.make_study({"arm": truth}, **options)).arms[0].cells
 
 
@@ -101,7 +101,7 @@ def test_where_test_examples_are_recorded_the_interval_is_over_them_too(study_wi
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_all_examples_are_wrong_in_a_run_that_diverged(recorded, study_with_examples):
-    """Its outputs may be finite, so that its line has scores, or not."""
+    """This holds whether or not the outputs are finite and the record has scores."""
     config, rows, examples = study_with_examples
     last = rows[-1]
     rows[-1] = diverge(last)
@@ -286,7 +286,7 @@ def test_the_edges_of_every_factor_are_told():
         True,
     )
     for row in rows:
-        row["warmup_steps"] = row["weight_decay"] = 0  # so many times nothing
+        row["warmup_steps"] = row["weight_decay"] = 0  # a factor of zero
     point = summarize(config, rows)["arms"][0]["points"][0]
     assert (point["warmup_at_edge"], point["weight_decay_at_edge"]) == (False, False)
 
@@ -343,7 +343,7 @@ def test_the_noise_scale_is_the_median_over_the_steps_of_what_all_seeds_give():
 
 
 def with_square_norms(norms):
-    """Return the first point of a study whose probes all have these |G|^2, None as they are."""
+    """Return the first point of a study whose probes have these |G|^2; None keeps them."""
     config, rows = synthetic.make_study({"arm": Truth((0.9,) * 3, noise_scale=(100.0,) * 3)})
     for row in rows:
         if row["phase"] == "final":
@@ -460,7 +460,7 @@ def test_the_waterfall_is_of_the_largest_batch_in_the_order_of_the_config():
 
 @pytest.mark.parametrize(("gain", "apart"), [(0.0005, False), (0.0015, True), (-0.0015, True)])
 def test_a_gain_is_told_apart_by_the_interval_of_the_means(gain, apart):
-    """Its half-width is 0.115 points, the deviation of the difference of two single seeds 0.112."""
+    """Its half-width is 0.115 points; the difference of two single seeds deviates by 0.112."""
     truths = {"a": Truth((0.9, 0.9, 0.8)), "b": Truth((0.9, 0.9, 0.8 + gain))}
     step = summarize(*synthetic.make_study(truths, waterfall=("a", "b")))["waterfall"]["steps"][1]
     half = 2.306 * 0.0005 * 2.5**0.5 * (2 / 5) ** 0.5
@@ -569,7 +569,7 @@ def test_the_time_grows_with_the_trials_and_no_faster():
     seconds(1)
     assert (
         seconds(21) < 5
-    )  # 5,040 trials; a pass over all of them for every cell would be 30 times as many
+    )  # 5,040 trials; reading all of them for every cell would take 30 times as long
 
 
 def test_the_shipped_study_reaches_from_16_to_the_whole_training_set():

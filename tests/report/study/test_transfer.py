@@ -1,4 +1,4 @@
-"""The transfer of warmup steps is judged by the scores of the search, not by its layout."""
+"""The transfer of warmup steps is judged by search scores, not by the search's layout."""
 
 import math
 import random
@@ -57,7 +57,7 @@ def test_warmup_steps_that_grow_with_the_batch_are_not_constant_either():
 
 
 def searched(rule, badness, factors=(0.25, 1.0, 4.0)):
-    """Return the cells of an arm whose warmup was searched; `badness` is of (batch size, steps)."""
+    """Return the cells of an arm whose warmup was searched; `badness` takes (batch size, steps)."""
     cells = []
     for size in BATCHES:
         steps = tuple(rule(size) * factor for factor in factors)
@@ -68,13 +68,13 @@ def searched(rule, badness, factors=(0.25, 1.0, 4.0)):
 
 
 def lstm_layout(badness):
-    """Return two arms around constant steps and one around constant epochs, as in LEGW's study."""
+    """Return two arms with constant steps and one with constant epochs, as in LEGW's study."""
     rules = {"A": lambda size: 8, "B": lambda size: 8, "C": lambda size: 2048 / size}
     return {name: searched(rule, badness) for name, rule in rules.items()}
 
 
 def valley(wanted, noise=0.0, seed=0):
-    """Return a badness that grows with the distance from the best warmup of every batch size."""
+    """Return a badness that grows with the distance from each batch size's best warmup."""
     draw = random.Random(seed)
     return lambda size, steps: 0.002 * abs(math.log2(steps / wanted(size))) + draw.gauss(0, noise)
 
@@ -86,7 +86,7 @@ def test_noise_is_no_evidence_of_any_transfer():
         verdicts.append(
             judge_warmups(lstm_layout(lambda size, steps, draw=draw: draw.random())).verdict
         )
-    # 2.5 % are expected on the side of constant steps, and as many for constant epochs and for
+    # The expected share is 2.5 % for constant steps, and the same for constant epochs and for
     # growing steps.
     assert verdicts.count("held") <= 10
     assert verdicts.count("cannot be told") >= 180
@@ -101,7 +101,7 @@ def test_a_transfer_is_found_through_noise(wanted, verdict, seed):
 
 
 def test_warmups_that_should_grow_are_never_taken_for_constant_ones():
-    """Few of them can be carried so far in these grids, so chance is not always excluded."""
+    """In these grids few warmups can be transferred so far, so chance is not always excluded."""
     growing = [
         judge_warmups(lstm_layout(valley(lambda size: size / 8, 0.001, seed))) for seed in range(10)
     ]
