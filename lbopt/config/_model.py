@@ -29,7 +29,7 @@ FAMILIES = {
 """The models of each task."""
 BATCH_NORMED = ("cnn", "efficientnet", "resnet")
 WIDEST = 2**14
-"""A wider layer is a slip of the keyboard: its kernels alone would not fit this machine or the next."""
+"""Largest width of a layer; the kernels of a wider one would fit no device."""
 
 
 @dataclasses.dataclass

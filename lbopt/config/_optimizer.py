@@ -50,9 +50,10 @@ class OptimizerConfig:
         are the variant's.
       weight_decay: Weight decay, never the variant's. Decoupled for lamb, lans and adamw; added to
         the gradient for lars, momentum and rmsprop. Adam has none: use adamw.
-      weight_decay_exclude: Regular expressions, searched in the paths of parameters; what they match
-        is not decayed, beside what the variant leaves out (lamb and lars; biases, normalization
-        and other vectors for the rest). `("^embed/",)` for instance.
+      weight_decay_exclude: Regular expressions, searched in the paths of parameters, `("^embed/",)`
+        for instance. What they match is not decayed, and neither is what the default leaves out:
+        for lamb and lars that is the variant's choice, for the rest biases, normalization and
+        other vectors.
       weight_decay_include: Regular expressions; what they match is decayed, whatever the variant
         and `weight_decay_exclude` leave out.
       momentum: Decay of the velocity, in [0, 1).

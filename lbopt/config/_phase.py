@@ -55,7 +55,10 @@ ELSEWHERE = {
 
 
 def check_phase(phase: PhaseConfig) -> None:
-    """Raise `UserError` for a value that no phase takes; the phase as a run of its own is not checked."""
+    """Raise `UserError` for a value that no phase takes.
+
+    The phase as a run of its own is checked elsewhere.
+    """
     for field in ("num_steps", "global_batch_size", "num_microsteps", "eval_global_batch_size"):
         at_least(field, getattr(phase, field), 1)
     with errors.under("schedule"):

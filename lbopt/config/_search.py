@@ -24,9 +24,10 @@ SHORTEST = 1e-5
 class SearchConfig:
     """Which candidates a cell of a study tries, and how far each is run.
 
-    A candidate is three factors: multiples of the learning rate, the warmup and the weight decay that the arm's rules
-    give at this batch size. (1, 1, 1) is the rule itself. Every method but "grid" tries it first, moved into the ranges
-    where they leave it out. Fidelity is the length of a run as a fraction of the full one.
+    A candidate is three factors, by which the learning rate, the warmup and the weight decay that
+    the arm's rules give at this batch size are multiplied. (1, 1, 1) is the rule itself. Every
+    method but "grid" tries it first; where the ranges exclude it, its nearest point within them.
+    Fidelity is the length of a run as a fraction of the full one.
 
     Attributes:
       method: "grid", "log_uniform", "halton", "successive_halving", "hyperband" or "optuna".
@@ -73,8 +74,8 @@ class SearchConfig:
     def has_rungs(self) -> bool:
         """Whether candidates are run at less than full length first.
 
-        >>> SearchConfig("hyperband").has_rungs, SearchConfig("optuna").has_rungs, SearchConfig("halton").has_rungs
-        (True, False, False)
+        >>> [SearchConfig(name).has_rungs for name in ("hyperband", "optuna", "halton")]
+        [True, False, False]
         """
         return self.method in ("successive_halving", "hyperband") or (
             self.method == "optuna" and self.pruner != "none"

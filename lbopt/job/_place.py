@@ -121,7 +121,8 @@ def find_place(flags: Mapping[str, str], environ: Mapping[str, str]) -> Place | 
     """Return this process's place in its job; None if it is the only process.
 
     Args:
-      flags: The flags of the job, from `given_job_flags`. A flag overrides its environment variable.
+      flags: The flags of the job, from `given_job_flags`. A flag overrides its environment
+        variable.
       environ: The environment variables, `os.environ`.
 
     Raises:

@@ -1,4 +1,7 @@
-"""SIGTERM, or SIGHUP of a closed terminal, to any process of a job: all finish the same step, save, exit 75."""
+"""Ends a job that was asked to stop: all processes finish the same step, save and exit with 75.
+
+One process that receives SIGTERM, or the SIGHUP of a closed terminal, is enough.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from lbopt.job._member import Job, SoloJob
 
 
 class PreemptionWatch:
-    """Remember that the job was asked to end.
+    """Context manager that notes whether the job was asked to end.
 
-    While the block lasts it replaces the process's handlers of SIGTERM and SIGHUP, and then puts them
-    back. Signals can only be watched from the main thread; elsewhere nothing is watched.
+    Within the block it replaces the process's handlers of SIGTERM and SIGHUP. Signals can only be
+    watched from the main thread; elsewhere nothing is watched.
 
     Args:
-      job: of which this process is one; None if it is alone.
+      job: Job of this process; None if it is the only process.
     """
 
     def __init__(self, job: Job | None = None) -> None:

@@ -48,18 +48,19 @@ def build_run(
     """Turn a validated config into everything the training loop needs, compiling nothing.
 
     Args:
-      config: of the run.
-      devices: to choose from, for instance of a pod that is not here; None for `jax.devices()`.
-      load: see `make_problem`.
-      trains: False for a run whose checkpoints are only read: the state is the same, and neither batches nor groups of batch norm
-        have to fit the devices. Its step cannot be called.
+      config: Config of the run.
+      devices: Devices to choose from, for instance those of a pod that is not here; None for
+        `jax.devices()`.
+      load: Function that loads the data, as in `make_problem`.
+      trains: False for a run whose checkpoints are only read. Its state is the same and its step
+        cannot be called, so neither batches nor groups of batch norm have to fit the devices.
 
     Returns:
-      The run; of two phases, the first, which knows the second.
+      The run. If it has two phases this is the first, which knows the second.
 
     Raises:
-      UserError: naming the field that does not fit the data or the devices.
-      EnvironmentProblem: if the data, or what the run starts from, cannot be had.
+      UserError: Naming the field that does not fit the data or the devices.
+      EnvironmentProblem: If the data or the initial values cannot be read.
     """
     config.validate()
     if not trains:
@@ -83,7 +84,7 @@ def _naming() -> contextlib.AbstractContextManager[None]:
 
 
 def _on_any_devices(config: TrainConfig, devices: Sequence[jax.Device] | None) -> TrainConfig:
-    """Return the config of a run that has the same network and state, and asks nothing of the devices."""
+    """Return the config of a run with the same network and state that fits any devices."""
     found, parallel = copy.deepcopy(config), config.parallel
     there = len(available_devices() if devices is None else devices)
     found.parallel = ParallelConfig(
@@ -244,13 +245,13 @@ def build_state(
     seed: int | jax.Array,
     learned: tuple[types.Params, types.ModelState] | None = None,
 ) -> TrainState:
-    """Return the state before the first update; `seed` may be traced. Sweeps and runs start from the same one.
+    """Return the state before the first update, the same for runs and sweeps.
 
     Args:
-      problem: what is to be learned.
-      tx: the optimizer.
-      seed: of the run.
-      learned: parameters and model state to start from, with None for leaves that start fresh.
+      problem: Data, model and loss.
+      tx: The optimizer.
+      seed: Seed of the run; it may be traced.
+      learned: Parameters and model state to start from, with None for leaves that start fresh.
     """
     params, model_state = problem.init(split_seed(seed)[0])
     if learned is not None:

@@ -15,7 +15,7 @@ from lbopt.models import Model
 from lbopt.recipes._task import Task
 
 _MANY_CLASSES = 100
-"""From so many on, top-5 accuracy is a metric too."""
+"""Number of classes from which top-5 accuracy is a metric too."""
 _MIXUP = 0x6D69
 """Folded into the step's key for the weights of mixtures."""
 
@@ -23,7 +23,8 @@ _MIXUP = 0x6D69
 def make(network: Model, source: Source, loss: LossConfig) -> Task:
     """Build the cross entropy of a batch with `image` and `label`, with top-1 accuracy.
 
-    Pixels that come as uint8 are normalised here, on the device. Smoothing and mixtures are in training only.
+    Pixels in uint8 are normalised here, on the device. Label smoothing and mixup apply to
+    training only.
     """
 
     def inputs(batch: types.Batch) -> Any:
@@ -79,24 +80,29 @@ def mixed(images: jax.Array, weights: jax.Array) -> jax.Array:
     """Mix every image with its neighbour (Zhang et al., arXiv 1710.09412).
 
     Args:
-      images: [batch, ...] floating.
-      weights: [batch] of the image itself.
+      images: Floating-point images [batch, ...].
+      weights: Weight of each image itself [batch]; its neighbour has 1 minus it.
 
     Note:
-      The paper's code mixes a batch with a permutation of itself by one weight. Neighbours are on one device, and with a
-      weight for each pair the result depends on neither devices nor backend.
+      The paper's code mixes a batch with a permutation of itself by one weight. Here neighbours
+      are on one device and each pair has its own weight, so that the result depends on neither
+      devices nor backend.
     """
     weights = weights.reshape(-1, *[1] * (images.ndim - 1))
     return weights * images + (1 - weights) * swapped(images)
 
 
 def mixup_weights(key: jax.Array, num_examples: int, alpha: float) -> jax.Array:
-    """Return [num_examples] fp32: for each pair of neighbours one draw from Beta(alpha, alpha), and 1 minus it.
+    """Return the weights of mixup [num_examples], fp32.
+
+    Each pair of neighbours has a sample from Beta(alpha, alpha) and 1 minus it.
 
     Raises:
-      UserError: if there is an odd one out.
+      UserError: If the number of examples is odd.
     """
-    fix = f"it mixes pairs, and a part of {num_examples} examples has an odd one; let each device have an even number"
+    fix = (
+        f"it mixes pairs, and {num_examples} examples are no pairs; give each device an even number"
+    )
     require(num_examples % 2 == 0, "config.loss.mixup_alpha", alpha, fix)
     pairs = replicas.example_numbers(num_examples)[::2]
     keys = jax.vmap(lambda pair: jax.random.fold_in(key, pair))(pairs)

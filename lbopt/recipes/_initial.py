@@ -37,13 +37,13 @@ from lbopt.train import read_variables
 from lbopt.workdir import absolute_workdir, checkpoint_root, local_workdir, read_config
 
 TEXT_NORMALIZATION_KEY = "text_normalization"
-"""In the metadata of `lbopt export`: how text was changed before it was cut."""
+"""Key in the metadata of `lbopt export`: how text was normalized before it was tokenized."""
 _HEADS = {
     "bert": r"^(span|pooler|next_sentence|prediction)",
     "efficientnet": r"^head/",
     "resnet": r"^head/",
 }
-"""Parameters that belong to a task and not to the network: they may be missing, or of another shape."""
+"""Model -> paths of the parameters of its task, which may be missing or have another shape."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +83,15 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
     """Read variables: {"params": ..., "batch_stats": ...}.
 
     Args:
-      place: a workdir, of this machine or in a bucket, a safetensors file of ours, or a folder of Transformers.
-      model: the network they are for: parameters of bert come out stacked or not as it has them.
+      place: A workdir, on this machine or in a bucket; a safetensors file of `lbopt export`; or a
+        folder of Transformers.
+      model: The network that starts from them. The layers of bert are returned stacked if it has
+        them so.
 
     Raises:
-      UserError: if it is none of these, or if its network has another activation: no shape would tell.
-      EnvironmentProblem: if it cannot be read.
+      UserError: If the place is none of these, or if its network has another activation, which
+        shapes do not show.
+      EnvironmentProblem: If it cannot be read.
     """
     with opened(place) as path:
         variables, activation = _read(path, place)
@@ -107,11 +110,13 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def opened(place: str) -> Iterator[pathlib.Path]:
-    """Give the path that `config.init_from` means; of a workdir in a bucket, the local copy of its small files.
+    """Context manager that gives the path of `config.init_from`.
+
+    For a workdir in a bucket it is a local copy of the workdir's small files.
 
     Raises:
-      UserError: for an address that is no folder of a bucket.
-      EnvironmentProblem: if the bucket cannot be read, or within it if the system refuses to read the place.
+      UserError: If an address is not a folder of a bucket.
+      EnvironmentProblem: If the bucket, or within the block the place, cannot be read.
     """
     with contextlib.ExitStack() as stack:
         with _naming(place):
@@ -126,11 +131,11 @@ def opened(place: str) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def opened_folder(place: str) -> Iterator[pathlib.Path]:
-    """Give the path of what a run starts from, where the data look for a vocabulary.
+    """Context manager that gives the path of the initial values, to look for their vocabulary.
 
     Raises:
-      UserError: if nothing is there.
-      EnvironmentProblem: see `opened`.
+      UserError: If nothing is there.
+      EnvironmentProblem: As in `opened`.
     """
     with opened(place) as path:
         fix = (
@@ -142,7 +147,10 @@ def opened_folder(place: str) -> Iterator[pathlib.Path]:
 
 
 def _as_scanned(params: types.Params, model: ModelConfig, place: str) -> types.Params:
-    """Return parameters of bert with its layers stacked or not, as the model has them; those of another network as they are."""
+    """Return parameters of bert with its layers stacked as the model has them.
+
+    Parameters of another network are returned unchanged.
+    """
     if model.scan_layers:
         layers = [tree.by_name(params[name]) for name in bert_layer_names(params)]
         shapes = [{name: np.shape(leaf) for name, leaf in layer.items()} for layer in layers]
@@ -179,11 +187,11 @@ def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
 
 
 def check_text(place: str, vocabulary: Vocabulary) -> None:
-    """Raise `UserError` if it is known that what a run starts from was trained on text that was changed or cut in another way.
+    """Raise `UserError` if the initial values are known to belong to another tokenization.
 
     Args:
-      place: see `read`.
-      vocabulary: that of the run's data.
+      place: Place of the initial values, as in `read`.
+      vocabulary: Vocabulary of the run's data.
     """
     with opened(place) as path:
         if vocabulary.pieces and path.is_dir():
@@ -208,10 +216,13 @@ def check_text(place: str, vocabulary: Vocabulary) -> None:
 
 
 def _check_pieces(path: pathlib.Path, place: str, ours: Sequence[str]) -> None:
-    """Raise `UserError` if a piece has another number in the vocabulary beside a network; [unused...] may have become any."""
+    """Raise `UserError` if a token has another number in the vocabulary of the initial values.
+
+    A token [unused...] of that vocabulary may stand for any other.
+    """
     file, theirs = find_vocabulary(path), []
     if file is not None:
-        with contextlib.suppress(UserError):  # of one that lbopt cannot read nothing is known
+        with contextlib.suppress(UserError):  # lbopt cannot read it: nothing to compare with
             theirs = read_vocabulary(file)
     pairs = list(zip(theirs, ours, strict=False))
     wrong = [

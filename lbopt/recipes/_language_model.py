@@ -18,17 +18,19 @@ from lbopt.parallel import make_eval_step
 from lbopt.recipes._task import Task
 
 CARRY = "carry"
-"""In the model's state: what the text so far has left, as `lbopt.models._lstm.Carry`."""
+"""Key in the model's state of the `lbopt.models._lstm.Carry` after the text so far."""
 
 
 def make(network: Model, source: Source, loss: LossConfig) -> Task:
-    """Build the cross entropy of a batch with `tokens` and `next_tokens` [batch, length], the mean over all tokens.
+    """Build the cross entropy of a batch with `tokens` and `next_tokens` [batch, length].
 
-    All windows are full, so the mean over tokens is the mean over examples. The metrics are `loss` (in nats a token),
-    `perplexity` (its exponential, taken after the mean over all tokens) and `accuracy`.
+    It is the mean over all tokens. All windows are full, so the mean over tokens is the mean over
+    examples. The metrics are `loss` (in nats per token), `perplexity` (the exponential of the mean
+    loss of all tokens) and `accuracy`.
 
-    A source of streams carries the state from batch to batch, without gradients (truncated back-propagation through time), in
-    training and in evaluation; otherwise every window begins without one.
+    With a source of streams the state is carried from batch to batch, in training and in
+    evaluation, without gradients (truncated back-propagation through time). Otherwise every window
+    begins with an empty state.
     """
     del loss
     if source.num_streams:

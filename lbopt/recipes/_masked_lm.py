@@ -18,22 +18,26 @@ from lbopt.recipes._task import Task
 def make(network: Model, source: Source, loss: LossConfig) -> Task:
     """Build the pre-training loss of a batch as `lbopt.data.text.MaskedLMDataset` makes it.
 
-    With P predictions an example, weights w in {0, 1}, and M the mean number of predictions of an example in the data,
+    With P predictions per example, weights w in {0, 1}, and M the mean number of predictions of an
+    example in the data,
 
         loss of an example = sum_p w_p nll_p / M + nll of the next-sentence label
 
-    and the loss of a batch is the mean over its examples. google-research/bert (run_pretraining.py) divides the sum over
-    the examples of one core by their number of predictions instead, and averages over cores. Both weight every masked
-    token alike, and agree where examples have M predictions; but a ratio of sums over a part of a batch does not average
-    to that of the whole, and the constant M does: the gradient depends on neither devices nor microsteps.
+    and the loss of a batch is the mean over its examples. google-research/bert
+    (run_pretraining.py) divides the sum over the examples of one core by their number of
+    predictions instead, and averages over cores. Both weight every masked token alike, and agree
+    where examples have M predictions. But ratios of sums over slices of a batch do not average to
+    the ratio of the whole. With the constant M they do, so that the gradient depends on neither
+    devices nor microsteps.
 
-    The metrics are `loss` (the mean over examples of the above), `accuracy` and `masked_lm_loss` (exact means over masked
-    tokens), `next_sentence_accuracy` and `next_sentence_loss`. Data without `next_sentence_label` do without the latter.
+    The metrics are `loss` (the mean over examples of the above), `accuracy` and `masked_lm_loss`
+    (exact means over masked tokens), `next_sentence_accuracy` and `next_sentence_loss`. The last
+    two are left out for data without `next_sentence_label`.
 
     Args:
-      network: with `prediction_logits` and `next_sentence_logits`.
-      source: the data, for M.
-      loss: not needed.
+      network: Network with outputs `prediction_logits` and `next_sentence_logits`.
+      source: The data, which know M.
+      loss: Ignored.
     """
     del loss
 

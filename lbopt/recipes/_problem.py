@@ -75,19 +75,19 @@ def make_problem(
     init_from: str | None = None,
     load: Load = load_source,
 ) -> Problem:
-    """Load the data and build the model and the loss that belong to them; the configs are validated.
+    """Load the data and build the model and the loss that belong to them.
 
     Args:
-      data: which.
-      model: which.
-      loss: None for the plain one.
-      global_batch_size: of the run, for data that are laid out by it.
-      init_from: what the run starts from, for its vocabulary.
-      load: what loads the data; `known_source` for a program without data.
+      data: Config of the data, validated.
+      model: Config of the model, validated.
+      loss: Config of the loss; None for the default.
+      global_batch_size: Examples per step of the run, by which streams of text are laid out.
+      init_from: Place of the initial values, whose vocabulary is used; None for fresh ones.
+      load: Function that loads the data; `known_source` for a program without data.
 
     Raises:
-      UserError: if the model cannot take these examples.
-      EnvironmentProblem: if the data cannot be had.
+      UserError: If the model cannot take these examples.
+      EnvironmentProblem: If the data cannot be read.
     """
     learned = None if init_from is None else functools.partial(_initial.opened_folder, init_from)
     source = load(data, global_batch_size, learned)
@@ -142,7 +142,7 @@ def _with_l2(plain: types.LossFn, weight: float) -> types.LossFn:
 
 
 def check_batch(model: ModelConfig, here: Replicas, num_examples: int) -> None:
-    """Raise `UserError` if folds or the groups of batch norm do not fit the replicas or the batch (of a microstep)."""
+    """Raise `UserError` if folds or batch norm's groups do not fit the replicas or a microstep."""
     if model.name not in BATCH_NORMED:
         return
     folded = model.fold_examples if model.name == "efficientnet" else 1

@@ -28,13 +28,14 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
 
         loss of an example = (nll of the answer's first token + nll of its last token) / 2
 
-    both over all places of the sequence, padding too, as in google-research/bert (run_squad.py); the loss of a batch is the
-    mean over its examples, which are windows and not questions. The metrics are `loss` and `accuracy` (both places right).
+    Both are over all positions of the sequence, padding too, as in google-research/bert
+    (run_squad.py). The loss of a batch is the mean over its examples, which are windows and not
+    questions. The metrics are `loss` and `accuracy` (both positions right).
 
     Args:
-      network: with `start_logits` and `end_logits` [batch, length].
-      source: the data, for the longest answer.
-      loss: not needed.
+      network: Network with outputs `start_logits` and `end_logits` [batch, length].
+      source: The data, which know the length of the longest answer.
+      loss: Ignored.
     """
     del loss
 
@@ -66,8 +67,9 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
         return score(outputs, batch)[1]
 
     def evaluator(mesh: Mesh, backend: str) -> Evaluation:
-        del backend  # pmap would add positions up
-        step = make_eval_step(predict_fn(network, source.max_answer_length), mesh)  # type: ignore[arg-type]
+        del backend  # pmap would sum the positions over replicas
+        predict = predict_fn(network, source.max_answer_length)
+        step = make_eval_step(predict, mesh)  # type: ignore[arg-type]
         return Evaluation(step, evaluate_answers, batch_arguments)
 
     return Task(question_inputs, loss_fn, metric_fn, evaluator, ("exact_match", "f1"))

@@ -1,4 +1,4 @@
-"""What a kind of data asks of a model."""
+"""The task that a kind of data sets a model: its loss and its metrics."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ class Task(NamedTuple):
     """A loss and its measures.
 
     Attributes:
-      inputs: batch -> what the model takes.
-      loss_fn: see `lbopt.types.LossFn`; the mean over the examples of a batch, so that parts of equal size average to it.
-      metric_fn: see `lbopt.types.MetricFn`.
-      evaluator: what makes evaluation; None for the means of `metric_fn`.
-      metric_names: of the evaluation, where `evaluator` is given.
-      first_state: parameters -> what the model's state has from the start, beside the network's own.
+      inputs: Function of a batch that returns the model's input.
+      loss_fn: Loss as in `lbopt.types.LossFn`. It is the mean over the examples of a batch, so that
+        slices of equal size average to it.
+      metric_fn: Metrics as in `lbopt.types.MetricFn`.
+      evaluator: Function that makes the evaluation; None for the means of `metric_fn`.
+      metric_names: Names of the evaluation's metrics, where `evaluator` is given.
+      first_state: Function of the parameters that returns entries of the model's initial state
+        beside the network's own.
     """
 
     inputs: Callable[[types.Batch], Any]
