@@ -1,4 +1,4 @@
-"""The command in this process, its output, and config files to give it."""
+"""The command in this process, its output, and config files for it."""
 
 import hashlib
 import pathlib
@@ -46,7 +46,7 @@ def config_file(tmp_path):
 
 @pytest.fixture
 def fingerprint():
-    """Return a function folder -> {path: digest} of everything in it."""
+    """Return a function folder -> {path: digest} of all its files."""
 
     def read(folder):
         return {
@@ -70,7 +70,7 @@ def small():
 
 @pytest.fixture(scope="session")
 def trained(small, tmp_path_factory):
-    """Return the workdir of a finished run; look, do not touch."""
+    """Return the workdir of a finished run; tests must not change it."""
     workdir = tmp_path_factory.mktemp("trained") / "run"
     assert main(["train", *small, f"--workdir={workdir}"]) == 0
     return workdir

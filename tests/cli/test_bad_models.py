@@ -1,4 +1,4 @@
-"""A model, sizes and data that do not suit each other end in one line before compiling."""
+"""A model, sizes and data that do not fit together end in one line before compiling."""
 
 import jax
 import pytest

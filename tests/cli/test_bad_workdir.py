@@ -1,4 +1,4 @@
-"""A workdir that does not fit is refused in one line, and left as it is."""
+"""An unsuitable workdir is refused in one line and left unchanged."""
 
 import fcntl
 import json
@@ -36,7 +36,7 @@ def study(configs, tmp_path):
 
 @pytest.fixture
 def refused(lbopt, fingerprint, tmp_path):
-    """Return a function that runs a command, sees it refused in one line, and gives that line."""
+    """Return a function that runs a command, checks its one-line refusal, and returns the line."""
 
     def run(expected, *arguments):
         before = fingerprint(tmp_path)
@@ -146,7 +146,7 @@ def test_a_config_json_that_is_not_text(refused, small, workdir):
 @pytest.mark.parametrize("content", ["not json\n", '{"loss": 1}\n', "\x00\x00\x00\n"])
 @pytest.mark.parametrize("command", ["train", "report"])
 def test_damaged_metrics(command, content, refused, small, workdir):
-    """For instance after the power failed: a whole line that is not one of ours."""
+    """After a power failure, for instance, a whole line may be damaged."""
     with open(workdir / "metrics.jsonl", "a") as stream:
         stream.write(content)
     flags = [] if command == "report" else small
@@ -256,7 +256,7 @@ def test_a_folder_where_the_metrics_should_be(refused, workdir):
 
 
 def test_a_folder_where_the_page_should_be(lbopt, workdir):
-    (workdir / "report.html").unlink(missing_ok=True)  # of a test of `lbopt report` before
+    (workdir / "report.html").unlink(missing_ok=True)  # an earlier test of `lbopt report` wrote it
     (workdir / "report.html").mkdir()
     code, _, err = lbopt("report", f"--workdir={workdir}")
     assert (code, err.count("\n")) == (3, 1)
@@ -338,7 +338,7 @@ def test_a_platform_that_is_not_there(command, platform, study, small, tmp_path)
 
 
 def test_a_study_may_go_on_where_its_data_lie_elsewhere(lbopt, study):
-    """And what is kept of its config is all of it."""
+    """The workdir keeps the study's whole config."""
     from lbopt.cli import _sweep
 
     config = config_to_json(load_config(study[0][0].removeprefix("--config="), [], SweepConfig))
@@ -381,7 +381,7 @@ def test_studies_that_differ_say_where_in_short(refused, study, configs):
     ],
 )
 def test_a_fifo_in_the_place_of_a_file(name, refused, lbopt, small, workdir):
-    """Whoever opens it to read waits for one who writes, without end."""
+    """Opening a FIFO to read would wait forever for a writer."""
     (workdir / name).unlink()
     os.mkfifo(workdir / name)
     if "/" in name:
@@ -394,7 +394,7 @@ def test_a_fifo_in_the_place_of_a_file(name, refused, lbopt, small, workdir):
 
 
 def test_what_killed_processes_have_left_is_removed(lbopt, small, workdir):
-    """Not what a process holds, what is young, or what somebody else may have called so."""
+    """Files in use, young files, and users' files of similar names stay."""
     ours = [".summary.json.99", ".config.json.1", ".loss.png.4194304", f".seen-by-all-{'0' * 32}"]
     others = [".held.json.7", ".notes.txt.bak", ".env.12", "summary.json.99", ".profile"]
     for name in [*ours, *others]:

@@ -268,7 +268,7 @@ def test_report_is_one_page_with_everything_in_it(lbopt, trained):
 
 
 def test_the_spaced_form_and_four_devices_by_pmap(lbopt, configs, trained, tmp_path):
-    """The same batches on more devices: the same rates and nearly the same losses."""
+    """The same batches on more devices give equal rates and nearly equal losses."""
     flags = [
         "--config.model.widths=(4,)",
         "--config.model.hidden=8",
@@ -287,7 +287,7 @@ def test_the_spaced_form_and_four_devices_by_pmap(lbopt, configs, trained, tmp_p
 
 
 def test_of_two_overrides_of_a_field_the_last_counts(lbopt, configs, tmp_path):
-    """`cnn` takes at most so many widths; what is refused shows what was understood."""
+    """`cnn` limits the number of widths; its refusal shows which value was understood."""
     twice = ["--config.model.hidden=0", "--config.model.hidden=8", "--config.model.widths=(4,)"]
     config = f"--config={configs / 'digits_cnn.py'}:smoke"
     _, _, err = lbopt(
@@ -300,7 +300,7 @@ def test_of_two_overrides_of_a_field_the_last_counts(lbopt, configs, tmp_path):
     ("name", "shown"), [("optuna", "no optuna (extra search)"), ("scipy", "scipy: not installed")]
 )
 def test_doctor_asks_for_no_package_of_an_extra(lbopt, monkeypatch, name, shown):
-    """What scripts/quickstart installs is whole."""
+    """The packages that scripts/quickstart installs are complete."""
     versions = workdir.package_versions()
     monkeypatch.setattr(workdir, "package_versions", lambda: {**versions, name: None})
     code, out, _ = lbopt("doctor")

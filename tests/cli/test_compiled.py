@@ -1,4 +1,4 @@
-"""Where compiled programs are kept from one start to the next."""
+"""The folder that keeps compiled programs from one start to the next."""
 
 import jax
 import pytest
@@ -11,7 +11,7 @@ NAMES = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_sec
 
 @pytest.fixture
 def unset(monkeypatch):
-    """As if the user had told JAX nothing."""
+    """Remove JAX's cache settings, as if the user had set none."""
     before = {name: getattr(jax.config, name) for name in NAMES}
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
@@ -31,7 +31,7 @@ def test_they_are_kept_at_home(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("unset")
 def test_what_a_kill_has_cut_short_is_removed(monkeypatch, tmp_path):
-    """Else JAX would warn of it at every start."""
+    """JAX would otherwise warn of the file at every start."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "lbopt" / "compiled"
     _compiled.keep()
@@ -64,7 +64,7 @@ def test_what_the_user_has_said_stays(monkeypatch, tmp_path):
     ("command", "kept"), [("train", 1), ("sweep", 1), ("evaluate", 1), ("plan", 0)]
 )
 def test_who_compiles_for_devices_that_are_here_keeps(command, kept, monkeypatch):
-    """A plan's programs are for absent devices: JAX cannot keep them."""
+    """A plan's programs are for absent devices, and JAX cannot keep those."""
     asked = []
     monkeypatch.setattr(_compiled, "keep", lambda: asked.append(True))
     assert main([command, "--config=nowhere.py", "--workdir=nowhere"]) == 2

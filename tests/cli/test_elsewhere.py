@@ -1,4 +1,4 @@
-"""A run is evaluated and exported on other devices than those that it was trained on."""
+"""A run is evaluated and exported on other devices than those it was trained on."""
 
 import json
 

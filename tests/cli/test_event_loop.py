@@ -1,4 +1,4 @@
-"""An event loop that is closed while its tasks are at work."""
+"""An event loop that is closed while its tasks are running."""
 
 import asyncio
 import gc

@@ -96,7 +96,7 @@ def test_the_command_writes_what_transformers_reads(name, lbopt, tmp_path):
 
 
 def checkpoint(workdir, step):
-    """Return the state at a step, by way of `build`."""
+    """Return the state at a step, using `build`."""
     config = _export._saved_config(workdir)
     plan = build_run(config)
     with Checkpoints(workdir, read_only=True) as checkpoints:
@@ -160,7 +160,7 @@ def test_a_resnet(lbopt, started_resnet, tmp_path):
 
 
 def test_it_needs_no_devices_of_the_run(lbopt, trained, tmp_path):
-    """A run on many devices with batch norm over groups of them is exported on one."""
+    """A run on many devices with grouped batch norm is exported on one."""
     workdir = tmp_path / "run"
     shutil.copytree(trained, workdir)
     saved = json.loads((workdir / "config.json").read_text())
@@ -200,7 +200,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_folder_for_transformers(name, tmp_path):
-    """What the command does after a run on data that are not embedded."""
+    """The command exports such a folder after a run on data that are not embedded."""
     model, inputs, outputs, head = MODELS[name]
     variables = torch_side.randomized_variables(make_network(model, outputs, head), inputs)
     batches = types.SimpleNamespace(piece=lambda *numbers: IMAGES)

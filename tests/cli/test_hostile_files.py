@@ -1,4 +1,4 @@
-"""Files of lbopt that were damaged or edited: the commands that read them end in one line."""
+"""Damaged or edited files of lbopt end the commands that read them in one line."""
 
 import copy
 import hashlib
@@ -45,7 +45,7 @@ DEEP = "[" * 10**5
 
 
 def places(data, path=()):
-    """Yield the path to everything in JSON data; of a list to its first element."""
+    """Yield the path to everything in JSON data; lists contribute their first element."""
     items = (
         data.items()
         if isinstance(data, dict)
@@ -77,7 +77,7 @@ def changed(data, path, value):
     ]
 )
 def some(request):
-    """Return a function (cases, count) -> that many of them, drawn at random, or every one."""
+    """Return a function (cases, count) -> that many random cases, or all of them."""
 
     def choose(cases, count):
         if request.param == "every case":
@@ -100,7 +100,7 @@ def versions(some):
 
 
 def refusal(read, *arguments):
-    """Return the one line in which something is refused, None if it is taken."""
+    """Return the one-line refusal, or None if the data are accepted."""
     try:
         read(*arguments)
     except (EnvironmentProblem, ValueError) as error:
@@ -116,7 +116,7 @@ def draws_nothing(monkeypatch):
 
 @pytest.fixture
 def report(lbopt, draws_nothing):
-    """Return a function that runs `lbopt report` and checks that a page or one line comes out."""
+    """Return a function that runs `lbopt report` and checks for a page or a one-line refusal."""
 
     def run(folder, *case):
         code, _, err = lbopt("report", f"--workdir={folder}")
@@ -281,7 +281,7 @@ def sealed(body):
 
 
 def test_seals(versions):
-    """Sealed by who edited them, too."""
+    """The editor may also have renewed the seal."""
     body = json.loads(
         Seal(12, {"a": "00"}, {"eval/accuracy": 0.5, "eval/loss": None}, 2, 1).to_json()["seal"]
     )
@@ -355,7 +355,7 @@ def test_the_config_of_another_shard(content, tmp_path, monkeypatch):
 
 
 def test_a_study_goes_on_only_where_its_lines_are_ours(configs, study, tmp_path, lbopt):
-    """`weight_decay` null, an accuracy that is a list: what a search would choose by."""
+    """A `weight_decay` of null or a list of accuracies would mislead the search."""
     from lbopt.cli import load_config
     from lbopt.config import SweepConfig, config_to_json
 

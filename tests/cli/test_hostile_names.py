@@ -1,4 +1,4 @@
-"""One hostile string through every place where names from outside are shown."""
+"""A hostile string in every place that shows names from outside."""
 
 import ast
 import csv
@@ -24,8 +24,8 @@ from lbopt.train import Progress, say
 from lbopt.workdir import MetricsWriter, MlperfLog, write_json
 
 CONSTANT = {
-    "_shown.py",  # here text is made printable
-    "train/_progress.py",  # and here
+    "_shown.py",  # makes text printable
+    "train/_progress.py",  # makes text printable too
     "workdir/_mllog.py",  # JSON of ASCII
     "cli/_main.py",  # the line of an error
     "cli/_streams.py",
@@ -58,7 +58,7 @@ def test_the_report_of_a_study(study, lbopt, monkeypatch):
     html = (study / "report.html").read_text()
     assert not unprintable(out) | unprintable(html)
     assert "<script" not in html
-    assert out.count("\n") == 5  # what is shown, batch sizes, two arms, and where the page is
+    assert out.count("\n") == 5  # the shown name, batch sizes, two arms, and the page's path
     cells = [
         cell for row in csv.reader((study / "trials.csv").read_text().splitlines()) for cell in row
     ]
@@ -74,7 +74,7 @@ def test_the_report_of_a_study(study, lbopt, monkeypatch):
 
 
 def test_the_report_of_a_run(trained, tmp_path, lbopt, monkeypatch):
-    """Names of parameters, of the run, and of what made it."""
+    """Names of parameters, of the run, and of its environment."""
     workdir = shutil.copytree(trained, tmp_path / "run")
     saved = json.loads((workdir / "config.json").read_text())
     saved["config"]["name"] = saved["command"] = saved["device_kind"] = f"{HOSTILE}\udcff"
@@ -104,7 +104,7 @@ def test_lines_of_mlperf(tmp_path, capsys):
     ]
     MlperfLog(tmp_path, {HOSTILE: HOSTILE}, lambda step: 0.0, 1).run_ends(
         1, True
-    )  # what it has written is read again
+    )  # the command reads its own output again
 
 
 def test_tables_of_parameters(capsys):
@@ -216,7 +216,7 @@ def test_recipes(config_file, lbopt):
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_commands_to_copy_mean_what_was_given(tmp_path):
-    """And run nothing else, in one line."""
+    """A copied command runs nothing else and stays on one line."""
     words = [
         "train",
         f"--config={HOSTILE}",

@@ -1,7 +1,7 @@
-"""Flags, config fields and functions that take a path refuse an address before they make anything.
+"""Flags, config fields and functions that take a path refuse addresses before they write.
 
-The tables come from the parsers, the dataclasses and the signatures: a new one is tried too, or has
-to be named here.
+The tables come from the parsers, the dataclasses and the signatures, so a new flag, field or
+function is tested too or must be listed here.
 """
 
 import ast
@@ -121,7 +121,7 @@ def test_flags(words, flags, required, configs, lbopt):
 
 
 def texts(node, prefix="config"):
-    """Yield (name, dataclass, field) of every field of a config that may be a text.
+    """Yield (name, dataclass, field) of every field of a config that may be a string.
 
     A group that is None is replaced by its defaults.
     """
@@ -236,7 +236,7 @@ def test_there_are_functions_that_take_paths():
 
 
 def test_variables(lbopt, monkeypatch):
-    """JAX would make the folder too."""
+    """JAX would also create the folder."""
     monkeypatch.setenv("TFDS_DATA_DIR", "gs:/bucket/run")
     code, _, err = lbopt("prepare", "ptb")
     assert (code, err.count("\n")) == (2, 1)

@@ -25,7 +25,7 @@ from lbopt.data.text._vocabulary import save_vocabulary
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
-    """Fail at once where the network is asked for."""
+    """Fail as soon as the network is used."""
 
     def refuse(*arguments, **named):
         raise urllib.error.URLError("no network in tests")
@@ -58,7 +58,7 @@ def test_a_made_data_set_is_made_once(lbopt, name, tmp_path, fingerprint):
 
 
 def test_a_data_set_that_is_there_needs_nothing(lbopt, tmp_path):
-    """Not even a builder of its name in TFDS."""
+    """It needs no builder of its name in TFDS either."""
     lbopt("prepare", "generated_images", f"--data_dir={tmp_path}")
     (tmp_path / "generated_images").rename(tmp_path / "mine")
     code, out, err = lbopt("prepare", "mine:1.0.0", f"--data_dir={tmp_path}")
@@ -94,7 +94,7 @@ def test_a_data_set_of_tfds_is_written_where_its_default_config_belongs(
 
 
 def whole(archive):
-    """Make a file of an archive's size that takes no room."""
+    """Make a sparse file of an archive's size."""
     archive.touch()
     os.truncate(archive, _requirements.ARCHIVES["imagenet2012"].sizes[archive.name])
 
@@ -276,7 +276,7 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def articles_folder(tmp_path_factory):
-    """Return a folder of three texts, one of them in a folder below and one without a word."""
+    """Return a folder of three texts: one in a subfolder, one without words."""
     folder = tmp_path_factory.mktemp("texts") / "books"
     (folder / "below").mkdir(parents=True)
     (folder / "a.txt").write_text(" ".join(SENTENCES[:2]) + "\n\n" + SENTENCES[2])
@@ -430,7 +430,7 @@ def test_damaged_articles_are_left_out_and_counted(lbopt, with_articles, tmp_pat
     folder = shutil.copytree(with_articles / "articles", tmp_path / "articles").parent
     (file,) = folder.glob("articles/1.0.0/*train*")
     whole = bytearray(file.read_bytes())
-    # The articles are in the first thousand bytes.
+    # The articles lie in the first thousand bytes.
     whole[300:308] = bytes(byte ^ 255 for byte in whole[300:308])
     file.write_bytes(bytes(whole))
     arguments = [
@@ -516,5 +516,5 @@ def test_ptb_says_which_files_the_user_has_to_download(lbopt, tmp_path):
 
 
 def test_categories_are_found_where_tfds_stops_looking():
-    """Its own search ends at the first category whose packages are missing."""
+    """TFDS's own search ends at the first category whose packages are missing."""
     assert _builders.named("wikipedia/20230601.en", pathlib.Path("/nowhere")).name == "wikipedia"

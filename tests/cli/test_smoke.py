@@ -1,4 +1,4 @@
-"""The smoke row of every published family: prepare, train, kill, resume, evaluate, report."""
+"""The smoke recipe of every published family: prepare, train, kill, resume, evaluate, report."""
 
 import dataclasses
 import json
@@ -56,7 +56,7 @@ REPORTED = ("resnet50_lamb", "bert_large_lamb", "lstm_legw", "squad")
 
 
 class Killed(BaseException):
-    """Ends a run as a kill does: nothing is saved after it."""
+    """Ends a run the way a kill does: nothing is saved after it."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The smoke row of every study, end to end: from the command to the report."""
+"""The smoke recipe of every study, from the command to the report."""
 
 import json
 
@@ -34,7 +34,7 @@ def test_every_study_is_here(configs):
 @pytest.mark.everyday("diffusion_digits")
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_smoke_row_goes_the_whole_way(study, configs, data_dir, tmp_path, capsys):
-    """At the larger of its batch sizes, tested with one seed."""
+    """Each runs at the larger of its batch sizes, with one seed."""
     flag = f"{configs / 'sweeps' / study}.py:smoke"
     config = call_get_config(flag)
     largest, seed = config.global_batch_sizes[-1], config.final_seeds[0]

@@ -1,4 +1,4 @@
-"""What a command reads at its start: the user's own config files, and the environment."""
+"""Inputs of a command at its start: the user's config files, and the environment."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def get_config(arg: str = ""):
 
 
 def test_a_config_imports_what_lies_beside_it_and_has_annotations_of_its_own(tmp_path):
-    """Each folder has a module of the same name; one process reads all, as `lbopt recipes` does."""
+    """Each folder has a module of the same name, and one process reads all of them."""
     for size, name in enumerate(["mine.py", "a:b c/mine.py", "json.py"]):
         file = tmp_path / str(size) / name
         file.parent.mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_a_config_that_fails_is_refused_in_one_line(tmp_path):
 
 
 def test_an_interrupt_while_libraries_are_imported_ends_the_process(monkeypatch):
-    """NumPy would turn it into an ImportError with its traceback, and absl would abort."""
+    """NumPy would raise an ImportError with a traceback, and absl would abort."""
     handlers = []
     monkeypatch.setattr(_main._streams, "outlive_readers", lambda: None)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""The reader of a command's output may leave at any time: only the printed text is lost."""
+"""If the reader of a command's output closes it, only the printed text is lost."""
 
 import io
 import os
@@ -15,7 +15,7 @@ LBOPT = [sys.executable, "-m", "lbopt"]
 
 @pytest.fixture
 def descriptor():
-    """Return a function that makes a descriptor to write to, of the kind that is named."""
+    """Return a function that makes a descriptor of the named kind to write to."""
     opened = []
 
     def make(kind):
@@ -39,7 +39,7 @@ def test_a_stream_outlives_its_reader(kind, lost, descriptor):
     raw = _streams.Outliving(descriptor(kind))
     assert [raw.write(b"abc"), raw.write(b"de")] == [3, 2]
     assert raw.lost == lost
-    if kind != "full":  # libraries that write to the descriptor itself
+    if kind != "full":  # some libraries write to the descriptor directly
         assert os.write(raw.fileno(), b"abc") == 3
 
 
@@ -71,7 +71,7 @@ def test_a_letter_that_an_encoding_does_not_have_is_written_as_an_escape():
 
 @pytest.mark.parametrize("kind", ["pipe", "terminal", "closed", None])
 def test_progress_outlives_its_reader(kind, descriptor, monkeypatch):
-    """A program that calls the library may have any standard error."""
+    """A program that calls the library may have any kind of standard error."""
     stream = None
     if kind is not None:
         place = descriptor("pipe" if kind == "closed" else kind)
@@ -91,7 +91,7 @@ def test_progress_outlives_its_reader(kind, descriptor, monkeypatch):
 
 @pytest.mark.process
 def test_a_run_outlives_its_terminal(small, tmp_path):
-    """Standard output is closed from the start, the terminal after the first line."""
+    """Standard output is closed from the start, and the terminal after the first line."""
     ours, theirs = os.openpty()
     command = [*LBOPT, "train", *small, f"--workdir={tmp_path}"]
     with subprocess.Popen(
@@ -128,7 +128,7 @@ def test_a_list_outlives_its_reader(asked, into, code, err, configs):
 
 
 def test_a_line_is_written_in_one_piece(monkeypatch):
-    """Threads of a study print at once, and a line must not be cut by another one."""
+    """Threads of a study print at once; a line must not be interrupted by another."""
     pieces = []
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setattr(sys.stderr, "write", pieces.append)

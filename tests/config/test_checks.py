@@ -1,4 +1,4 @@
-"""Types of fields, differences of configs, and their way to JSON."""
+"""Types of fields, differences of configs, and their conversion to JSON."""
 
 import dataclasses
 import json
@@ -127,7 +127,7 @@ def test_json_is_plain_and_stays_the_same():
 
 
 def test_every_changed_field_of_a_config_is_seen():
-    """A workdir would otherwise be resumed with another config."""
+    """If a change were missed, a workdir would be resumed with another config."""
     first = config_to_json(TrainConfig())
     for name, value in {"seed": 3, "num_epochs": 3.5, "name": "x"}.items():
         assert json_differences(config_to_json(TrainConfig(**{name: value})), first) == [

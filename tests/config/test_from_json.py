@@ -1,4 +1,4 @@
-"""A config comes back from the JSON of a workdir."""
+"""A config is restored from the JSON of a workdir."""
 
 import json
 
@@ -58,7 +58,7 @@ def test_fields_of_another_version(kind, data, field, value, code):
 
 
 def test_what_an_earlier_version_saved_of_fields_without_effect_is_forgotten():
-    """It accepted any value of them, and neither run nor network depends on it."""
+    """The earlier version accepted any value of them; neither run nor network depends on it."""
     config = TrainConfig(
         "x",
         num_steps=4,

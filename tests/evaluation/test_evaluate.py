@@ -1,4 +1,4 @@
-"""Evaluation equals one float64 NumPy pass over the data, and padding never counts."""
+"""Evaluation equals one float64 NumPy pass over the data; padding never counts."""
 
 import jax
 import jax.numpy as jnp
@@ -125,7 +125,7 @@ def test_the_state_is_still_there_after_evaluation(layout, steps, state):
 
 
 def test_evaluation_follows_training():
-    """A state from a training step can be evaluated as it is."""
+    """A state from a training step can be evaluated without conversion."""
     tx = optax.sgd(0.1)
     mesh = lbopt.make_mesh(4)
 

@@ -1,4 +1,4 @@
-"""Folders that `transformers` saved, and ours read back."""
+"""Folders written by `transformers`, and lbopt's reading of them."""
 
 import jax
 import pytest
@@ -8,7 +8,7 @@ import lbopt
 
 @pytest.fixture
 def moved(tmp_path):
-    """Return a function (PyTorch network) -> our module and variables, by way of a folder."""
+    """Return a function (PyTorch network) -> our module and variables, read from its saved folder."""
 
     def move(model, **options):
         folder = tmp_path / f"saved{len(list(tmp_path.iterdir()))}"

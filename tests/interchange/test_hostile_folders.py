@@ -1,4 +1,4 @@
-"""Folders made to hang a reader or fill its memory are refused soon, in one line."""
+"""Folders made to hang a reader or fill its memory are refused quickly, in one line."""
 
 import contextlib
 import errno
@@ -70,7 +70,7 @@ RATES = ("dropout", "drop_connect", "momentum")
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Return {name: folder}; look, do not touch."""
+    """Return {name: folder}; tests must not change the folders."""
     root = tmp_path_factory.mktemp("saved")
     for name, (module, x) in NETWORKS.items():
         shapes = jax.eval_shape(
@@ -96,7 +96,7 @@ def folder(saved, tmp_path):
 
 @contextlib.contextmanager
 def bounded(seconds=10, megabytes=400):
-    """Let no more time and memory be taken."""
+    """Limit the time and memory of a test."""
 
     def give_up(*_):
         raise TimeoutError(f"it took more than {seconds} s")
@@ -113,7 +113,7 @@ def bounded(seconds=10, megabytes=400):
 
 
 def refusal(read, *arguments):
-    """Return the error by which something is refused, None if it is read."""
+    """Return the error of a refusal, or None if the folder is read."""
     try:
         with bounded():
             read(*arguments)
@@ -126,7 +126,7 @@ def refusal(read, *arguments):
 
 
 class Recorded(dict):
-    """A config.json that knows what was asked of it."""
+    """A config.json that records the fields that were read."""
 
     def __init__(self, fields):
         super().__init__(fields)
@@ -166,7 +166,7 @@ def versions(config, field):
 
 
 def is_harmless(field, value, given):
-    """Return whether a value may be read: it equals the old one, or does not change any shape."""
+    """Return whether a value may be accepted: it is unchanged, or changes no shape."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if field.endswith("_eps"):
         return is_number and 0 < value <= 1000
@@ -257,7 +257,7 @@ def test_the_refusal_of_missing_layers(folder):
 
 
 def replaced(name, make):
-    """Return a function that puts something else in the place of a file."""
+    """Return a function that replaces a file by something else."""
 
     def damage(place):
         (place / name).unlink(missing_ok=True)
@@ -287,7 +287,7 @@ def index(*shards):
 
 
 def raw(header, data=b"", length=None):
-    """Write a safetensors file with some header."""
+    """Write a safetensors file with a given header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     size = len(text) if length is None else length
     return replaced(
@@ -300,7 +300,7 @@ def one(**change):
 
 
 def of_shape(name, *shape):
-    """Replace a tensor by one of a shape, of zeros that take no disk."""
+    """Replace a tensor by zeros of a given shape that take no disk space."""
 
     def damage(place):
         arrays = load_file(place / "model.safetensors")
@@ -358,7 +358,7 @@ SHARDS = all_of(
     lambda place: os.link(place / "whole.safetensors", place / "again.safetensors"),
 )
 FOUR = b"\0" * 4
-# What is done to model.safetensors, and what its refusal names: a size, a field, or the safetensors
+# Changes of model.safetensors, and the name in the refusal: a size, a field, or the safetensors
 # library's word for the fault.
 HEADERS = {
     "a header of 2^63 bytes": (raw(one(), FOUR, 2**63), str(2**63)),
@@ -409,7 +409,7 @@ SPECIAL_FILES = {
     "a folder": (os.mkdir, os.strerror(errno.EISDIR)),
 }
 WEIGHT_MAP = "/model.safetensors.index.json: weight_map"
-# What is done to the folder, what its refusal is about and of which kind, and what it names.
+# Changes of the folder; field and kind of the refusal; names in it.
 FOLDERS = {
     "nesting": (config_of("[" * DEEP), "/config.json", "damaged", "64"),
     "closed nesting": (config_of("[" * DEEP + "]" * DEEP), "/config.json", "damaged", "64"),

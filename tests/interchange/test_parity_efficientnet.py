@@ -48,7 +48,7 @@ def _slim(side, depth=0.1):
     return torch_side.efficientnet(**shape, hidden_dim=320, depthwise_padding=list(padding))
 
 
-# 64: all sides are even; with the others, some of the four strided blocks see odd ones.
+# At side 64 all sides are even; at the others, some of the four strided blocks see odd ones.
 @pytest.mark.parametrize(("side", "odd"), [(64, 0), (68, 3), (86, 2)])
 def test_evaluation(side, odd, moved, evaluated):
     model = _slim(side)
@@ -74,7 +74,7 @@ def test_another_size_than_the_list_is_for(moved, evaluated):
 def test_published_networks(shape, size, side, moved, evaluated):
     model = torch_side.efficientnet(side, **shape, depthwise_padding=list(PADDING[size]))
     _, variables = moved(model)
-    # Ours pads by the size at hand, theirs by the list that goes with that size.
+    # Ours pads by the actual size, theirs by a list for the nominal size.
     assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == torch_side.count(
         model
     )

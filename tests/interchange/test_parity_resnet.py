@@ -13,7 +13,7 @@ SMALL = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [2, 1]}
 SIZES = {
     "bottleneck": {**SMALL},
     "basic": {**SMALL, "layer_type": "basic"},
-    # The first stage of a basic network has no shortcut convolution where widths agree.
+    # In a basic network the first stage has no shortcut convolution if widths agree.
     "basic-equal": {**SMALL, "layer_type": "basic", "hidden_sizes": [8, 16]},
     "18": {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic"},
     "50": {},

@@ -20,7 +20,7 @@ from lbopt.models import CNN, Bert, EfficientNet, ResNet
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
-    """Return {name: folder}; look, do not touch."""
+    """Return {name: folder}; tests must not change the folders."""
     tiny = {
         "hidden_size": 8,
         "num_hidden_layers": 1,
@@ -114,7 +114,7 @@ def test_a_field_of_config_json(case, folder):
 
 
 def test_what_the_refusal_of_a_field_offers(folder):
-    """The size that the weights have, and the nearest name."""
+    """It offers the size of the weights, and the nearest name."""
     place = folder("bert")
     change(place, vocab_size=24)
     field = f"{place / 'config.json'}: vocab_size"
@@ -124,7 +124,7 @@ def test_what_the_refusal_of_a_field_offers(folder):
     assert "'gelu_new'" in refusal(lambda: lbopt.load_huggingface(place), field)
 
 
-# The folder, a change of config.json, what the refusal is about, its kind, and what it names.
+# Folder; change of config.json; field, kind and names of the refusal.
 OTHER_NETWORKS = {
     "more layers than weights": (
         "bert",
@@ -201,7 +201,7 @@ def an_index(weight_map):
 
 POOLER = "bert.pooler.dense.weight"
 INDEX = "model.safetensors.index.json: weight_map"
-# What is done to the folder, what the refusal is about (None for the folder), its value and kind.
+# Change of the folder; field (None for the folder), value and kind of the refusal.
 DAMAGE = {
     "broken JSON": (
         lambda place: (place / "config.json").write_text("{,"),
@@ -408,14 +408,14 @@ def test_nothing_is_overwritten_and_nothing_is_left_by_a_failure(tmp_path):
     (tmp_path / "empty").mkdir()
     with new_folder(tmp_path / "empty") as partial:
         (partial / "whole").write_text("whole")
-        # Processes in different containers may have the same number.
+        # Processes in different containers may have the same pid.
         with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "empty"):
             raise ZeroDivisionError
     assert (tmp_path / "empty" / "whole").read_text() == "whole"
 
 
 def test_what_killed_processes_have_left_is_removed(tmp_path):
-    """Not what a process is at work in, nor what is young or another's."""
+    """Files of running processes, young files and others' files stay."""
     ours, held, young, other = (tmp_path / f".new.{n}.partial" for n in ("1", "2", "3", "x"))
     for folder in (ours, held, young, other):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""What is written is read back bit for bit, here and by `transformers`."""
+"""Written folders are read back bit for bit, by lbopt and by `transformers`."""
 
 import json
 
@@ -27,7 +27,7 @@ SMALL = {"depths": (2, 1), "widths": (16, 32), "stem_width": 8, "num_classes": 5
 TINY = {"vocab_size": 61, "num_layers": 2, "width": 16, "num_heads": 2, "max_length": 12}
 IMAGES, TOKENS = torch_side.images(36), {"input_ids": np.arange(20).reshape(2, 10)}
 
-# Name: the module, its inputs, the class of `transformers` and the names of outputs there and here.
+# Name: the module, its inputs, the class of `transformers`, and output names there and here.
 NETWORKS = {
     "bottleneck": (ResNet(**SMALL), IMAGES, "ResNetForImageClassification"),
     "basic": (ResNet(**SMALL, bottleneck=False), IMAGES, "ResNetForImageClassification"),
@@ -109,7 +109,7 @@ def test_we_read_it(network, folder):
 
 
 def test_transformers_would_write_the_same(network, folder, tmp_path):
-    """The tensors and all fields of the config are those of `save_pretrained` after reading."""
+    """Tensors and config fields equal those of `save_pretrained` after reading."""
     getattr(transformers, network[-1]).from_pretrained(folder).save_pretrained(tmp_path / "theirs")
     keys = {}
     for place in (folder, tmp_path / "theirs"):
@@ -209,7 +209,7 @@ def test_names_from_tensorflow_and_tied_copies(tmp_path):
     ],
 )
 def test_layers_are_described_as_the_module_makes_them(module, x):
-    """Names and shapes, which are compared with a file's before there is a module's variable."""
+    """A file is compared with these names and shapes before the module has variables."""
     family = next(family for family in _huggingface.FAMILIES if family.describes(module))
     made = _names.flatten(jax.eval_shape(lambda: module.init(jax.random.key(0), x, train=False)))
     tensors = list(_names.tensors(family.table, family.layers(module, _config_of(module, x))))

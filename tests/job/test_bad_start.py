@@ -1,4 +1,4 @@
-"""Jobs that cannot come together: one line on every process, within seconds."""
+"""Jobs whose processes cannot connect: one line on every process, within seconds."""
 
 import contextlib
 import errno
@@ -26,14 +26,14 @@ def one_line(job, index):
 
 
 def assert_refused(job, index, field, value):
-    """Check that all that a process has said is one line about a field and its value."""
+    """Check that a process printed one line only, about a field and its value."""
     line = one_line(job, index)
     assert line.startswith(f"lbopt train: {field} = {value!r}: "), line
     return line
 
 
 def swap(**changes):
-    """Return a change of environments: variable -> function of the index."""
+    """Return a change of environment variables, each by a function of the index."""
     return lambda index, variables: {
         **variables,
         **{name: change(index) for name, change in changes.items()},
@@ -58,7 +58,7 @@ def test_two_of_one_id(start, tmp_path):
 
 
 def test_two_that_say_they_are_the_first(start, tmp_path):
-    """The second cannot listen, and tells the first that there are two."""
+    """The second process cannot listen, and tells the first about the conflict."""
     port = free_ports()
     begin = time.monotonic()
     change = swap(JAX_PROCESS_ID=lambda index: "0")
@@ -108,7 +108,7 @@ def test_an_address_that_is_none(start, tmp_path, address, code, field):
 
 
 def test_a_bind_address_that_is_none(start, tmp_path):
-    """The one that is wrong is named."""
+    """The refusal names the wrong one of two addresses."""
     change = swap(
         JAX_COORDINATOR_BIND_ADDRESS=lambda index: "nowhere.invalid:1234",
         LBOPT_START_TIMEOUT_S=lambda index: "3",
@@ -118,7 +118,7 @@ def test_a_bind_address_that_is_none(start, tmp_path):
 
 
 def test_an_address_of_another_network(start, tmp_path):
-    """An address reserved for documentation: process 0 knows at once that it is not its own."""
+    """The address is reserved for documentation; process 0 sees that it is not its own."""
     address = f"192.0.2.1:{free_ports()}"
     change = swap(
         JAX_COORDINATOR_ADDRESS=lambda index: address,
@@ -130,7 +130,7 @@ def test_an_address_of_another_network(start, tmp_path):
 
 
 def test_an_address_where_nobody_listens(start, tmp_path):
-    """The second process has another one than the first."""
+    """The second process has another address than the first."""
     elsewhere = f"127.0.0.1:{free_ports()}"
     here = f"127.0.0.1:{free_ports()}"
     change = swap(
@@ -228,7 +228,7 @@ def test_another_secret(start, tmp_path):
     ],
 )
 def test_another_program_listens_there(start, tmp_path, says, code, told):
-    """Process 1 alone, and a program that says something else, or closes the connection."""
+    """Process 1 is alone with a program that answers wrongly, or closes the connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer():

@@ -1,4 +1,4 @@
-"""A process that dies, hangs, or is asked to stop: all of a job end soon, and say why."""
+"""If a process dies, hangs or is asked to stop, the job ends soon and reports why."""
 
 import os
 import pathlib
@@ -56,7 +56,7 @@ def test_one_that_is_killed_ends_the_other(start, tmp_path, whom, index, named):
 
 @pytest.mark.slow
 def test_one_whose_machine_lost_its_power_ends_the_other(start, tmp_path):
-    """Its connections stay open and nothing comes from them any more."""
+    """The machine's connections stay open but are silent."""
     job = start(train_command(tmp_path / "run", *LONG))
     job.wait_for(lambda: steps_saved(tmp_path / "run"))
     for pid in (job.child(0), job.processes[0].pid):
@@ -70,7 +70,7 @@ FIVE = ("--config.num_epochs=5",)
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The workdir of a run that nothing interrupted."""
+    """Return the workdir of an uninterrupted run."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
     assert train_alone(workdir, *FIVE, devices=4) == 0
     return workdir
@@ -78,7 +78,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """The workdir of a job of two whose second was killed."""
+    """Return the workdir of a job of two whose second process was killed."""
     folder = tmp_path_factory.mktemp("killed")
     port = free_ports()
     job = Job(
@@ -99,7 +99,7 @@ def killed(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 def test_after_a_death_another_number_of_processes_goes_on(start, killed, whole, tmp_path, count):
-    """It resumes at the last checkpoint, and ends with the parameters of an uninterrupted run."""
+    """The job resumes at the last checkpoint and ends with an uninterrupted run's parameters."""
     workdir = shutil.copytree(killed, tmp_path / "run")
     left = steps_saved(workdir)[-1]
     assert left < 80
@@ -136,7 +136,7 @@ def test_one_that_is_interrupted_ends_all(start, tmp_path):
 
 
 def test_what_saves_nothing_ends_when_one_is_asked_to_stop(start):
-    # A process whose flags need no check has one child only, which computes.
+    # A process whose flags need no check has only one child, which computes.
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     job = start(["doctor"], change=lambda index, variables: variables | flags)
     job.wait_for(
@@ -163,7 +163,7 @@ def test_one_that_hangs_ends_the_job_and_is_named(start, tmp_path):
 
 
 def test_a_failure_of_one_is_said_by_all(start, tmp_path):
-    """Found by the second process only: a file that the first one has."""
+    """Only the second process finds it: the first one has the file."""
     broken = tmp_path / "broken.py"
     broken.write_text(
         "import os\ndef get_config(arg=''):\n    1 / (1 - int(os.environ['WHICH']))\n"

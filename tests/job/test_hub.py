@@ -1,4 +1,4 @@
-"""The hub by itself: what it does with who is silent, late, or none of ours."""
+"""The hub alone, with peers that are silent, late, or not of the job."""
 
 import concurrent.futures
 import contextlib
@@ -36,7 +36,7 @@ def introduced(place, index):
 
 
 class Guard:
-    """The guard of the process of this index, `far` seconds away, at an address of its own."""
+    """The guard of the process of an index, `far` seconds away, at its own address."""
 
     def __init__(self, place, index, count=2, secret=SECRET, far=0.0, at="127.0.0.1"):
         self.wire = Wire(
@@ -132,7 +132,7 @@ def test_who_says_nothing_is_taken_for_dead(place, monkeypatch):
 
 
 def test_a_job_that_was_suspended_goes_on(place, monkeypatch):
-    """A scheduler or a virtual machine suspends all processes at once: none could be heard."""
+    """A scheduler or virtual machine suspends all processes at once, so all were silent."""
     monkeypatch.setattr(_hub, "BEAT_S", 0.5)
     monkeypatch.setattr(_hub, "SILENT_S", 1.5)
     hub, guards = begin(place)
@@ -159,7 +159,7 @@ def connect(place):
 
 
 def is_closed(stranger):
-    """Wait for the end of a connection, and return what came before it."""
+    """Wait until a connection ends, and return the data before the end."""
     data = b""
     with contextlib.suppress(ConnectionResetError):
         while part := stranger.recv(4096):
@@ -207,7 +207,7 @@ def test_strangers_harm_nobody(place):
         told = is_closed(stranger)
         assert (told == b'{"refused": "secret"}\n') == (b"refused" in told), who
         assert SECRET not in told, who
-        assert time.monotonic() - begun < 3, who  # and not only when its time is over
+        assert time.monotonic() - begun < 3, who  # well before its timeout
     guards = [Guard(place, index) for index in range(2)]
     for guard in guards:
         guard.wait_for("started")
@@ -220,7 +220,7 @@ def test_strangers_harm_nobody(place):
 
 
 def test_a_greeting_is_good_for_one_connection(place):
-    """All that one of ours has sent, sent again by who has heard it."""
+    """A stranger that recorded a peer's data cannot replay them."""
     sent = []
 
     class Heard(socket.socket):
@@ -252,7 +252,7 @@ def test_a_line_that_comes_twice_is_no_line_of_ours(place):
 
 
 def test_what_is_told_comes_at_once(place):
-    """A line of two parts would wait for the other end to say that it has the first: 40 ms."""
+    """Two writes per line would wait 40 ms for the other end's acknowledgement."""
     _, guards = begin(place)
     seconds = []
     for number in range(10):
@@ -282,7 +282,7 @@ def test_a_long_line_costs_no_more_for_many():
 
 
 def test_a_thousand_connections_keep_nobody_out(place):
-    """They are more than the hub keeps, and who comes then comes in."""
+    """The hub's table overflows, and a process of the job still connects."""
     hub = Hub(place, SECRET)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -304,7 +304,7 @@ def test_a_thousand_connections_keep_nobody_out(place):
 
 
 def test_a_flood_from_one_host_keeps_no_other_out(place):
-    """Which is further away than the flood takes to fill the hub's table."""
+    """The other host is slower than the flood needs to fill the hub's table."""
     Hub(place, SECRET)
     over = threading.Event()
 
@@ -325,7 +325,7 @@ def test_a_flood_from_one_host_keeps_no_other_out(place):
 
 
 def test_all_of_a_large_job_may_come_at_once(place):
-    """More than there is room for strangers, and none is closed once the hub has answered it."""
+    """They exceed the places for strangers, and the hub closes none that it has answered."""
     count = 200
     hub = Hub(dataclasses.replace(place, count=count), SECRET)
     connections = [connect(place) for _ in range(count)]
@@ -385,7 +385,7 @@ def test_it_listens_where_it_is_told_to_and_nowhere_else(place):
 
 
 def test_a_name_that_is_a_loopback_address_here_alone(place, monkeypatch):
-    """As Debian's /etc/hosts has it: where the others look for this host is not known to it."""
+    """Debian's /etc/hosts is like this: the host does not know the address that others use."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", place.port))]
     monkeypatch.setattr(_hub.socket, "getaddrinfo", lambda *_, **__: found)
     hub = Hub(dataclasses.replace(place, host="host-0"), SECRET)
@@ -403,7 +403,7 @@ def test_who_was_started_twice_does_not_end_a_job_at_work(place):
 
 
 def test_who_comes_while_a_job_ends_is_of_the_next(place):
-    """As the next command of a script does, on a host that is done before the others."""
+    """A script's next command may start on one host before the others have ended."""
     hub, guards = begin(place)
     guards[1].wire.send(done=True)
     while not hub._processes[1].done:
@@ -441,7 +441,7 @@ def test_a_hub_that_reads_nothing_holds_up_no_guard(place, monkeypatch):
     ],
 )
 def test_of_several_failures_the_cause_is_told(place, kinds, cause):
-    """JAX's runtime may abort other processes before the guard of the dead one has reported it."""
+    """JAX's runtime may abort other processes before the dead one's guard has reported it."""
     _, guards = begin(place)
     for index, kind in enumerate(kinds):
         guards[index].wire.send(failed=3, line=f"line {index}", kind=kind)
@@ -452,7 +452,7 @@ def test_of_several_failures_the_cause_is_told(place, kinds, cause):
 
 
 def test_what_comes_with_the_answer_to_the_roll_call_is_heard(place):
-    """Stopped while it connected: the hub may read both at once."""
+    """The hub may read both at once if a process is stopped while it connects."""
     Hub(place, SECRET)
     wire, _ = introduced(place, 1)
     messages = (
@@ -477,7 +477,7 @@ def test_who_answers_a_roll_call_that_has_failed_is_told(place, monkeypatch):
 
 
 def beats(guards, states, seconds=8):
-    """Send heartbeats of these states until the processes are told to end; return that message."""
+    """Send heartbeats of these states until the hub ends the job; return its message."""
     until = time.monotonic() + seconds
     for guard in guards:
         guard.wire.settimeout(0.1)
@@ -522,7 +522,7 @@ def test_waiting_for_the_last_one_is_no_hang(place):
 
 
 def test_a_post_that_cannot_be_kept_is_an_error_where_the_first_one_waits(place):
-    """And not a thread that has ended without a word, and a job that waits for ever."""
+    """The thread must not end silently and leave the job waiting forever."""
     ours, theirs = socket.socketpair()
     first = MemberJob(theirs, 0, 2, "", 20, None)
 
@@ -537,7 +537,7 @@ def test_a_post_that_cannot_be_kept_is_an_error_where_the_first_one_waits(place)
 
 
 def test_what_is_too_long_for_a_line_is_said_by_name(place, monkeypatch):
-    """By a process whose value is, and by the hub where those of all are."""
+    """The process with the long value reports it, or the hub if all values together are long."""
     _, guards = begin(place)
     monkeypatch.setattr(_wire, "MOST_BYTES", 1064)
     for guard in guards:
@@ -571,7 +571,7 @@ def test_a_place_that_python_does_not_read(flag, value):
 
 
 def test_a_place_is_found_by_jax(monkeypatch):
-    """As on Slurm, which sets the variables; JAX makes the address."""
+    """On Slurm, which sets the variables, JAX makes the address."""
     slurm = {
         "SLURM_JOB_ID": "7",
         "SLURM_STEP_NODELIST": "node[003-006]",

@@ -8,7 +8,7 @@ from jobs import flat, logged, saved_state, train_alone, train_command
 
 pytestmark = pytest.mark.process
 
-# Of the distance that the parameters have moved: gradients are added up in another order.
+# Relative to the movement of the parameters, because gradients are summed in another order.
 TOLERANCE = 1e-5
 
 
@@ -21,7 +21,7 @@ def distance(one, other):
 @pytest.mark.everyday("2-1")
 @pytest.mark.parametrize(("devices", "alone"), [(2, 1), (4, 8)])
 def test_two_processes_find_what_one_finds(start, tmp_path, devices, alone):
-    """Two processes with some devices each, and one process with `alone` devices."""
+    """Compare two processes with some devices each to one process with `alone` devices."""
     job = start(train_command(tmp_path / "two"), count=2, devices=devices)
     assert job.codes() == [0, 0], [job.said(0), job.said(1)]
     assert f"{2 * devices} devices of 2 processes" in "\n".join(job.said(0))
@@ -44,7 +44,7 @@ PARTS = ("--config.parallel.shard_update=True", "--config.model.hidden=64")
 
 @pytest.mark.slow
 def test_a_state_in_parts(start, tmp_path):
-    """Two processes save it and one reads it; if a file of one process is damaged, both go back."""
+    """Two processes save it and one reads it; damage to one process's file affects both."""
     job = start(train_command(tmp_path / "two", *PARTS), count=2, devices=2)
     assert job.codes() == [0, 0], [job.said(0), job.said(1)]
     assert train_alone(tmp_path / "one", *PARTS, devices=4) == 0

@@ -1,4 +1,4 @@
-"""Where a job's secret is found, and that it is kept."""
+"""The places of a job's secret, and its confidentiality."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ def written(path, text=WORDS, mode=0o600):
 
 
 def test_it_is_taken_out_of_the_environment():
-    """Programs that the processes start, and logs of their environment, must not contain it."""
+    """Child processes and logs of their environment must not contain it."""
     environ = {"LBOPT_JOB_SECRET": f"{WORDS}\n", "HOME": "/nowhere"}
     assert _secret.find({}, environ) == WORDS.encode()
     assert environ == {"HOME": "/nowhere"}
@@ -60,7 +60,7 @@ def test_a_file_that_is_none(tmp_path, make, code, shown):
 
 
 def test_what_has_no_value_is_no_file():
-    """As --job_secret_file=$UNSET gives it: the secret of somebody else's job would be taken."""
+    """--job_secret_file=$UNSET must not select the secret of another user's job."""
     with refused("LBOPT_JOB_SECRET_FILE", "", "damaged"):
         _secret.find({}, {"LBOPT_JOB_SECRET_FILE": ""})
     with refused("--job_secret_file", "", "damaged"):
@@ -75,7 +75,7 @@ def test_a_variable_that_is_none(value):
 
 @pytest.mark.process
 def test_all_of_one_home_have_one(tmp_path):
-    """Whoever asks first makes it, for its user alone; what a killed process left is removed."""
+    """The first to ask makes it, readable only by the user; remains of killed processes go."""
     (tmp_path / "config" / "lbopt").mkdir(parents=True)
     (tmp_path / "config" / "lbopt" / ".job_secret.99").touch()
     os.utime(tmp_path / "config" / "lbopt" / ".job_secret.99", (0, 0))
@@ -105,7 +105,7 @@ def test_a_home_that_takes_nothing(tmp_path):
 
 
 def listening(port):
-    """Return the addresses at which somebody listens at this port, as the kernel writes them."""
+    """Return the addresses that listen at this port, in the kernel's notation."""
     tables = [
         pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")
     ]
@@ -120,7 +120,7 @@ def listening(port):
 @pytest.mark.process
 @pytest.mark.slow
 def test_it_is_said_nowhere(start, tmp_path):
-    """Neither to the process that computes, nor in what a run leaves behind.
+    """Neither the computing process nor a run's files contain it.
 
     The hub and JAX's service listen at one address.
     """
@@ -136,7 +136,7 @@ def test_it_is_said_nowhere(start, tmp_path):
         assert words not in environment
     for used in (port, port + 1):
         (address,) = listening(used)
-        # 127.0.0.1, and the same as an address of IPv6
+        # 127.0.0.1, also as an IPv6 address
         assert address in ("0100007F", "0000000000000000FFFF00000100007F"), used
     for process in job.processes:
         process.terminate()

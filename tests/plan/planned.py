@@ -1,4 +1,4 @@
-"""Small runs that a TPU compiler is quick with; no data are needed for any."""
+"""Small runs without data that a TPU compiler compiles quickly."""
 
 import dataclasses
 

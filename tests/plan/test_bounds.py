@@ -19,7 +19,7 @@ DENSE = {"A": ("token", "in"), "W": ("in", "out"), "C": ("token", "out")}
 
 @st.composite
 def nests(draw):
-    """A nest of up to five loops and four arrays, in which every loop subscripts an array."""
+    """Return nests of up to five loops and four arrays, where every loop subscripts an array."""
     loops = "abcde"[: draw(st.integers(1, 5))]
     sizes = {loop: draw(st.integers(1, 2**14)) for loop in loops}
     arrays = [
@@ -143,7 +143,7 @@ def test_no_grid_receives_less(sizes, processors):
 
 @pytest.mark.parametrize(("batch", "limit"), [(512, 16), (8192, 256), (65536, 2048)])
 def test_the_batch_alone_is_cut_up_to_the_limit_and_no_further(batch, limit):
-    """BERT-Large's wider product at 128 tokens an example."""
+    """The product is BERT-Large's wider one at 128 tokens per example."""
     tokens = batch * 128
     assert (
         lbopt.plan.dp_limit(tokens, 1024, 4096) == lbopt.plan.dp_limit(tokens, 4096, 1024) == limit

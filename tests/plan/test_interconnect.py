@@ -1,4 +1,4 @@
-"""The model of the torus, written out again for a few groups."""
+"""The torus model, compared with written-out results for a few groups."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_cores_of_a_chip_talk_for_nothing(pod):
 
 
 def test_neighbours_are_a_line(pod):
-    """The 2 x 2 chips of a host: one link along each axis."""
+    """A host's 2 x 2 chips have one link along each axis."""
     wanted = 2 * 10**6 * 3 / 4 / (2 * LINK) + 5 * 2 * 2 * HOP
     assert seconds(pod, exchange("all-reduce", 10**6, range(8), 5)) == pytest.approx(wanted)
 

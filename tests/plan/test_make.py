@@ -1,4 +1,4 @@
-"""Plans of small runs by the real compiler: what is written there is what the program does."""
+"""Plans of small runs by the real compiler: their numbers are those of the program."""
 
 import jax
 import numpy as np

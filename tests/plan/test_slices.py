@@ -1,4 +1,4 @@
-"""Programs of the real compiler for two TPU slices, and what these send to each other."""
+"""Programs of the real compiler for two TPU slices, and the data between the slices."""
 
 import math
 import re

@@ -1,6 +1,6 @@
-"""Suggested changes: their order, and that only those which fit are named.
+"""Suggested changes: their order, and that only fitting ones are named.
 
-The costs of changes are made up here; the test of the command compiles one.
+The costs of changes are invented here; the test of the command compiles one.
 """
 
 import dataclasses
@@ -117,7 +117,7 @@ def test_only_networks_whose_layers_can_be_computed_again(place, tried):
 
 @pytest.mark.slow
 def test_layers_in_a_loop_are_computed_again_too(place):
-    """What is suggested is compiled: with its layers computed again a looped step holds less."""
+    """A suggestion is compiled: with rematerialised layers a looped step holds less."""
     plain, again = (
         _suggest._cost(_suggest.build_run(changed, place.devices, _suggest.known_source), place, 0)
         for changed in (
