@@ -26,7 +26,7 @@ def probability(model, history, token):
 
 @pytest.mark.parametrize("history", itertools.product(range(VOCABULARY), repeat=2))
 def test_probabilities_sum_to_one_after_every_history(model, history):
-    """Also after histories that never occurred, and with token 4, which training never saw."""
+    """This includes histories that never occurred, and token 4, which training never saw."""
     values = [probability(model, history, token) for token in range(VOCABULARY)]
     assert sum(values) == pytest.approx(1, abs=1e-12)
     assert min(values) > 0
@@ -44,7 +44,7 @@ def test_components_by_hand(model):
 
 
 def test_the_weights_are_the_most_likely_ones(model):
-    """No step towards another mixture makes the validation text more likely."""
+    """No step towards another mixture increases the likelihood of the validation text."""
     assert model.weights.sum() == pytest.approx(1)
     assert (model.weights >= 0).all()
     best = model.losses(VALIDATION).mean()

@@ -1,4 +1,4 @@
-"""Random numbers of an example equal those of a new generator, whatever was read before."""
+"""An example's random numbers equal a new generator's, whatever was read before."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ PLACES = [(0, 0, 0), (5, 1, 3), (2**32, 7, 2**40), (2**63 - 1, 0, 1)]
 def test_the_numbers_are_those_of_a_new_generator(place, stream):
     seed, epoch, example = place
     draws = Draws(stream)
-    # This leaves half a word and a part of a block in the generator.
+    # This leaves half a word and part of a block in the generator.
     draws.at(1, 1, 1).integers(9, size=3, dtype=np.uint32)
     new = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, example, stream]))
     np.testing.assert_array_equal(

@@ -16,7 +16,7 @@ def test_every_epoch_is_a_permutation(num_examples, epoch):
 
 
 def test_raw_values():
-    """The published stream: if these change, so does every figure of every run."""
+    """These numbers are published: a change alters every figure of every run."""
     assert example_indices(10, seed=0, start=0, count=10).tolist() == PINNED[0]
     assert example_indices(10, seed=1, start=10, count=10).tolist() == PINNED[1]
 
@@ -71,9 +71,9 @@ def test_seed_and_epoch_do_not_trade_places():
 
 
 def test_every_place_is_equally_likely():
-    """In 2,000 epochs of 8 examples each comes first about 250 times, give or take 74.
+    """In 2,000 epochs of 8 examples each example comes first about 250 times.
 
-    These are five standard deviations.
+    The tolerance of 74 is five standard deviations.
     """
     first = np.array([example_indices(8, 0, 8 * epoch, 1)[0] for epoch in range(2000)])
     counts = np.bincount(first, minlength=8)

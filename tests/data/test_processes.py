@@ -89,7 +89,7 @@ def test_readers_end_with_a_training_process_that_is_killed():
 
 
 def alive(file):
-    """Return whether a process runs; one that has ended has no command, even if not reaped."""
+    """Return whether a process runs; an ended process has no command, even before it is reaped."""
     try:
         return bool(pathlib.Path(file).read_text())
     except OSError:

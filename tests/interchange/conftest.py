@@ -8,7 +8,7 @@ import lbopt
 
 @pytest.fixture
 def moved(tmp_path):
-    """Return a function (PyTorch network) -> our module and variables, read from its saved folder."""
+    """Return a function (PyTorch network) -> our module and variables, through a saved folder."""
 
     def move(model, **options):
         folder = tmp_path / f"saved{len(list(tmp_path.iterdir()))}"

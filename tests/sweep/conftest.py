@@ -50,7 +50,7 @@ def config_file(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def lbopt_sweep(config_file):
-    """Return a function that runs `lbopt sweep` in a process of its own."""
+    """Return a function that runs `lbopt sweep` in a separate process."""
 
     def start(workdir, *overrides):
         command = [
@@ -69,7 +69,7 @@ def lbopt_sweep(config_file):
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, lbopt_sweep):
-    """A workdir in which the study ran to its end, and what it printed."""
+    """Return the workdir of a completed study, and the study's output."""
     workdir = tmp_path_factory.mktemp("study") / "workdir"
     process = lbopt_sweep(workdir)
     output, errors = process.communicate(timeout=300)

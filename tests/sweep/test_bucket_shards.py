@@ -1,4 +1,4 @@
-"""Shards of a study that share nothing but a bucket make one study."""
+"""Shards that share only a bucket make one study."""
 
 import functools
 import json
@@ -69,7 +69,7 @@ def test_two_shards_in_a_bucket_are_one_study(lbopt, cloud, config_file, tmp_pat
 
 @pytest.fixture
 def study(monkeypatch, tmp_path):
-    """Return a folder in the place of a study's in a bucket, where shard 1 of 2 has started."""
+    """Return a folder that replaces a study's bucket, where shard 1 of 2 has started."""
     folder = tmp_path / "study"
     shard = folder / "shards" / "1-of-2"
     shard.mkdir(parents=True)

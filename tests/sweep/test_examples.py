@@ -1,4 +1,4 @@
-"""test_examples.jsonl: the score on every test example survives whatever interrupts a study."""
+"""test_examples.jsonl keeps the score of every test example through interruptions."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_outputs_that_are_not_numbers_have_no_line():
 
 
 def test_a_trial_that_was_killed_between_its_two_lines_counts_once(tmp_path):
-    """Its examples are there and its row is not: it runs again, and a cut line is removed."""
+    """Its examples exist but its record does not: it runs again, and a cut line is removed."""
     examples = tmp_path / EXAMPLES
     examples.write_text(json.dumps(line(1, [0, 1])) + "\n" + '{"arm": "a", "glo')
     Results(tmp_path).add([row(1)], [line(1, [1, 1])])

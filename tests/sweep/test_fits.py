@@ -52,7 +52,7 @@ def test_planted_slopes_are_recovered(steps, slope):
 
 @pytest.mark.parametrize(("exponent", "spread"), [(0.25, 0.0015), (0.5, 0.003), (1.0, 0.008)])
 def test_noise_of_two_percent_leaves_the_exponent_nearly_alone(exponent, spread):
-    """The spread is that of the exponent in 300 other samples; 20 samples stay within 4 spreads."""
+    """The tolerance is 4 times the exponent's spread in 300 other samples."""
     steps = np.array(_fits.log_spaced_steps(3000, 64))
     for seed in range(20):
         noise = 1 + 0.02 * np.random.default_rng(1000 + seed).normal(size=64)
@@ -75,7 +75,7 @@ def test_the_larger_r2_names_the_curve(kind):
 
 
 def trapezoid(x):
-    """Return half the distance between the neighbours of each point, itself for a missing one."""
+    """Return half the distance between each point's neighbours; an end is its own neighbour."""
     around = np.concatenate([x[:1], x, x[-1:]])
     return (around[2:] - around[:-2]) / 2
 
@@ -129,7 +129,7 @@ def test_only_the_window_is_fitted():
 
 
 def test_a_distance_of_zero_is_a_point_like_any_other():
-    """With warmup from zero the first step goes nowhere."""
+    """With warmup from zero the first step moves nothing."""
     fit = _fits.fit_diffusion([1, 2, 4, 8, 16], [0.0, 1.0, 2.0, 3.0, 4.0], 1)
     assert dataclasses.astuple(fit.log) == pytest.approx((0.0, 1 / np.log(2), 1.0), abs=1e-9)
 

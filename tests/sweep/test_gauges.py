@@ -99,11 +99,11 @@ def test_no_signal_is_an_infinite_noise_scale():
 
 
 def test_example_i_belongs_to_part_i_over_b():
-    """The first half of the examples says east and the second north."""
+    """The first half of the examples points east and the second north."""
     x = jnp.repeat(jnp.eye(2), 8, axis=0)
     probe = _gauges.make_probe(squares, 4)({"x": jnp.zeros(2)}, {}, {"x": x}, KEY)
     assert probe.phi == pytest.approx(1, abs=1e-6)
-    # All parts have norm 1, the mean has 1/2: (4 * 1/2 - 1) / 3 and (1 - 1/2) * 16 / 3.
+    # All slices have norm 1, the mean has 1/2: (4 * 1/2 - 1) / 3 and (1 - 1/2) * 16 / 3.
     assert (probe.gradient_square_norm, probe.noise_trace) == pytest.approx(
         (1 / 3, 8 / 3), rel=1e-6
     )
@@ -126,7 +126,7 @@ def test_gradients_of_parts_are_numpys():
 
 
 def test_bf16_gradients_are_summed_in_fp32():
-    """In bf16, 256 and 1 are 256."""
+    """In bf16, 256 + 1 is 256."""
     parts = jnp.array([256.0, 1, 1, 1, 1, 1, 1, 1], jnp.bfloat16)[:, None]
     found = _gauges.gradient_parts(lambda w, part: part, jnp.zeros(1, jnp.bfloat16), parts)
     assert (found.first_half.dtype, found.first_half[0]) == (jnp.float32, 259 / 4)
@@ -138,7 +138,7 @@ def test_phi_keeps_its_digits_where_the_angle_is_small():
     assert _gauges.phi(one, other) == pytest.approx(5e-9, rel=1e-3)
     assert (
         1 - jnp.dot(one, other) / jnp.linalg.norm(other) == 0
-    )  # the plain formula has lost them all
+    )  # the plain formula loses all digits
 
 
 NUM_EXAMPLES, SIDE = 8, 6
@@ -186,7 +186,7 @@ def test_along_an_eigenvector_lipschitz_is_the_eigenvalue(place):
         matrix, 3 * vectors[:, place] - vector
     )  # where the gradient is three times that eigenvector
     probe = _gauges.make_probe(quadratic, 2)(split(w), {}, batch, KEY)
-    # The gradient at w is rounded to fp32, and other eigenvectors then have their small part in it.
+    # The gradient at w is rounded to fp32, which adds small components along other eigenvectors.
     assert probe.lipschitz == pytest.approx(abs(values[place]), rel=1e-5, abs=1e-5)
 
 
@@ -276,7 +276,7 @@ def test_lipschitz_is_the_finite_difference_of_two_gradients(name):
 
 
 def test_vmapped_probes_are_those_of_each_alone():
-    """To 1e-4: batched products add up in another order."""
+    """The tolerance is 1e-4 because batched products sum in another order."""
     _, params, model_state, batch, probe = make_model("cnn")
     both = jax.tree.map(lambda x: jnp.stack([x, 1.5 * x]), (params, model_state))
     batched = jax.jit(jax.vmap(probe, in_axes=(0, 0, None, None)))(*both, batch, KEY)

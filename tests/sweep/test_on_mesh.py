@@ -1,4 +1,4 @@
-"""Trials over all devices are the trials of one device."""
+"""Trials over all devices equal the trials on one device."""
 
 import copy
 import json

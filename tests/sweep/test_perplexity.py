@@ -19,7 +19,7 @@ from lbopt.sweep import _drive, make_cells, make_problems, run_sweep
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """Return the rows of two steps at two rates."""
+    """Return the records of two steps at two rates."""
     config = SweepConfig(
         train=TrainConfig(
             num_epochs=0.0035,

@@ -1,4 +1,4 @@
-"""Processes that share a study find what one finds, and what is missing after a kill."""
+"""Processes that share a study find the results of one process, also after a kill."""
 
 import json
 import os
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.process
 
 
 def rows_of(workdir):
-    """The rows by what was tried, without how long it took."""
+    """Return the records by trial, without the time they took."""
     lines = [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines()]
     named = {
         (row["arm"], row["global_batch_size"], row["phase"], row["learning_rate"], row["seed"]): row

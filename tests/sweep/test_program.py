@@ -1,4 +1,4 @@
-"""A trial in a shared program is the trial run alone, and the run `lbopt train` makes."""
+"""A trial in a shared program equals the trial alone, and the run of `lbopt train`."""
 
 import copy
 import dataclasses
@@ -82,7 +82,7 @@ def named(cells, arm, size):
 
 
 def three_trials(cell):
-    """Two rates, and another seed."""
+    """Return two rates, and another seed."""
     asked = [(Factors(1.0, 1.0, 1.0), 0), (Factors(2.0, 1.0, 1.0), 0), (Factors(1.0, 1.0, 1.0), 7)]
     return [cell.trial(SEARCH, Proposal(factors, 1.0), seed) for factors, seed in asked]
 
@@ -171,7 +171,7 @@ def test_a_trial_that_diverges_disturbs_nobody_beside_it():
 
 
 def test_a_lane_that_is_free_early_takes_the_next_trial_and_disturbs_nobody(cells):
-    """Lane 1 gets another trial while lane 0 trains; each is bit for bit as in its own session."""
+    """Slot 1 gets another trial while slot 0 trains; each equals its own session bit for bit."""
     cell = named(cells, "momentum", 128)
     config = make_config(trial_batching="vmap", trials_per_program=2)
     spread = Spread(config)
@@ -200,7 +200,7 @@ def test_a_lane_that_is_free_early_takes_the_next_trial_and_disturbs_nobody(cell
 
 
 def test_a_short_trial_runs_the_whole_schedule():
-    """Half the fidelity is half the steps, half the warmup, and a complete decay."""
+    """Half the fidelity means half the steps, half the warmup, and a complete decay."""
     config = make_config()
     config.arms[1].schedule.first_step = 0
     cell = named(make_cells(config, make_problems(config)), "lamb", 128)
@@ -229,7 +229,7 @@ def test_programs_of_one_problem_share_its_arrays_on_the_device(cells, tmp_path)
 
 
 class Spoilt(ArrayDataset):
-    """One of its records is damaged: the next good one is in its place, and a batch says so."""
+    """A damaged record is replaced by the next good one, and its batch reports it."""
 
     def draw(self, indices, epochs, seed):
         return {**super().draw(indices, epochs, seed), DAMAGED: [(3, "cut short")]}
@@ -299,7 +299,7 @@ def test_no_factorisation_is_batched():
 
 
 def test_a_trial_without_weight_decay_is_not_one_with_a_decay_of_zero():
-    """Variants that adapt decayed leaves only are plain Adam then, in a search too."""
+    """Variants that adapt only decayed leaves become plain Adam without decay, in a search too."""
     config = make_config()
     config.arms = config.arms[1:]
     config.arms[0].optimizer = OptimizerConfig("lamb", "timm", weight_decay=0.01)

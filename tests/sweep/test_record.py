@@ -1,4 +1,4 @@
-"""A running trial: when it is probed or evaluated, when it ends, and its row."""
+"""A running trial: steps of its probes and evaluations, its end, and its record."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def make_record(phase="final", fidelity=1.0, **changes):
 
 
 def walk(record):
-    """Go from stop to stop and return where they are."""
+    """Visit all stops and return their steps."""
     stops = []
     while not record.ended:
         count = record.steps_to_next_stop
@@ -102,7 +102,7 @@ def make_finished(**changes):
 
 
 def test_divergence_ends_a_trial_at_its_step():
-    """What a batched program did behind it does not count."""
+    """Later steps of its batched program do not count."""
     record = make_record()
     losses = np.array([2.0, 2.1, np.inf, np.nan, 1.0], np.float32)
     record.extend(losses, np.arange(5, dtype=np.float32))
@@ -115,7 +115,7 @@ def test_divergence_ends_a_trial_at_its_step():
 
 
 def test_nothing_is_a_score_of_outputs_that_are_not_numbers():
-    """Their first class is what argmax finds, which is right for a tenth of the digits."""
+    """argmax over NaN outputs finds the first class, which is right for a tenth of the digits."""
     broken = scores() | {"train": {"loss": float("nan"), "accuracy": 0.1}}
     row = make_finished().row(broken)
     assert (row["train_loss"], row["train_accuracy"]) == (None, None)

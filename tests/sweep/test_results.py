@@ -37,7 +37,7 @@ if dies:
 
 @pytest.mark.process
 def test_four_writers_of_which_two_die_in_a_line(tmp_path):
-    """The rows of each are there in its order, those of one write side by side, and no others."""
+    """Each writer's records are complete, in order, and adjacent per write; there are no others."""
     rows = {0: 40, 1: 40, 2: 10, 3: 20}
     writers = [
         subprocess.Popen(
@@ -72,7 +72,7 @@ def test_four_writers_of_which_two_die_in_a_line(tmp_path):
 
 @pytest.fixture
 def cloud(monkeypatch, tmp_path):
-    """Return a folder that stands for a bucket's."""
+    """Return a folder that replaces a bucket's."""
     folder = tmp_path / "cloud"
     folder.mkdir()
     monkeypatch.setattr(_bucket, "bucket_path", lambda named: folder)
@@ -86,7 +86,7 @@ def row(seed):
 
 
 def test_the_last_trial_before_a_long_wait_is_soon_in_the_bucket(cloud):
-    """No other trial ends that would take it along."""
+    """No later trial triggers its upload."""
     with _bucket.local_workdir("gs://bucket/study") as folder:
         results = Results(pathlib.Path(folder))
         assert _bucket.checkpoint_root(pathlib.Path(folder)) == cloud

@@ -1,4 +1,4 @@
-"""A study ends with every trial once; a kill at any moment costs only what was not finished."""
+"""A completed study has every trial once; a kill costs only unfinished trials."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_every_final_trial_has_its_test_examples(finished, rows):
 
 @pytest.mark.process
 def test_a_row_says_what_was_measured(rows):
-    """Other tests show that scores are those of the split in their names: see test_program."""
+    """test_program.py shows that the scores are those of the named split."""
     for row in rows:
         assert (
             len(
@@ -209,7 +209,7 @@ def test_if_one_thread_fails_the_others_stop_at_their_next_look(monkeypatch, tmp
 
 
 def test_the_lane_of_a_trial_that_diverges_is_free_at_once(monkeypatch, tmp_path):
-    """The fourth of four lanes diverges, and gets the fifth candidate while the others train."""
+    """The fourth of four slots diverges, and gets the fifth candidate while the others train."""
     config = make_config(
         trial_batching="vmap", trials_per_program=4, global_batch_sizes=(128,), final_seeds=(7,)
     )
@@ -270,7 +270,7 @@ def test_sigterm_saves_what_is_finished_and_exits_75(tmp_path, lbopt_sweep, rows
 
 @pytest.mark.process
 def test_two_shards_are_one_study(tmp_path, lbopt_sweep, rows, finished):
-    """Both at the same time in one workdir; the one that ends last writes the whole report."""
+    """Both run at once in one workdir; the one that ends last writes the whole report."""
     workdir = tmp_path / "workdir"
     shards = [lbopt_sweep(workdir, f"--shard={number}/2") for number in (1, 2)]
     said = [process.communicate(timeout=300) for process in shards]

@@ -1,4 +1,4 @@
-"""Grids and draws: which candidates do not depend on any score."""
+"""Grids and samples: the candidates that depend on no score."""
 
 import math
 
@@ -16,7 +16,7 @@ SPREAD = {"log_uniform": log_uniform_candidates, "halton": halton_candidates}
 
 
 def parts(candidates, name="learning_rate", low=0.1, high=10.0):
-    """Return where the drawn candidates are between the ends, in logarithms."""
+    """Return the relative positions of candidates between the ends, in logarithms."""
     values = np.log([getattr(one, name) for one in candidates[1:]])
     return (values - math.log(low)) / (math.log(high) - math.log(low))
 
@@ -86,7 +86,7 @@ def test_random_draws_are_uniform_in_the_logarithm():
 
 
 def test_random_draws_stay_the_same_between_versions():
-    """Pinned; the tolerance is for the last digit of another mathematical library."""
+    """The numbers are pinned; the tolerance allows for another mathematical library."""
     drawn = [
         one.learning_rate
         for one in log_uniform_candidates(Space([(0.1, 10.0), (1, 1), (1, 1)]), 4, 7)

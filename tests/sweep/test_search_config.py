@@ -1,4 +1,4 @@
-"""What a search may be configured with, and the line for what it may not."""
+"""Valid settings of a search, and the refusal of others."""
 
 import math
 

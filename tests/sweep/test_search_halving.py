@@ -94,7 +94,7 @@ def test_successive_halving_keeps_the_best_of_each_rung():
 
 
 def survivors(scores, **fields):
-    """Return the places of those who stay after the first rung of nine."""
+    """Return the places of the survivors of the first rung of nine."""
     search = make_searcher(
         SearchConfig("successive_halving", num_candidates=9, min_fidelity=1 / 9, **fields)
     )

@@ -1,4 +1,4 @@
-"""Search by Optuna: what it prunes and learns, and what it must not do."""
+"""Search by Optuna: pruning, learning, and its limits."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from lbopt.config import SearchConfig
 from lbopt.sweep import _drive
 from lbopt.sweep.search import Factors, Proposal, Score, _adaptive, make_searcher
 
-# What a study says of a candidate that diverged, of images and of text.
+# A study's scores of a candidate that diverged, on images and on text.
 DIVERGED = {"diverged": True, "validation_loss": None, "validation_accuracy": None}
 LOST_KINDS = {
     "images": _drive.score([DIVERGED]),
@@ -27,7 +27,7 @@ def fine(value):
 
 
 def bowl(proposal):
-    """The best learning rate is 3 times the rule's."""
+    """Return a score that is best at 3 times the rule's learning rate."""
     return fine(math.log(proposal.factors.learning_rate / 3) ** 2)
 
 
@@ -62,7 +62,7 @@ def test_three_factors_are_searched_in_their_ranges():
 
 
 def test_tpe_learns_where_random_draws_do_not():
-    """Compared is the mean log distance of the last 8 of 32 candidates from the optimum."""
+    """The measure is the mean log distance of the last 8 of 32 candidates from the optimum."""
 
     def distance(sampler):
         last = [
@@ -79,7 +79,7 @@ def test_tpe_learns_where_random_draws_do_not():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tpe_stays_away_from_where_runs_diverge(seed):
-    """Of the last 12 candidates one or two diverge; told as failed trials, 8 to 12 would."""
+    """Of the last 12 candidates one or two diverge; reported as failures, 8 to 12 would."""
 
     def cliff(proposal):
         rate = proposal.factors.learning_rate
@@ -103,7 +103,7 @@ def test_a_generation_climbs_the_rungs_together(pruner):
 
 
 def test_halving_compares_a_generation_with_its_best():
-    """Optuna lets the best so far pass: in the order of these scores, all four would."""
+    """Optuna lets the best so far pass: in this order of scores, all four would."""
     search = make_searcher(SearchConfig("optuna", pruner="successive_halving", sampler="random"))
     first = search.ask()
     search.tell([fine(value) for value in (4, 3, 2, 1)])

@@ -1,4 +1,4 @@
-"""Asking and telling take turns, and a mistake of the caller is loud."""
+"""Calls to ask and tell alternate, and a caller's mistake raises an error."""
 
 import math
 import subprocess

@@ -51,7 +51,7 @@ def run(config, objective=valley):
 
 @every_method
 def test_a_search_that_is_built_anew_asks_for_the_very_same_runs(fields):
-    """Killed after any round, and told the saved scores again, as they come out of JSON."""
+    """The search is killed after any round and given the saved scores again, read from JSON."""
     config = SearchConfig(**{**WIDE, **fields})
     rounds = run(config)
     for told in range(len(rounds) + 1):
@@ -69,7 +69,7 @@ def run_all():
 @pytest.mark.process
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_another_process_asks_for_the_very_same_runs(hash_seed):
-    """The processes have other hash seeds; `repr` shows floats exactly."""
+    """The processes have different hash seeds; `repr` shows floats exactly."""
     program = f"import runpy; print(runpy.run_path({__file__!r})['run_all']())"
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     said = subprocess.run(

@@ -1,4 +1,4 @@
-"""Which trials there are, what they have in common, and how the candidate is chosen."""
+"""The set of trials, their shared settings, and the choice of a candidate."""
 
 import copy
 import math
@@ -33,7 +33,7 @@ def whole(factors=RULE):
 
 
 def going_through(cell, config, value):
-    """Return what a cell asks for, round after round, if `value` says how good a trial is."""
+    """Return a cell's requests, round by round, when `value` scores a trial."""
     going, asked = _drive.drive(cell, config), []
     wanted = next(going)
     while True:
@@ -167,7 +167,7 @@ def test_arms_that_learn_the_same_share_a_problem_and_others_do_not():
 
 
 def test_trials_share_a_program_whatever_their_numbers_and_rules(cells):
-    """And not where the batch, the optimizer or the length differs."""
+    """Trials share no program if batch, optimizer or length differ."""
     (lamb, full) = (cell for cell in cells if cell.arm.name == "lamb")
     (momentum, _) = (cell for cell in cells if cell.arm.name == "momentum")
     other_rule = copy.deepcopy(lamb)

@@ -27,9 +27,9 @@ def _load(overrides):
 
 
 def _flags(overrides):
-    """Return the flags of the short run and some more.
+    """Return the flags of the short run, followed by the given ones.
 
-    If these give epochs between evaluations, steps between them are left out.
+    If the given flags set epochs between evaluations, steps between evaluations are left out.
     """
     by_epochs = any(flag.startswith("--config.eval_every_epochs=") for flag in overrides)
     small = [flag for flag in SMALL if not (by_epochs and "eval_every_steps" in flag)]
@@ -108,7 +108,7 @@ def saved_state(plan_of):
 
 @pytest.fixture(scope="session")
 def logged():
-    """Return a function workdir -> the lines of metrics.jsonl without what depends on the clock."""
+    """Return a function workdir -> lines of metrics.jsonl, without values that depend on time."""
 
     def read(workdir):
         lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -122,7 +122,7 @@ def logged():
 
 @pytest.fixture(scope="session")
 def reference(plan_of, tmp_path_factory):
-    """Return a function (*overrides) -> workdir of a run that nothing interrupted."""
+    """Return a function (*overrides) -> workdir of an uninterrupted run."""
 
     @functools.cache
     def run(*overrides):

@@ -49,8 +49,8 @@ def run(arguments, stderr):
 
 
 def outcome(workdir):
-    """Return what a run or a study has left, without what depends on the clock."""
-    # Where not even a partial file could be removed, a start does so once it is a minute old.
+    """Return the results that a run or a study left, without values that depend on time."""
+    # If even a partial file could not be removed, a start removes it once it is a minute old.
     names = sorted(
         path.name for path in workdir.iterdir() if not re.fullmatch(r"\..+\.\d+", path.name)
     )

@@ -21,7 +21,7 @@ from lbopt.cli import main
 
 
 def start(arguments, stderr=None):
-    """Fork a process that runs a command; its lines go to a file if one is named."""
+    """Fork a process that runs a command and may write its output to a file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of forking beside JAX's threads: none is at work yet
         pid = os.fork()

@@ -74,7 +74,7 @@ def test_a_run_whose_loss_is_nan_says_so_and_keeps_what_is_finite(spoilt, tmp_pa
     text = (tmp_path / "metrics.jsonl").read_text()
     lines = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
     assert [line["step"] for line in lines if line["train/loss"] is None] == list(range(8, 21))
-    assert lines[-1]["eval/accuracy"] is not None  # a network of NaN has one
+    assert lines[-1]["eval/accuracy"] is not None  # even NaN outputs have an accuracy
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         assert checkpoints.steps() == [6, 18, 20]
         assert checkpoints.best_step() == checkpoints.latest_finite_step() == 6

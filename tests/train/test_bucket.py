@@ -1,4 +1,4 @@
-"""A workdir in a bucket, by the real clients of Google Cloud Storage and a server of our own."""
+"""A workdir in a bucket: real clients of Google Cloud Storage and a local server."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def cloud():
 
 @pytest.fixture
 def lbopt(cloud):
-    """Return a function (*arguments) -> the process of `lbopt`, as it ends or as it runs."""
+    """Return a function (*arguments) -> a running or finished process of `lbopt`."""
 
     def run(*arguments, wait=True):
         process = start_lbopt(cloud[1], *arguments)
@@ -90,13 +90,13 @@ def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference,
 
 
 def test_what_a_run_keeps_of_its_vocabulary_is_read_from_a_bucket_again():
-    """A vocabulary without its settings is one of earlier versions, which lowercased all text."""
+    """A vocabulary without settings comes from an earlier version, which lowercased all text."""
     assert Vocabulary(("a",), UNCASED).files().keys() <= set(_bucket._KEPT)
 
 
 @pytest.mark.slow
 def test_two_processes_in_a_bucket(cloud, start):
-    """Each writes its shards of the arrays, the first one all else; both resume from the bucket."""
+    """Each writes its shards of the arrays, the first one the rest; both resume from the bucket."""
     address, variables = cloud
     command = train_command("gs://bucket/runs/two", RARELY)
     told = lambda index, of_job: {**variables, **of_job}  # noqa: E731
@@ -114,7 +114,7 @@ def test_two_processes_in_a_bucket(cloud, start):
 
 
 def test_a_bucket_without_permission(cloud, start):
-    """One line, on both processes, before anything is compiled."""
+    """Both processes print one line before anything is compiled."""
     begin = time.monotonic()
     job = start(
         train_command("gs://bucket/forbidden/one"),
@@ -144,7 +144,7 @@ def test_another_address_is_refused(workdir, command, capsys):
 
 @pytest.fixture
 def leases(tmp_path, monkeypatch):
-    """Return a function of a machine's name that takes a lease; the object is a file here."""
+    """Return a function (machine's name) -> its lease; the object is a local file here."""
     monkeypatch.setattr(_bucket, "_RENEW_S", 0.4)
     monkeypatch.setattr(_bucket, "_SETTLE_S", 0.1)
 
@@ -157,7 +157,7 @@ def leases(tmp_path, monkeypatch):
 
 
 def test_two_runs_in_one_folder_of_a_bucket(leases, tmp_path):
-    """The second waits, sees it renewed, and is refused."""
+    """The second waits, sees that the lease is renewed, and is refused."""
     first = leases("host-a")
     with troubled("--workdir", str(tmp_path), "conflict") as caught:
         leases("host-b")

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, which is best, and in what shape they come back."""
+"""Retention of checkpoints, the choice of the best, and the structure after reading."""
 
 import contextlib
 import hashlib
@@ -30,7 +30,7 @@ TX = optax.adam(0.1)
 
 
 def make_state(step=0, num_devices=1):
-    """A small state of several dtypes; every value depends on the step."""
+    """Return a small state of several dtypes; every value depends on the step."""
     params = {
         "Dense_0": {
             "kernel": jnp.full((3, 2), step + 0.5),
@@ -145,7 +145,7 @@ def test_values_dtypes_and_layout_come_back(tmp_path, num_devices, on):
 
 
 class Device:
-    """Stands in for a device that knows how much memory it has and has used."""
+    """A stand-in for a device that reports its memory size and usage."""
 
     def __init__(self, device):
         self.device, self.stats = device, {}
@@ -179,7 +179,7 @@ def test_the_state_is_copied_on_devices_if_there_is_room_beside_what_steps_use(
     threads = []
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.prepare(state)
-        # A step has run, and this device has used the most.
+        # A step has run, and this device has used the most memory.
         devices[1].stats["peak_bytes_in_use"] = 1000 - free_bytes
         checkpoints.save(state, None, before=lambda: threads.append(threading.current_thread()))
         checkpoints.wait()
@@ -196,7 +196,7 @@ def test_the_state_is_copied_on_devices_if_there_is_room_beside_what_steps_use(
 
 
 class SlowFolder(SoloJob):
-    """A job of two whose second process sees the newest checkpoint after some looks."""
+    """A job of two whose second process sees the newest checkpoint only after several checks."""
 
     count = 2
 
@@ -322,7 +322,7 @@ def test_a_checkpoint_holds_no_pickle(tmp_path):
 def test_a_folder_whose_name_is_a_pattern_is_refused_before_anything_is_saved(
     name, read_only, tmp_path
 ):
-    """Where a path has a backslash, a good checkpoint would be taken for damaged."""
+    """If a path has a backslash, a good checkpoint would count as damaged."""
     with refused("--workdir", str(tmp_path / name)):
         Checkpoints(tmp_path / name, read_only=read_only)
     assert not list(tmp_path.iterdir())

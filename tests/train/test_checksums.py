@@ -1,4 +1,4 @@
-"""Checksums of arrays: against NumPy, whatever the layout, and each flipped bit is seen."""
+"""Checksums of arrays equal NumPy's for any layout, and detect every flipped bit."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ ARRAYS = {
 
 
 def in_numpy(array):
-    """The same sums in Python's integers."""
+    """Compute the same sums in Python's integers."""
     raw = np.ascontiguousarray(array)
     words = raw.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[raw.dtype.itemsize]).ravel()
     first = second = 0

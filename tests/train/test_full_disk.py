@@ -28,7 +28,7 @@ CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
 
 @contextlib.contextmanager
 def files_up_to(num_bytes):
-    """Let the operating system refuse what makes a file larger than this."""
+    """Make the operating system refuse writes that enlarge a file beyond this size."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
@@ -73,7 +73,7 @@ def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
 
 
 def test_two_that_write_one_file_at_once_do_not_meet(tmp_path, monkeypatch):
-    """Containers have all the same pid: the name of a partial file was that of another's."""
+    """Processes in containers share a pid, so partial files must not be named by it."""
 
     def fsync(descriptor):
         monkeypatch.setattr(_folder.os, "fsync", before)
@@ -87,7 +87,7 @@ def test_two_that_write_one_file_at_once_do_not_meet(tmp_path, monkeypatch):
     ]
 
 
-# The file that is too large first: a line has one long number, an event a frame per scalar.
+# The first file that exceeds the limit: a line has one long number, an event a frame per scalar.
 FIRST = {"metrics.jsonl": (10**80, "a"), "tensorboard": (1, "abcdefghijklmnopqrstuvwxyz")}
 
 
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
 
 
 def test_a_process_whose_save_has_failed_waits_for_nobody(monkeypatch):
-    """The others wait for it, so neither would end: Orbax meets them in a `finally`."""
+    """The others wait for it, so none would end: Orbax synchronises them in a `finally`."""
     waited = []
     monkeypatch.setattr(_orbax.jax, "process_count", lambda: 2)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What a run logs of the optimizer, and how it ends when only broken gradients come."""
+"""Optimizer metrics in the log, and the end of a run whose gradients are all broken."""
 
 import contextlib
 import types
@@ -93,7 +93,7 @@ def test_stalled_weights_are_told_of_once():
     [(None, False), ({"bytes_limit": 2**50}, False), ({"bytes_limit": 2**20}, True)],
 )
 def test_a_state_has_to_fit_the_memory_of_a_device_that_says_it(stats, too_large):
-    """A device that does not report its memory may have more than the host."""
+    """A device that reports no memory may have more than the host."""
     device = types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
     whole = jax.ShapeDtypeStruct(
         (2**40,), "float32", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])

@@ -21,12 +21,12 @@ FIRST, SECOND = 6, 5
 
 
 class Killed(BaseException):
-    """Ends a run as a kill does: nothing is saved after it."""
+    """Ends a run the way a kill does: nothing is saved after it."""
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """Return a config whose row is what becomes of the moments."""
+    """Return a config file whose argument is the second phase's `optimizer_state`."""
     file = tmp_path_factory.mktemp("config") / "two.py"
     file.write_text(
         f"""
@@ -100,7 +100,7 @@ def saved(runs, workdir, row, step):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory, file, runs):
-    """Return a function row -> a workdir that nothing interrupted."""
+    """Return a function row -> workdir of an uninterrupted run."""
     made = {}
 
     def go(row):
@@ -184,7 +184,7 @@ def test_killed_in_either_phase_it_ends_in_the_same_state(
 def test_room_for_a_copy_is_looked_for_once_a_phase_after_steps_have_run(
     train, straight, runs, lines, tmp_path, monkeypatch
 ):
-    """And a run without room ends like one with it."""
+    """A run without memory for a copy ends like one with it."""
     asked = []
 
     def has_room(leaves):

@@ -78,7 +78,7 @@ def test_a_run_may_be_terminated_again_and_again(
 
 @pytest.mark.process
 def test_the_command_as_a_process_exits_with_75(command, start_process, tmp_path):
-    """A long run, so that the signal finds it in mid-run."""
+    """The run is long, so that the signal arrives in the middle of it."""
     workdir = tmp_path / "run"
     process = start_process(
         "-m", "lbopt", *command(workdir, "--config.num_epochs=2000", "--config.checkpoint.keep=1")
@@ -101,7 +101,7 @@ def test_the_command_as_a_process_exits_with_75(command, start_process, tmp_path
 def test_a_run_terminated_before_its_first_step_says_so(
     train, plan_of, tmp_path, capsys, monkeypatch
 ):
-    """For instance while the step is lowered."""
+    """The signal may arrive while the step is lowered."""
     plan = plan_of()
     monkeypatch.setattr(type(plan), "lower", lambda run: os.kill(os.getpid(), signal.SIGTERM))
     assert train(tmp_path) == 75

@@ -1,4 +1,4 @@
-"""A run that was killed and started again ends bit for bit where an uninterrupted one does."""
+"""A run that was killed and restarted ends bit for bit like an uninterrupted one."""
 
 import functools
 import json
@@ -42,7 +42,7 @@ AGGREGATED = (
     "--config.parallel.num_devices=4",
 )
 
-# Name: where the run is killed, at which step, and how it is run.
+# Name: place and step of the kill, and the run's flags.
 KILLS = {
     "one device": ("step", 10, ()),
     "pmap on four devices": ("step", 10, PMAP),
@@ -56,7 +56,7 @@ KILLS = {
 
 @pytest.fixture(scope="module")
 def killed(command, start_process, tmp_path_factory):
-    """Return a function name -> the workdir that a process left behind when it was killed."""
+    """Return a function name -> the workdir of a killed process."""
 
     @functools.cache
     def run(name):
@@ -112,7 +112,7 @@ def test_the_same_command_ends_in_the_same_state(
 
 @pytest.mark.process
 def test_on_fewer_devices_what_replicas_remember_is_rebuilt(workdir, train, saved_state, capsys):
-    """And nothing else: the step after it starts from the mean of the rows that were saved."""
+    """Nothing else changes: the next step starts from the mean of the saved replicas."""
     workdir, seen = workdir("error feedback"), {}
     two = (*AGGREGATED, "--config.parallel.num_devices=2")
 
@@ -162,7 +162,7 @@ def test_the_command_as_a_process_ends_in_the_same_state(
 def test_every_step_after_a_resume_sees_what_it_sees_in_one_run(
     name, workdir, train, bits, tmp_path
 ):
-    """The same state, and the same examples in the same order."""
+    """The step sees the same state, and the same examples in the same order."""
 
     def record(seen):
         return lambda step, state, batch: seen.update({step: (bits(state), bits(batch))})
@@ -183,7 +183,7 @@ def test_every_step_after_a_resume_sees_what_it_sees_in_one_run(
 def test_a_sharded_run_goes_on_without_sharding(
     workdir, train, reference, saved_state, logged, capsys
 ):
-    """To 1e-6 of the distance moved: norms are added up in another order."""
+    """The tolerance is 1e-6 of the distance moved: norms are summed in another order."""
     workdir = workdir("sharded update")
     assert train(workdir, *SPREAD) == 0
     assert re.search(r"^resuming at step [369] of 20", capsys.readouterr().err, re.MULTILINE)
@@ -206,7 +206,7 @@ def test_a_sharded_run_goes_on_without_sharding(
 
 
 def test_a_sharded_run_is_evaluated_and_exported(train, command, saved_state, tmp_path, capsys):
-    """By its average, which lies in parts."""
+    """Both use the average, which is sharded."""
     workdir, output = tmp_path / "run", tmp_path / "exported"
     assert train(workdir, *SHARDED) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[0])
@@ -259,7 +259,7 @@ def test_a_checkpoint_cut_off_by_the_kill_is_not_used(killed, train, workdir, ca
 def test_a_checkpoint_saved_in_the_background_holds_the_state_of_its_step(
     train, reference, bits, saved_state, tmp_path
 ):
-    """The step that follows a save is given the saved state's buffers to write into."""
+    """The next step may write into the buffers of the saved state."""
     states = {}
     assert (
         train(

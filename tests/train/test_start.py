@@ -1,4 +1,4 @@
-"""A run that starts from what another has learned."""
+"""A run that starts from another run's or a published network's parameters."""
 
 import errno
 import json
@@ -115,7 +115,7 @@ def test_another_activation_is_refused_wherever_it_is_known(file, learned, tmp_p
 
 
 def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, learned, tmp_path):
-    """The data are lowercased; the text of the network was too, was not, or is not known."""
+    """The data are lowercased; the network's text was not, or that is unknown, or it was too."""
     places = {kind: tmp_path / kind for kind in ("huggingface", "safetensors", "workdir")}
     for kind in ("huggingface", "safetensors"):
         assert (
@@ -349,7 +349,7 @@ def test_what_is_no_checkpoint_is_one_line(what, file, learned, tmp_path, capsys
 
 
 def make(what, place, learned):
-    """Put what is no checkpoint into a place."""
+    """Put something that is not a checkpoint into a place."""
     if "workdir" in what or "checkpoint" in what:
         shutil.copytree(learned, place)
     elif "folder" in what:

@@ -1,4 +1,4 @@
-"""Targets, evaluation every so many epochs, and MLPerf's log lines."""
+"""Targets, evaluation intervals in epochs, and MLPerf's log lines."""
 
 import json
 import re

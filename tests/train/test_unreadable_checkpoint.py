@@ -1,4 +1,4 @@
-"""A damaged checkpoint is never used: a run resumes from the one before, and deletes nothing."""
+"""A damaged checkpoint is never used: a run resumes from the previous one, deleting nothing."""
 
 import gc
 import json
@@ -275,7 +275,7 @@ def damage_at_random(folder, rng):
 
 
 def noisy_state(step=0):
-    """Return a state of random numbers, which compression leaves as they are."""
+    """Return a state of random numbers, which cannot be compressed."""
     noise = jax.random.normal(jax.random.key(step), (100, 200))
     return lbopt.TrainState.create({"kernel": noise}, {}, optax.sgd(0.1)).replace(
         step=jnp.int32(step)
@@ -284,7 +284,7 @@ def noisy_state(step=0):
 
 @pytest.fixture
 def noisy(tmp_path):
-    """Return a function () -> a new workdir with two checkpoints of noise."""
+    """Return a function () -> a new workdir with two checkpoints of random numbers."""
     original = tmp_path / "original"
     with Checkpoints(original) as checkpoints:
         for step in (3, 6):
@@ -336,7 +336,7 @@ def flip_in_arrays(workdir, rng):
 
 @pytest.mark.parametrize("looked_at", [True, False])
 def test_only_the_checksums_see_a_flipped_bit_of_an_array(noisy, looked_at, monkeypatch):
-    """Without them it would reach the parameters unnoticed."""
+    """Without checksums the flipped bit would reach the parameters unnoticed."""
     if not looked_at:
         monkeypatch.setattr(_checkpoint, "differing", lambda found, wanted: [])
     rng, workdir = np.random.default_rng(1), noisy()
@@ -348,7 +348,7 @@ def test_only_the_checksums_see_a_flipped_bit_of_an_array(noisy, looked_at, monk
 
 @pytest.mark.slow
 def test_many_damaged_arrays_are_one_line(tmp_path, capfd):
-    """Threads that still read other arrays print nothing."""
+    """Threads that are still reading other arrays print nothing."""
 
     def make(step=0):
         params = {f"layer_{i}": jax.random.normal(jax.random.key(i), (640, 100)) for i in range(40)}

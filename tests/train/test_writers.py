@@ -163,7 +163,7 @@ def test_a_torn_line_is_no_line(tmp_path):
 
 
 def test_hostile_names(tmp_path):
-    """TensorBoard's tags, and the names in metrics.jsonl, of which each is a line."""
+    """The names are TensorBoard's tags, and the keys in lines of metrics.jsonl."""
     name = f"train/trust_ratio/{HOSTILE}\udcff"
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, 8, {name: 1.0})

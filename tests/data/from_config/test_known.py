@@ -14,7 +14,7 @@ from lbopt.data.text import load_pydoc_topics
 
 
 def of_examples(dataset, mask=True):
-    """Return name -> (shape, dtype) of two examples as training and as evaluation see them."""
+    """Return name -> (shape, dtype) of two examples, in training and in evaluation."""
     indices = np.arange(2)
     batches = [dataset.draw(indices, np.zeros(2, int), 0), dataset.take(indices)]
 

@@ -37,7 +37,7 @@ def apply(name, image, level, rng=None):
 
 
 def moved(image, row_of, column_of):
-    """Return the image with each pixel taken from another place, grey from outside."""
+    """Return the image with each pixel taken from another place; outside is grey."""
     out = np.full_like(image, 128)
     for row in range(image.shape[0]):
         for column in range(image.shape[1]):
@@ -80,7 +80,7 @@ def test_autocontrast_stretches_every_channel(image):
 
 
 def test_equalize_makes_a_histogram_even(photograph):
-    """Every value becomes the share of the pixels below it."""
+    """Every value becomes the share of pixels below it."""
     image = photograph(250, 250)
     found = apply("Equalize", image, 3)
     for channel in range(3):
@@ -93,7 +93,7 @@ def test_equalize_makes_a_histogram_even(photograph):
 
 @pytest.mark.parametrize(("level", "factor"), [(0, 0.1), (5, 1.0), (10, 1.9), (20, 3.7)])
 def test_enhancements_blend_with_less(level, factor, image):
-    """Up to rounding: one level of the result, and one of the image that is blended in."""
+    """The tolerance is one level for rounding the result and one for the blended image."""
     wide = image.astype(float)
     grey = (wide @ [0.299, 0.587, 0.114])[..., None]
     less = {"Brightness": 0.0, "Color": grey, "Contrast": round(float(grey.mean()))}
@@ -128,7 +128,7 @@ def test_translations_move_whole_pixels_and_fill_with_grey(random, sign, image):
 
 @pytest.mark.parametrize(("random", "sign"), [(0.0, 1), (0.9, -1)])
 def test_shears_take_the_nearest_pixel(random, sign, image):
-    """At the centres of pixels, a shear of .3 at level 10."""
+    """The shear of .3 at level 10 is evaluated at the centres of pixels."""
     by = 0.3 * sign
     along_x = moved(
         image,
@@ -146,7 +146,7 @@ def test_shears_take_the_nearest_pixel(random, sign, image):
 
 def test_a_rotation_turns_about_the_middle(image):
     square = image[:24, :24]
-    # Level 30 is 90 degrees, to the left.
+    # Level 30 is 90 degrees counterclockwise.
     np.testing.assert_array_equal(apply("Rotate", square, 30), np.rot90(square))
     np.testing.assert_array_equal(apply("Rotate", square, 30, Drawn(0.9)), np.rot90(square, -1))
     tilted = apply("Rotate", square, 10)
@@ -173,7 +173,7 @@ def test_every_operation_at_every_level_keeps_the_form(image):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """Return the list of (operation, level, reach) that were applied; nothing is."""
+    """Return the list of recorded (operation, level, reach); no operation is applied."""
     calls = []
 
     def record(name):

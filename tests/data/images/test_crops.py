@@ -22,7 +22,7 @@ def boxes(height, width, count=DRAWS, **options):
 
 
 def is_uniform(values, low, high):
-    """Kolmogorov and Smirnov; the draws are always the same ones."""
+    """Apply the Kolmogorov-Smirnov test; the draws are the same in every run."""
     return stats.kstest(values, "uniform", (low, high - low)).pvalue > 0.01
 
 
@@ -40,7 +40,7 @@ def test_boxes_lie_inside(sampling, height, width):
 
 
 def test_by_area_draws_area_and_logarithm_of_the_ratio_uniformly():
-    """In an image so wide and high that every draw fits."""
+    """The image is so large that every draw fits."""
     _, _, height, width = boxes(10000, 10000, area=(0.08, 0.5)).T
     assert is_uniform(height * width / 1e8, 0.08, 0.5)
     assert is_uniform(np.log(width / height), math.log(3 / 4), math.log(4 / 3))
@@ -75,7 +75,7 @@ def test_where_no_draw_fits():
 
 
 def test_a_draw_of_the_whole_image():
-    """Google's code treats it as a failed attempt."""
+    """Google's code counts it as a failed attempt."""
     assert random_box(np.random.default_rng(0), 64, 64, (1, 1), (1, 1)) == Box(0, 0, 64, 64)
     assert random_box(np.random.default_rng(0), 64, 64, (1, 1), (1, 1), "by_height") == Box(
         4, 4, 56, 56
@@ -124,7 +124,7 @@ def test_evaluation_is_pillow_to_the_pixel(shape, mode, photograph, encoded):
 
 
 def test_evaluation_is_a_central_crop_of_the_resized_image(photograph, encoded):
-    """Up to rounding and edges: shorter side resized to 256, then the central 224 x 224."""
+    """The shorter side is resized to 256; the central 224 x 224 agree up to rounding and edges."""
     data = encoded(photograph(512, 768), quality=95)
     resized = Image.open(io.BytesIO(data)).resize((384, 256), Image.BICUBIC)
     theirs = np.asarray(resized.crop((80, 16, 304, 240))).astype(float)
@@ -141,7 +141,7 @@ def test_a_box_of_the_right_size_is_cut_out(photograph, encoded):
     "box", [Box(0, 0, 480, 640), Box(37, 81, 300, 400), Box(5, 3, 40, 30), Box(100, 200, 130, 130)]
 )
 def test_training_shows_what_pillow_shows(box, photograph, encoded):
-    """A few levels of 255 from a careful resize, whether the decoder scales or not."""
+    """It is a few levels of 255 from a careful resize, whether the decoder scales or not."""
     data = encoded(photograph(480, 640), quality=95)
     top, left, height, width = box
     image = Image.open(io.BytesIO(data))

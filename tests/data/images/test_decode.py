@@ -73,7 +73,7 @@ def test_the_upper_rows_are_those_of_the_whole_jpeg(kind, shrink, photograph, en
 
 
 def test_the_upper_rows_with_colours_at_half_resolution_down(photograph):
-    """A way to store colours that Pillow does not write."""
+    """Pillow does not write this way of storing colours."""
     data = simplejpeg.encode_jpeg(photograph(75, 83), colorsubsampling="440")
     for shrink in (1, 2, 4):
         whole = decode(data, shrink)
@@ -90,7 +90,7 @@ REMARKS = {
 
 @pytest.mark.parametrize("kind", REMARKS)
 def test_a_whole_jpeg_with_something_odd_is_read(kind, photograph, encoded):
-    """As Pillow reads it, however much of it is asked for; cut short, it is refused."""
+    """It is read as Pillow reads it, for any number of rows; cut short, it is refused."""
     data = encoded(photograph(200, 83))
     odd = REMARKS[kind](data)
     assert odd != data
@@ -116,7 +116,7 @@ def test_a_jpeg_cut_short_is_refused_though_the_upper_rows_are_there(photograph,
 
 
 def test_damage_among_the_upper_rows_is_refused(photograph, encoded):
-    """A marker that has no place there."""
+    """The file has a marker in a wrong place."""
     data = bytearray(encoded(photograph(200, 83)))
     pixels = data.index(b"\xff\xda") + 200
     data[pixels : pixels + 2] = b"\xff\xd9"
@@ -190,7 +190,7 @@ NUMBERS = {tag.name: number for number, tag in TiffImagePlugin.TiffTags.TAGS_V2.
 
 
 def tiff(channels, **tags):
-    """Return a big-endian TIFF of channels that lie one after the other, as bytes."""
+    """Return a big-endian TIFF with separate planes per channel, as bytes."""
     sizes = [len(channel) for channel in channels]
     directory = TiffImagePlugin.ImageFileDirectory_v2(prefix=b"MM")
     starts = tuple(8 + sum(sizes[:number]) for number in range(len(sizes)))
@@ -215,7 +215,7 @@ def test_numbers_whose_white_is_not_known_are_unreadable(name):
 
 
 def of_sixteen_bits(data):
-    """Return a JPEG 2000 of 8 bits as one that says 16."""
+    """Return an 8-bit JPEG 2000 whose header claims 16 bits."""
     place = data.index(b"\xff\x4f\xff\x51") + 42
     return data[:place] + b"\x0f" + data[place + 1 :]
 

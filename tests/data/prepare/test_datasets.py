@@ -1,4 +1,4 @@
-"""A data set is made whole or not at all, and errors of TFDS become one line."""
+"""A data set is written completely or not at all, and errors of TFDS become one line."""
 
 import fcntl
 import os
@@ -121,7 +121,7 @@ def test_a_folder_that_is_no_data_set_is_not_taken_for_one(tmp_path):
 
 
 class DownloadError(Exception):
-    """Error with the name of TFDS's own."""
+    """An error with the name of TFDS's own."""
 
 
 ERRORS = {

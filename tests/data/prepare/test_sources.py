@@ -63,7 +63,7 @@ def test_the_files_are_the_same_every_time_and_of_every_kind():
 
 
 def test_a_few_numbers_of_an_image_say_its_class():
-    """The colour and the direction of the stripes, which are the same in a mirrored image."""
+    """They are the colour and the direction of the stripes, which mirroring keeps."""
 
     def described(record):
         pixels = np.asarray(Image.open(io.BytesIO(record["image"])).convert("RGB"), np.float64)

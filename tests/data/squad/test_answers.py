@@ -127,7 +127,7 @@ def test_a_score_is_in_percent_over_all_questions():
 
 
 def test_the_best_answer_of_each_measure_counts():
-    """Of "x y": the first one has the better F1, none is the same."""
+    """For "x y" the first answer has the better F1; none matches exactly."""
     assert score_answers({"0": "x y"}, [question(0, "x y z", "x q q q")]) == {
         "exact_match": 0.0,
         "f1": pytest.approx(80.0),

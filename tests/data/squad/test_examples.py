@@ -1,4 +1,4 @@
-"""Questions from records and from the official file: what is kept as it is, and what is refused."""
+"""Questions from records and from the official file: fields kept unchanged, and refusals."""
 
 import copy
 import json

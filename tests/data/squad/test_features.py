@@ -112,7 +112,7 @@ class Slow:
         return tokens, (first, last)
 
     def most_context(self, position):
-        """Return the number of the window in which a token of the context has the most context."""
+        """Return the index of the window that gives a token of the context the most context."""
         best, best_number = None, None
         for number, (start, size) in enumerate(self.spans):
             if not start <= position < start + size:
@@ -157,7 +157,7 @@ def test_windows_equal_the_slow_ones(questions, pieces, sizes):
 
 
 def test_the_oracle_meets_every_case(questions, pieces):
-    """Questions have several windows, and answers inside and outside of them, short and long."""
+    """Questions have several windows, and short and long answers inside and outside of them."""
     dataset = EvaluationWindows(questions, pieces, *SIZES[0])
     start, end = (
         dataset.take(np.arange(len(dataset)))[f"{name}_position"] for name in ("start", "end")
@@ -193,7 +193,7 @@ def test_every_token_is_in_a_window_and_has_most_context_in_one(questions, piece
 
 
 def test_the_labelled_stretch_covers_the_answer_and_little_more(questions, pieces):
-    """In characters: what the labels cut out begins and ends within a token of the answer."""
+    """The labelled characters begin and end within a token of the answer."""
     dataset = EvaluationWindows(questions, pieces, *SIZES[0])
     batch = dataset.take(np.arange(len(dataset)))
     labelled = np.flatnonzero(batch["start_position"])
@@ -205,7 +205,7 @@ def test_the_labelled_stretch_covers_the_answer_and_little_more(questions, piece
 
 
 def test_gold_positions_give_the_gold_text(questions, pieces):
-    """White space and case are those of the context, so a plain comparison finds them equal."""
+    """White space and case are the context's, so a plain comparison finds them equal."""
     dataset = EvaluationWindows(questions, pieces, 384, 128)
     batch = dataset.take(np.arange(len(dataset)))
     start, end = batch["start_position"], batch["end_position"]
@@ -239,7 +239,7 @@ def test_the_size_of_a_window_counts(size):
 
 
 def test_an_answer_inside_a_word():
-    """The tokens that have a part of it: a token is not cut in two."""
+    """The labels cover all tokens that contain part of it; no token is divided."""
     pieces = words("q", "the", "japan", "##ese", "japanese2", "1895", "(", "-", "1943", ")", ".")
     assert labelled("The Japanese.", "Japan", 4, pieces) == "Japan"
     assert labelled("The Japanese.", "nese", 8, pieces) == "Japanese"
@@ -269,7 +269,7 @@ def test_a_literal_special_token_is_text():
 
 
 def test_special_tokens_are_where_the_vocabulary_has_them():
-    """As in the published ones, where [PAD] is 0 and [CLS] is 101."""
+    """The positions are those of the published vocabularies: [PAD] is 0 and [CLS] is 101."""
     pieces = WordPiece(["q", "x", "[PAD]", "y", "[SEP]", "[MASK]", "[UNK]", "[CLS]"])
     batch = EvaluationWindows([Question("1", "q", "x y", ("y",), (2,))], pieces, 8).take(
         np.arange(1)
@@ -303,7 +303,7 @@ def test_training_has_the_same_windows(questions, pieces):
 
 
 def test_windows_are_a_data_set(questions, pieces):
-    """Any indices in any order, alike in all epochs, and global batches of them."""
+    """Indices may come in any order; epochs are equal; global batches are supported."""
     dataset = TrainingWindows(questions, pieces, *SIZES[0])
     assert Splits(dataset, dataset, dataset).train is dataset
     indices = np.asarray([5, 0, 5, len(dataset) - 1])

@@ -1,4 +1,4 @@
-"""Masked pairs of segments compared with BERT's paper, on text whose tokens tell their place."""
+"""Masked pairs of segments compared with BERT's paper, on text whose tokens are positions."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def dataset():
 
 @pytest.fixture(scope="module")
 def many(dataset):
-    """Return all examples in 60 epochs, and the tokens before any was hidden."""
+    """Return all examples of 60 epochs, and their tokens before masking."""
     indices, epochs = np.tile(np.arange(len(dataset)), 60), np.repeat(np.arange(60), len(dataset))
     batch = dataset.draw(indices, epochs, seed=3)
     return batch, restored(batch)
@@ -53,7 +53,7 @@ def restored(batch):
 
 
 def segments(ids):
-    """Split a row at its special tokens."""
+    """Split an example at its special tokens."""
     (first, second) = np.flatnonzero(ids == SEP)
     return ids[1:first], ids[first + 1 : second]
 
@@ -112,7 +112,7 @@ def test_cuts_are_at_the_beginnings_of_sentences(many):
 
 
 def test_one_half_is_random(many):
-    """Five standard deviations."""
+    """The tolerance is five standard deviations."""
     label = many[0]["next_sentence_label"]
     assert abs(label.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(label))
 
@@ -150,7 +150,7 @@ def test_no_special_token_is_hidden_and_none_twice(many):
 
 
 def test_labels_are_the_text(many):
-    """What is put back makes the text whole again; everything else was never touched."""
+    """The labels restore the text, and all other tokens are unchanged."""
     batch, ids = many
     changed = batch["input_ids"] != ids
     allowed = np.zeros((len(ids), LENGTH), bool)
@@ -182,7 +182,7 @@ def test_eighty_ten_ten(many):
 
 
 def test_every_token_is_hidden_as_often(many):
-    """Of full examples, 4 of 21 tokens; five standard deviations at each place."""
+    """Full examples hide 4 of 21 tokens; the tolerance is five standard deviations per place."""
     batch, ids = many
     full = batch["attention_mask"].sum(1) == LENGTH
     places = batch["masked_positions"][full][batch["masked_weights"][full] > 0]
@@ -225,7 +225,7 @@ def test_batches_larger_than_a_block(dataset, many):
 
 @pytest.mark.parametrize("process_count", [2, 4])
 def test_the_parts_of_all_processes_are_the_global_batch(dataset, process_count):
-    """Over two ends of an epoch."""
+    """The batches cross two ends of an epoch."""
     whole = TrainBatches(dataset, 3, 32, 6)
     parts = [
         TrainBatches(dataset, 3, 32, 6, process_count, [index]) for index in range(process_count)

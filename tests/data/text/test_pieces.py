@@ -15,7 +15,7 @@ WORDS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "new": 1, "wwww": 2, "x
 
 
 def slowly(words, size):
-    """Count all pairs anew before each merge."""
+    """Count all pairs again before each merge."""
     spelt = {word: (word[0], *("##" + letter for letter in word[1:])) for word in words}
     pieces = [*SPECIAL_TOKENS, *sorted({symbol for word in spelt.values() for symbol in word})]
     while len(pieces) < size:
@@ -73,7 +73,7 @@ print(repr(load_pydoc_topics(600).pieces.pieces))
 
 @pytest.mark.process
 def test_every_process_learns_the_same_pieces():
-    """The library's own trainer does not: its hash maps are seeded anew in each process."""
+    """The library's own trainer differs: every process seeds its hash maps anew."""
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "1"}

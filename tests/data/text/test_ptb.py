@@ -1,4 +1,4 @@
-"""The three files of the Penn Treebank become numbers of words."""
+"""The three files of the Penn Treebank become word indices."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Text read as parallel streams, a window of each in a step."""
+"""Text read as parallel streams; each step has one window of every stream."""
 
 import numpy as np
 import pytest

@@ -29,7 +29,7 @@ PIECES = [*SPECIAL_TOKENS, "un", "##aff", "##able", "##a", "##ff", "a", "a ", ".
 
 
 def greedy(word):
-    """Return the longest pieces from the left; one unknown letter makes the word unknown."""
+    """Return the longest tokens from the left; one unknown letter makes the word unknown."""
     found, rest = [], word
     while rest:
         prefix = "" if not found else "##"
