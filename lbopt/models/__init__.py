@@ -1,4 +1,4 @@
-"""Flax modules."""
+"""Models: Flax modules of published networks, and the layers that they share."""
 
 import lazy_loader
 

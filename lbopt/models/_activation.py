@@ -1,4 +1,4 @@
-"""Activations that keep for the backward pass only what is there anyway, in the dtype it is kept in."""
+"""Activations whose backward pass keeps no array that the layers beside them do not keep anyway."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import jax.numpy as jnp
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def relu(x: jax.Array, dtype: Any) -> jax.Array:
-    """Return max(x, 0) in `dtype`; the backward pass asks the result, not `x`, where it was positive."""
+    """Return max(x, 0) in `dtype`.
+
+    The backward pass keeps the result instead of `x`, which may be of a wider dtype.
+    """
     return jnp.maximum(x, 0).astype(dtype)
 
 
@@ -36,7 +39,13 @@ def swish(x: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
-    """Return x Phi(x), Phi the normal distribution function, computed in fp32 or wider (Hendrycks and Gimpel, arXiv 1606.08415)."""
+    """Return x Phi(x) in the dtype of `x`, where Phi is the normal distribution function.
+
+    It is computed in fp32 or wider; the backward pass keeps only `x`.
+
+    References:
+      Hendrycks and Gimpel, arXiv 1606.08415.
+    """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (wide * _normal_cdf(wide)).astype(x.dtype)
 
@@ -56,7 +65,10 @@ gelu.defvjp(_gelu_forward, _gelu_backward)
 
 @jax.custom_vjp
 def gelu_tanh(x: jax.Array) -> jax.Array:
-    """Return the approximation of `gelu` by tanh that google-research/bert uses, computed in fp32 or wider; only `x` is kept."""
+    """Return the tanh approximation of `gelu` that google-research/bert uses.
+
+    It is computed in fp32 or wider; the backward pass keeps only `x`.
+    """
     return _gelu_tanh(x)
 
 

@@ -1,11 +1,13 @@
-r"""Softmax attention, forward and backward, in the fewest passes over scores.
+r"""Softmax attention whose forward and backward passes read the scores as few times as possible.
 
-With e = exp(s - max s) and l = sum e, a row of probabilities is p = e / l. Neither way needs p:
+With e = exp(s - max s) and l = sum e, the probabilities of one query are p = e / l. Neither pass
+computes p:
 
-    context = (e V) / l,        ds = e * (dcontext V^T - dcontext . context) / l,
+    context = (e V) / l,        ds = e * (dcontext V^T - dcontext . context) / l.
 
-the second because sum(p * dp) = dcontext . context whatever is dropped. So e is computed once, where l is, and ds where
-dcontext V^T comes out of its product; dividing by l happens to vectors of a head's width.
+The second formula uses sum(p * dp) = dcontext . context, which holds with dropout too. The forward
+pass computes e together with l, and the backward pass computes ds together with dcontext V^T. The
+division by l applies to vectors of a head's width, not to scores.
 """
 
 from __future__ import annotations
@@ -30,19 +32,22 @@ def attend(
 ) -> jax.Array:
     """Return softmax(query . key / sqrt(K)) value, [B, H, K, Q] in the dtype of the values.
 
-    Scores, exponentials and sums are fp32 or wider; products are in the dtype that is given, added up in fp32. For
-    rematerialisation scores are named "scores", the result "context".
+    Scores, exponentials and sums are fp32 or wider. Products are taken in the dtype of the inputs
+    and accumulated in fp32. For rematerialisation the scores are named "scores" and the result
+    "context".
 
     Args:
       query_BHKQ: queries.
       key_BHKS: keys.
       value_BHKS: values.
-      mask_BS: False for keys that nobody sees; where a row sees none, it sees all.
-      keep_BHQS: False where a probability is dropped; None keeps all.
-      kept_share: by which what is kept is divided.
+      mask_BS: bool, False for keys to ignore. If all keys of an example are False, they all get the
+        same probability.
+      keep_BHQS: bool, False for probabilities to drop; None keeps all.
+      kept_share: divisor of the kept probabilities.
 
     References:
-      Vaswani et al., arXiv 1706.03762, equation 1; Dao et al., arXiv 2205.14135, for the row sums of the backward pass.
+      Vaswani et al., arXiv 1706.03762, equation 1; Dao et al., arXiv 2205.14135, for the row sums
+      of the backward pass.
     """
     return _forward(query_BHKQ, key_BHKS, value_BHKS, mask_BS, keep_BHQS, kept_share)[0]
 
@@ -51,14 +56,17 @@ def _forward(query_BHKQ, key_BHKS, value_BHKS, mask_BS, keep_BHQS, kept_share):
     dtype = value_BHKS.dtype
     scores_BHQS = _product("BHKQ,BHKS->BHQS", query_BHKQ, key_BHKS) * query_BHKQ.shape[2] ** -0.5
     scores_BHQS = checkpoint_name(scores_BHQS, "scores")
+
     lowest = jnp.finfo(scores_BHQS.dtype).min
     scores_BHQS = jnp.where(mask_BS[:, None, None, :], scores_BHQS, lowest)
     exponentials_BHQS = jnp.exp(scores_BHQS - jnp.max(scores_BHQS, -1, keepdims=True))
     sums_BHQ = jnp.sum(exponentials_BHQS, -1)
     exponentials_BHQS = exponentials_BHQS.astype(dtype)
+
     context_BHKQ = _product("BHQS,BHKS->BHKQ", _kept(exponentials_BHQS, keep_BHQS), value_BHKS)
     context_BHKQ = (context_BHKQ / (kept_share * sums_BHQ)[:, :, None]).astype(dtype)
     context_BHKQ = checkpoint_name(context_BHKQ, "context")
+
     inputs = query_BHKQ, key_BHKS, value_BHKS, mask_BS, keep_BHQS
     return context_BHKQ, (*inputs, exponentials_BHQS, sums_BHQ, context_BHKQ)
 
@@ -74,11 +82,14 @@ def _backward(kept_share, residuals, gradient_BHKQ):
         sums_BHQ,
         context_BHKQ,
     ) = residuals
+
     dtype, wide = value_BHKS.dtype, sums_BHQ.dtype
     gradient_BHKQ = gradient_BHKQ.astype(wide)
     means_BHQ = jnp.sum(gradient_BHKQ * context_BHKQ.astype(wide), 2) / sums_BHQ
     gradient_BHKQ = (gradient_BHKQ / (kept_share * sums_BHQ)[:, :, None]).astype(dtype)
     d_value_BHKS = _product("BHQS,BHKQ->BHKS", _kept(exponentials_BHQS, keep_BHQS), gradient_BHKQ)
+
+    # `means_BHQ` is dcontext . context / l. The other term's division by l is in `gradient_BHKQ`.
     d_scores_BHQS = (
         _kept(_product("BHKQ,BHKS->BHQS", gradient_BHKQ, value_BHKS), keep_BHQS)
         - means_BHQ[..., None]
@@ -87,6 +98,7 @@ def _backward(kept_share, residuals, gradient_BHKQ):
         mask_BS[:, None, None, :], exponentials_BHQS.astype(wide) * d_scores_BHQS, 0
     )
     d_scores_BHQS = (d_scores_BHQS * query_BHKQ.shape[2] ** -0.5).astype(dtype)
+
     d_query_BHKQ = _product("BHQS,BHKS->BHKQ", d_scores_BHQS, key_BHKS)
     d_key_BHKS = _product("BHQS,BHKQ->BHKS", d_scores_BHQS, query_BHKQ)
     return (

@@ -19,7 +19,8 @@ from lbopt.models import _attention
 from lbopt.models._activation import gelu, gelu_tanh
 from lbopt.models._randomness import Dropout
 
-# Shape suffixes: B batch, L length, D width, F inner width, H heads, K width of a head, P masked positions, V vocabulary.
+# Shape suffixes: B batch, L length, D width, F inner width, H heads, K width of a head, P masked
+# positions, V vocabulary.
 
 HEADS = ("pretraining", "question_answering")
 ACTIVATIONS = {"gelu": gelu, "gelu_tanh": gelu_tanh, "relu": nn.relu}
@@ -45,7 +46,10 @@ BERT_SIZES = {
     "base": BertSize(12, 768, 12),
     "large": BertSize(24, 1024, 16),
 }
-"""Base and large: Devlin et al., arXiv 1810.04805, section 3; tiny: Turc et al., arXiv 1908.08962."""
+"""Published sizes.
+
+Base and large: Devlin et al., arXiv 1810.04805, section 3; tiny: Turc et al., arXiv 1908.08962.
+"""
 
 SAVED = {
     "attention": ("qkv", "context", "attention_output", "inner", "output"),
@@ -53,35 +57,39 @@ SAVED = {
     "inner": ("qkv", "context", "attention_output", "output"),
     "layer": (),
 }
-"""What each rematerialisation policy keeps of a layer for the backward pass; the rest is computed again."""
+"""Arrays of a layer that each rematerialisation policy saves for the backward pass."""
 REMATS = ("none", *SAVED)
 
 
 class Bert(nn.Module):
     """A post-norm Transformer encoder over word, position and segment embeddings.
 
-    Kernels and embeddings are normal(0, 0.02) (truncated at two deviations, as in google-research/bert), biases zero,
-    norm scales one.
+    Kernels and embeddings start from normal(0, 0.02) truncated at two standard deviations, as in
+    google-research/bert; biases start at zero and norm scales at one.
 
     Attributes:
-      vocab_size: rows of the word embedding, which also decodes.
-      num_layers: of the encoder.
-      width: of a token.
-      num_heads: they share the width.
-      inner_width: of the feed-forward layer; None for 4 x width.
-      max_length: positions.
-      num_segments: token types.
-      head: "pretraining" (masked tokens and next sentence) or "question_answering" (start and end of the answer).
-      dropout_rate: of embeddings and of every sublayer's output.
-      attention_dropout_rate: of attention probabilities.
+      vocab_size: number of tokens; the word embedding is also the decoder's weight.
+      num_layers: number of encoder layers.
+      width: width of a token's vector.
+      num_heads: number of attention heads; must divide `width`.
+      inner_width: width of the feed-forward layer; None for 4 x width.
+      max_length: number of positions, the longest sequence.
+      num_segments: number of token types.
+      head: "pretraining" (masked tokens and next sentence) or "question_answering" (start and end
+        of the answer).
+      dropout_rate: dropout rate of embeddings and of every sublayer's output.
+      attention_dropout_rate: dropout rate of attention probabilities.
       activation: "gelu" (exact), "gelu_tanh" or "relu".
-      epsilon: of layer norms.
-      scan: compile one layer and loop over it; its parameters are stacked [layers, ...] under `layers`.
-      remat: what the backward pass computes again: "none"; "attention" (probabilities and everything elementwise, but no matmul
-        except scores); "dots" (everything elementwise); "inner" (like "attention", and the inner feed-forward layer);
-        "layer" (whole layers).
-      remat_layers: only so many layers are computed again; None for all. Not with `scan`.
-      dtype: of matmuls and of what lies between layers; parameters, softmax, norms and logits are fp32.
+      epsilon: number added to the variance in layer norms.
+      scan: True compiles one layer and loops over it; the parameters of all layers are stacked
+        [layers, ...] under `layers`.
+      remat: arrays that the backward pass recomputes: "none"; "attention" (probabilities and
+        elementwise results, and of the matmuls only scores); "dots" (elementwise results); "inner"
+        (as "attention", and the inner feed-forward layer); "layer" (whole layers).
+      remat_layers: number of layers to which `remat` applies, from the first; None for all. Must be
+        None with `scan`.
+      dtype: dtype of matmuls and of activations between layers; parameters, softmax, norms and
+        logits are fp32.
     """
 
     vocab_size: int = 30522
@@ -106,22 +114,26 @@ class Bert(nn.Module):
         """Encode a batch and apply the head.
 
         Args:
-          inputs: `input_ids` [B, L] int; optionally `token_type_ids` [B, L] (0 without), `attention_mask` [B, L]
-            (1 for tokens, 0 for padding; all ones without) and, for the pre-training head, `masked_positions` [B, P].
-          train: drop.
+          inputs: `input_ids` [B, L] int; optionally `token_type_ids` [B, L] int (default 0),
+            `attention_mask` [B, L] (1 for tokens, 0 for padding; default 1) and, for the
+            pre-training head, `masked_positions` [B, P] int.
+          train: True applies dropout.
 
         Returns:
-          fp32 logits: `prediction_logits` [B, P, V] at the masked positions ([B, L, V] without them) and
-          `next_sentence_logits` [B, 2], or `start_logits` and `end_logits` [B, L].
+          fp32 logits. Of the pre-training head: `prediction_logits` [B, P, V], or [B, L, V] without
+          `masked_positions`, and `next_sentence_logits` [B, 2]. Of the question-answering head:
+          `start_logits` and `end_logits` [B, L].
         """
         self._check(inputs)
         ids = inputs["input_ids"]
+
         words = Embedding(self.vocab_size, self.width, name="word_embedding")
         x_BLD = self._embed(words, inputs, train)
         mask = inputs.get("attention_mask")
         x_BLD = self._encode(
             x_BLD, jnp.ones(ids.shape, bool) if mask is None else mask.astype(bool), train
         )
+
         if self.head == "question_answering":
             span = _dense(2, jnp.float32, "span")(x_BLD)
             return {"start_logits": span[..., 0], "end_logits": span[..., 1]}
@@ -151,10 +163,12 @@ class Bert(nn.Module):
             self.dtype,
             train,
         )
+
         again = Layer
         if self.remat != "none":
             policy = jax.checkpoint_policies.save_only_these_names(*SAVED[self.remat])
             again = nn.remat(Layer, policy=policy, prevent_cse=not self.scan)
+
         if self.scan:
             stacked = nn.scan(
                 again,
@@ -164,6 +178,7 @@ class Bert(nn.Module):
                 length=self.num_layers,
             )
             return stacked(*options, name="layers")(x_BLD, mask_BL)[0]
+
         how_many = self.num_layers if self.remat_layers is None else self.remat_layers
         for number in range(self.num_layers):
             layer = again if number < how_many else Layer
@@ -193,7 +208,10 @@ class Bert(nn.Module):
         require_choice("remat", self.remat, REMATS)
         length = inputs["input_ids"].shape[1]
         if length > self.max_length:
-            fix = f"the model has {self.max_length} positions; use shorter sequences or more positions"
+            fix = (
+                f"the model has {self.max_length} positions; use shorter sequences or more "
+                "positions"
+            )
             raise UserError("sequence_length", length, fix, code="mismatch")
         fix = f"they do not share a width of {self.width} evenly"
         require(self.width % self.num_heads == 0, "num_heads", self.num_heads, fix)
@@ -206,7 +224,7 @@ def make_bert(size: str, **options: Any) -> Bert:
     """Build the network of a published size; `options` are attributes of `Bert`.
 
     Raises:
-      UserError: for a size that was never published.
+      UserError: if `size` is not a published size.
 
     >>> make_bert("large").num_layers
     24
@@ -216,9 +234,10 @@ def make_bert(size: str, **options: Any) -> Bert:
 
 
 class Layer(nn.Module):
-    """Self-attention and a feed-forward layer, each dropped, added to its input and normed.
+    """Self-attention and a feed-forward layer, each followed by dropout, a residual sum and a norm.
 
-    Attributes: see `Bert`. `train` is an attribute so that remat and scan see arrays only.
+    The attributes are those of `Bert`. `train` is an attribute rather than an argument of the call,
+    so that `nn.remat` and `nn.scan` trace only arrays.
     """
 
     num_heads: int
@@ -234,6 +253,7 @@ class Layer(nn.Module):
     def __call__(self, x_BLD: jax.Array, mask_BL: jax.Array) -> tuple[jax.Array, None]:
         """Map [B, L, D] to the same shape; the second result is for `nn.scan`."""
         width = x_BLD.shape[-1]
+
         attended = self._attend(x_BLD, mask_BL)
         y = checkpoint_name(
             _HeadJoin(width, self.dtype, name="attention_output")(attended), "attention_output"
@@ -241,6 +261,7 @@ class Layer(nn.Module):
         x_BLD = _norm(self.epsilon, self.dtype, "attention_norm")(
             x_BLD + Dropout(self.dropout_rate)(y, self.train)
         )
+
         inner_BLF = checkpoint_name(_dense(self.inner_width, self.dtype, "inner")(x_BLD), "inner")
         y = _dense(width, self.dtype, "output")(ACTIVATIONS[self.activation](inner_BLF))
         y = checkpoint_name(y, "output")
@@ -265,14 +286,15 @@ class Layer(nn.Module):
 
 
 class _HeadProjection(nn.Module):
-    """Project a token to all heads at once; the weight is kept as [width out, width in], the bias as [width].
+    """Project each token to all heads at once, with a weight [width out, width in] and a bias.
 
-    That way round (and so not called a kernel), and with tokens last, because that is how a TPU keeps heads narrower than its
-    lanes: otherwise weights are turned in every step, and their gradients before every update.
+    The weight is the transpose of a Flax kernel, so it is not named one, and the result has tokens
+    last. This is the layout in which a TPU stores heads narrower than its lanes. In Flax's layout
+    the weights are transposed in every step, and their gradients before every update.
 
     Attributes:
-      heads: (number, width of each).
-      dtype: of the computation.
+      heads: number of heads and width of each.
+      dtype: dtype of the computation; parameters are fp32.
     """
 
     heads: tuple[int, int]
@@ -293,11 +315,11 @@ class _HeadProjection(nn.Module):
 
 
 class _HeadJoin(nn.Module):
-    """Project all heads back to a token; the kernel is kept as [width, width], the bias as [width].
+    """Project all heads back to a token, with a kernel [heads * K, width] and a bias [width].
 
     Attributes:
-      width: of the token.
-      dtype: of the computation.
+      width: width of a token's vector.
+      dtype: dtype of the computation; parameters are fp32.
     """
 
     width: int
@@ -318,18 +340,18 @@ class _HeadJoin(nn.Module):
 
 
 class Embedding(nn.Module):
-    """A table of vectors, fp32, looked up and, for tied decoders, multiplied with.
+    """An fp32 table of vectors for lookup; its transpose serves tied decoders.
 
     Attributes:
-      size: rows.
-      width: columns.
+      size: number of vectors.
+      width: length of each vector.
     """
 
     size: int
     width: int
 
     def setup(self) -> None:
-        """Make the table."""
+        """Create the parameter [size, width]."""
         self.embedding = self.param("embedding", _init, (self.size, self.width), jnp.float32)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
@@ -341,7 +363,10 @@ class Embedding(nn.Module):
         return self.embedding
 
     def decode(self, x: jax.Array, dtype: Any) -> jax.Array:
-        """Map [..., width] to fp32 [..., size] by the transposed table, multiplied in `dtype`, added up in fp32."""
+        """Multiply `x` [..., width] by the transposed table; the result is fp32 [..., size].
+
+        Products are taken in `dtype` and accumulated in fp32.
+        """
         return jnp.einsum(
             "...D,VD->...V",
             x.astype(dtype),
@@ -362,7 +387,10 @@ def _norm(epsilon: float, dtype: Any, name: str) -> nn.LayerNorm:
 
 
 def stack_layers(params: types.Params) -> types.Params:
-    """Turn the parameters of an unscanned network into those of a scanned one: `layer<i>/...` -> `layers/...` [layers, ...]."""
+    """Turn the parameters of an unscanned network into those of a scanned one.
+
+    The parameters under `layer0`, `layer1`, ... are stacked under `layers`: [layers, ...].
+    """
     names = bert_layer_names(params)
     rest = {name: value for name, value in params.items() if name not in names}
     return {
@@ -374,7 +402,7 @@ def stack_layers(params: types.Params) -> types.Params:
 
 
 def bert_layer_names(params: types.Params) -> list[str]:
-    """Return the names of an unscanned network's layers in their order."""
+    """Return the names of an unscanned network's layers in order."""
     return list(itertools.takewhile(params.__contains__, map("layer{}".format, itertools.count())))
 
 

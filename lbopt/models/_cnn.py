@@ -19,19 +19,21 @@ from lbopt.models._head import Head
 class CNN(nn.Module):
     """Convolution, batch norm, ReLU and 2 x 2 max pooling per stage, then one hidden layer.
 
-    Maxima are taken of the convolution itself and normalized then, see `lbopt.BatchNorm`: a quarter of the work.
+    Pooling is applied before normalization, which gives the same result and leaves a quarter of the
+    elements to normalize; see `then` of `lbopt.BatchNorm`.
 
-    Initialised with He-normal kernels, a LeCun-normal head and zero biases.
+    Kernels are He-normal, the head is LeCun-normal and biases are zero.
 
     Attributes:
       num_classes: size of the output.
       widths: channels of each stage; every stage halves the image.
       hidden: width of the hidden layer.
-      batch_norm_scope: see `lbopt.BatchNorm`.
-      batch_norm_momentum: of the running statistics.
-      dtype: of the computation; parameters and statistics are fp32.
-      by_patches: see `PatchConv`. Without, trials that train under `jax.vmap` with one replica each and the "global"
-        scope, or with several in turn and the "local" one, lie side by side in the channels, see `lbopt.models._packed`.
+      batch_norm_scope: `stats_scope` of `lbopt.BatchNorm`.
+      batch_norm_momentum: momentum of the running statistics.
+      dtype: dtype of the computation; parameters and statistics are fp32.
+      by_patches: True computes convolutions as patch matmuls, see `PatchConv`. If False, trials
+        under `jax.vmap` are packed side by side in the channels (see `lbopt.models._packed`) where
+        each has one replica and the "global" scope, or replicas run in turn and the "local" scope.
     """
 
     num_classes: int = 10
@@ -44,9 +46,15 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
-        """Map [batch, height, width] or [batch, height, width, channels] to fp32 logits [batch, num_classes]."""
+        """Return fp32 logits [batch, num_classes].
+
+        Args:
+          images: [batch, height, width] or [batch, height, width, channels].
+          train: True normalizes by the batch and updates the running statistics.
+        """
         x = images.astype(self.dtype)
         x = x[..., None] if x.ndim == 3 else x
+
         for width in self.widths:
             batch_norm = _norm.BatchNorm(self.batch_norm_scope, self.batch_norm_momentum)
             convolution = _conv.PatchConv(width, dtype=self.dtype, by_patches=self.by_patches)
@@ -55,6 +63,7 @@ class CNN(nn.Module):
                 continue
             x = convolution(x, batch_norm.sign())
             x = nn.relu(batch_norm(x, use_running_average=not train, then=_max_pool))
+
         x = x.reshape(x.shape[0], -1)
         x = nn.relu(
             nn.Dense(self.hidden, dtype=self.dtype, kernel_init=nn.initializers.he_normal())(x)
@@ -72,9 +81,10 @@ class CNN(nn.Module):
 def _max_pool(x: jax.Array) -> jax.Array:
     """Take the maximum over 2 x 2 tiles of `x` [batch, height, width, channels].
 
-    Its gradient is shared evenly by the elements that have the maximum, as that of `jnp.max` is. They are found by
-    comparing, so `x` should be the result of a convolution: what is cheap, a compiler may compute twice and round in two
-    ways, and then no element has the maximum and none a gradient.
+    Elements that equal the maximum of their tile share its gradient evenly, as with `jnp.max`. They
+    are found by comparison, so `x` should be the result of a convolution. A compiler may compute a
+    cheaper expression twice with different rounding; then no element equals the maximum and the
+    gradient is lost.
     """
     height, width = x.shape[1:3]
     if height % 2 or width % 2:
@@ -84,7 +94,10 @@ def _max_pool(x: jax.Array) -> jax.Array:
 
 
 def _corners(x: jax.Array) -> list[jax.Array]:
-    """Return the four elements of every tile: comparing slices is faster than a reduction, also under scan and vmap."""
+    """Return the four elements of every tile, each as [batch, height / 2, width / 2, channels].
+
+    Comparing slices is faster than a reduction, also under scan and vmap.
+    """
     return [x[:, row::2, column::2] for row in range(2) for column in range(2)]
 
 
@@ -105,7 +118,7 @@ def _max_pool_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -
 
 
 def _shared(x: jax.Array, pooled: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return, for `_tiles(x)`, which elements have the maximum, and what each of a tile's gets of its gradient."""
+    """Return which elements of `_tiles(x)` equal their tile's maximum, and each one's gradient."""
     sharers = sum((corner == pooled).astype(gradient.dtype) for corner in _corners(x))
     share = gradient / sharers
     has_it = _tiles(x) == pooled[:, :, None, :, None]
@@ -116,7 +129,7 @@ _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
 def _trained(x: jax.Array, convolution: _conv.PatchConv, batch_norm: _norm.BatchNorm) -> jax.Array:
-    """Do what `CNN` does in one stage of training, and move the running statistics."""
+    """Run one stage in training mode and update the running statistics."""
     params, running = batch_norm.variables["params"], batch_norm.variables["batch_stats"]
     kernel = convolution.get_variable("params", "kernel")
     y, *moments = _stage(x, kernel, params["scale"], params["bias"])
@@ -129,12 +142,15 @@ def _trained(x: jax.Array, convolution: _conv.PatchConv, batch_norm: _norm.Batch
 def _alone(
     x: jax.Array, kernel: jax.Array, scale: jax.Array, bias: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """Return a stage's output, [batch, height / 2, width / 2, out], and the mean and variance of its convolution, [out]."""
+    """Return a stage's output and the mean and variance of its convolution.
+
+    The output is [batch, height / 2, width / 2, out]; mean and variance are [out].
+    """
     return _normalized(_pooled, 1, x, kernel, scale, bias)
 
 
 def _together(*given: jax.Array) -> tuple[jax.Array, ...]:
-    """Do the same for trials: all arrays have a leading trial axis."""
+    """Run `_alone` for many trials at once; all arrays have a leading trial axis."""
     trials = len(given[0])
     results = _normalized(_pooled_by_hand, trials, *map(_packed.pack, given))
     return tuple(_packed.unpack(one, trials) for one in results)
@@ -151,10 +167,13 @@ def _normalized(
     scale: jax.Array,
     bias: jax.Array,
 ) -> tuple[jax.Array, ...]:
+    # The maximum commutes with an increasing function only. Channels with a negative scale are
+    # negated before pooling.
     sign = jax.lax.stop_gradient(jnp.where(scale < 0, -1.0, 1.0))
     top, mean, square = pooled(
         x, (kernel * jax.lax.broadcast_to_rank(sign, kernel.ndim)).astype(x.dtype), trials
     )
+
     mean = mean * sign
     var = jnp.maximum(square - jnp.square(mean), 0)
     factor = jax.lax.rsqrt(var + _norm.BatchNorm.epsilon) * scale
@@ -166,9 +185,16 @@ def _normalized(
 
 
 def _pooled(x: jax.Array, kernel: jax.Array, trials: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the 2 x 2 maxima of the convolution of `x` [batch, height, width, trials * in], its mean and its mean square.
+    """Return the 2 x 2 maxima of a convolution, its mean and its mean square.
 
-    The kernel is [size, size, in, trials * out], the maxima are [..., trials * out] and the moments fp32 [trials * out].
+    Args:
+      x: [batch, height, width, trials * in].
+      kernel: [size, size, in, trials * out].
+      trials: number of trials packed into the channels.
+
+    Returns:
+      The maxima [batch, height / 2, width / 2, trials * out] in the dtype of `x`; mean and mean
+      square [trials * out] in fp32 or wider.
     """
     return _pooled_forward(x, kernel, trials)[0]
 
@@ -193,12 +219,15 @@ def _pooled_backward(trials: int, kept: Any, gradients: Any) -> tuple[jax.Array,
     has_it, share = _shared(convolved, top, by_top)
     count = convolved.size // convolved.shape[-1]
     rest = _tiles(convolved) * (2 / count * by_square) + by_mean / count
-    # The same, written in two ways: then a TPU's compiler has each of two convolutions compute what it takes, where one
-    # array for both would be written and read by an operation that costs more than both convolutions.
+
+    # Both expressions are the gradient of the convolution's output, written in two ways. A TPU's
+    # compiler then fuses each into the convolution that uses it. A single shared array would be
+    # written and read by an operation that costs more than both convolutions.
     for_x, for_kernel = jnp.where(has_it, share + rest, rest), jnp.where(has_it, share, 0) + rest
     for_x, for_kernel = (
         one.reshape(convolved.shape).astype(convolved.dtype) for one in (for_x, for_kernel)
     )
+
     _, by_x = jax.vjp(lambda x: _convolved(x, kernel, trials), x)
     _, by_kernel = jax.vjp(lambda kernel: _convolved(x, kernel, trials), kernel)
     return *by_x(for_x), *by_kernel(for_kernel)

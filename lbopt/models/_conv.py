@@ -10,18 +10,19 @@ import jax.numpy as jnp
 
 
 class PatchConv(nn.Module):
-    """A stride-1, same-padded, odd-sized convolution without bias, written as patches times a matrix.
+    """A stride-1, same-padded convolution without bias, computed as patches times a matrix.
 
-    Equal to `flax.linen.Conv` with the same kernel. XLA's CPU convolution leaves its fast path inside `lax.scan` and
-    under `vmap`, where a sweep puts it; a matmul does not. Meant for small images: it materialises size^2 copies of the
-    input. A TPU's compiler copies the patches, so there XLA's convolution is the faster one. The product is written in one way for
-    CPUs and in another for all else.
+    Equal to `flax.linen.Conv` with the same kernel. Sweeps run convolutions inside `lax.scan` and
+    under `vmap`, where XLA's CPU convolution leaves its fast path and a matmul does not. Meant for
+    small images, since it materialises size^2 copies of the input. On a TPU, where the compiler
+    copies the patches, XLA's convolution is faster.
 
     Attributes:
       features: output channels.
-      size: side of the square kernel, odd.
-      dtype: of the computation; None for the input's. The kernel [size, size, in, features] is fp32.
-      by_patches: False for XLA's convolution.
+      size: side of the square kernel; must be odd.
+      dtype: dtype of the computation; None for that of the input. The kernel
+        [size, size, in, features] is fp32.
+      by_patches: False uses XLA's convolution.
     """
 
     features: int
@@ -31,7 +32,10 @@ class PatchConv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, sign: jax.Array | float = 1.0) -> jax.Array:
-        """Map [batch, height, width, in] to [batch, height, width, features], multiplied by `sign`, [features] or a number."""
+        """Map `x` [batch, height, width, in] to [batch, height, width, features].
+
+        Output channels are multiplied by `sign`, a number or [features].
+        """
         shape = (self.size, self.size, x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.he_normal(), shape, jnp.float32)
         kernel = kernel * (jax.lax.broadcast_to_rank(sign, kernel.ndim) if jnp.ndim(sign) else sign)
@@ -46,21 +50,28 @@ class PatchConv(nn.Module):
 
 
 def _flat_product(patches: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Multiply as one matrix: of a stack of them XLA's CPU compiler transposes the gradient first. A TPU's does better with the stack."""
+    """Multiply with all leading axes merged into one.
+
+    With separate leading axes, XLA's CPU compiler transposes the gradient first. A TPU's compiler
+    does better with separate axes.
+    """
     return (patches.reshape(-1, patches.shape[-1]) @ matrix).reshape(
         *patches.shape[:-1], matrix.shape[-1]
     )
 
 
 def _patches(x: jax.Array, size: int) -> jax.Array:
-    """Return [batch, height, width, size * size * channels], kernel rows slowest: 2 * size slices, not size^2."""
+    """Return the patches [batch, height, width, size * size * channels], kernel rows slowest.
+
+    Collecting one axis after the other takes 2 * size slices instead of size^2.
+    """
     for axis in (2, 1):
         x = _neighbours(x, size, axis)
     return x
 
 
 def _neighbours(x: jax.Array, size: int, axis: int) -> jax.Array:
-    """Put beside each other, in the channels, what lies within size // 2 along an axis; zeros beyond the edges."""
+    """Concatenate each pixel's `size` neighbours along an axis in the channels, zero-padded."""
     margins = [(size // 2, size // 2) if number == axis else (0, 0) for number in range(x.ndim)]
     padded = jnp.pad(x, margins)
     shifted = [

@@ -1,4 +1,4 @@
-"""Depthwise convolution: every channel by itself."""
+"""Depthwise convolution, which convolves every channel separately."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import jax.numpy as jnp
 
 
 class DepthwiseConv(nn.Module):
-    """Convolve every channel with a kernel of its own, without bias.
+    """A convolution with a separate kernel for every channel and no bias.
 
-    The kernel is normal with variance 2 / size^2 (tensorflow/tpu, models/official/efficientnet: fan_out of a depthwise
-    kernel is its area).
+    The kernel starts from a normal distribution with variance 2 / size^2, as in tensorflow/tpu,
+    models/official/efficientnet, where the fan-out of a depthwise kernel is its area.
 
     Attributes:
       size: side of the kernel.
       stride: 1 or 2.
-      padding: "SAME" or ((before, after), (before, after)).
-      examples: how many are folded into channels, see `lbopt.models._fold`.
-      dtype: of the computation; the kernel [size, size, 1, channels] is fp32.
+      padding: "SAME", or rows and columns of zeros ((before, after), (before, after)).
+      examples: number of examples folded into channels, see `lbopt.models._fold`.
+      dtype: dtype of the computation; the kernel [size, size, 1, channels] is fp32.
     """
 
     size: int
@@ -31,7 +31,7 @@ class DepthwiseConv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map [batch, height, width, channels] to [batch, height / stride, width / stride, channels]."""
+        """Convolve `x` [batch, height, width, channels]; sides are divided by the stride."""
         channels = x.shape[-1] // self.examples
         init = nn.initializers.normal((2 / self.size**2) ** 0.5)
         kernel = self.param("kernel", init, (self.size, self.size, 1, channels), jnp.float32)

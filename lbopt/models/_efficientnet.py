@@ -22,11 +22,11 @@ from lbopt.models._randomness import Dropout, StochasticDepth
 
 
 class Stage(NamedTuple):
-    """Blocks of one kind, as the paper's Table 1 has them before scaling.
+    """A sequence of blocks of one kind, before scaling, as in Table 1 of the paper.
 
     Attributes:
       kernel: side of the depthwise kernel.
-      stride: of the first block.
+      stride: stride of the first block; the others have stride 1.
       expansion: channels inside a block over channels at its input.
       width: output channels.
       depth: number of blocks.
@@ -53,13 +53,13 @@ EFFICIENTNET_STAGES = (
 
 @dataclasses.dataclass(frozen=True)
 class EfficientNetSize:
-    """How a published network scales B0.
+    """Scaling of a published network relative to B0.
 
     Attributes:
-      width_coefficient: multiplies channels.
-      depth_coefficient: multiplies blocks.
-      image_size: side of the image it was trained on.
-      dropout_rate: before the head.
+      width_coefficient: factor of the number of channels.
+      depth_coefficient: factor of the number of blocks in each stage.
+      image_size: side of the training images, in pixels.
+      dropout_rate: dropout rate before the head.
     """
 
     width_coefficient: float
@@ -87,33 +87,39 @@ _uniform_by_fan_out = nn.initializers.variance_scaling(1 / 3, "fan_out", "unifor
 class EfficientNet(nn.Module):
     """Inverted bottlenecks with depthwise convolutions and squeeze-excitation.
 
-    Padding and initialisation are those of TensorFlow's code: "SAME" by the size at hand, normal kernels of variance
-    2 / fan_out (2 / size^2 for depthwise ones), a head uniform within 1 / sqrt(classes)
-    (tensorflow/tpu, models/official/efficientnet, efficientnet_model.py). A block is skipped over unless it is the first
-    of its stage, and with probability `stochastic_depth_rate` * number / blocks in training.
+    Padding and initialisation follow TensorFlow's code (tensorflow/tpu,
+    models/official/efficientnet, efficientnet_model.py): "SAME" padding by the size of the input,
+    normal kernels of variance 2 / fan_out (2 / size^2 in depthwise convolutions), and a head
+    uniform within 1 / sqrt(num_classes). Every block but the first of its stage has a residual
+    connection. In training, stochastic depth drops the branch beside it with probability
+    `stochastic_depth_rate` * number / blocks.
 
     Attributes:
-      width_coefficient: see `EfficientNetSize`.
-      depth_coefficient: see `EfficientNetSize`.
-      dropout_rate: before the head.
-      stochastic_depth_rate: of the last block; rates rise linearly from 0.
+      width_coefficient: factor of the number of channels.
+      depth_coefficient: factor of the number of blocks in each stage.
+      dropout_rate: dropout rate before the head.
+      stochastic_depth_rate: limit of the blocks' drop rates, which rise linearly from 0.
       num_classes: size of the output.
-      stages: the network before scaling.
+      stages: stages of the network before scaling.
       stem_width: channels of the stem before scaling.
-      head_width: channels before pooling, before scaling.
+      head_width: channels of the last convolution, the one before pooling, before scaling.
       squeeze_ratio: width of the squeeze over channels at the block's input.
-      depth_divisor: channels are rounded to multiples of this.
-      symmetric_blocks: numbers of the strided blocks that pad their input evenly; all others and the stem pad right and
-        bottom only. None pads as TensorFlow does: evenly where the input has odd sides.
-      batch_norm_scope: see `lbopt.BatchNorm`.
-      batch_norm_momentum: of the running statistics.
-      batch_norm_epsilon: added to the variance.
+      depth_divisor: number to whose multiples the number of channels is rounded.
+      symmetric_blocks: numbers of the strided blocks that pad their input evenly on all sides; the
+        other strided blocks pad more at the right and bottom, and the stem pads only there. None
+        pads as TensorFlow does: evenly where the input has odd sides.
+      batch_norm_scope: `stats_scope` of `lbopt.BatchNorm`.
+      batch_norm_momentum: momentum of the running statistics.
+      batch_norm_epsilon: number added to the variance.
       batch_norm_running_from: `running_from` of `lbopt.BatchNorm`.
-      batch_norm_unbiased_var: `unbiased_running_var` of `lbopt.BatchNorm`; set in what `load_huggingface` returns.
-      fold_examples: so many are folded into channels in training, as long as a block's input has fewer than half of
-        `fold.LANES` channels. The result is the same up to rounding. It has to divide each replica's examples; 8 of
-        64 is what `scripts/bench models` compiles for TPU v3. On a CPU it only makes work.
-      dtype: of convolutions and of what lies between layers; parameters, statistics and logits are fp32.
+      batch_norm_unbiased_var: `unbiased_running_var` of `lbopt.BatchNorm`; True in networks that
+        `load_huggingface` returns.
+      fold_examples: number of examples folded into channels in training, in the blocks before the
+        first whose input has half of `lbopt.models._fold.LANES` channels or more. It must divide
+        each replica's examples. The result is the same up to rounding. `scripts/bench models`
+        compiles 8 of 64 for TPU v3; on a CPU folding only adds work.
+      dtype: dtype of convolutions and of activations between layers; parameters, statistics and
+        logits are fp32.
     """
 
     width_coefficient: float = 1.0
@@ -137,9 +143,15 @@ class EfficientNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
-        """Map [batch, height, width, channels] (or [batch, height, width]) to fp32 logits [batch, num_classes]."""
+        """Return fp32 logits [batch, num_classes].
+
+        Args:
+          images: [batch, height, width, channels] or [batch, height, width].
+          train: True applies dropout and stochastic depth, and normalizes by the batch.
+        """
         x = images if images.ndim == 4 else images[..., None]
         self._check(x)
+
         norm = functools.partial(
             BatchNorm,
             self.batch_norm_scope,
@@ -148,6 +160,7 @@ class EfficientNet(nn.Module):
             running_from=self.batch_norm_running_from,
             unbiased_running_var=self.batch_norm_unbiased_var,
         )
+
         folded = self.fold_examples if train and not self.is_initializing() else 1
         x = _fold.fold_examples(x, folded)
         padding = "SAME" if self.symmetric_blocks is None else ((0, 1), (0, 1))
@@ -158,15 +171,18 @@ class EfficientNet(nn.Module):
         x = nn.swish(
             norm(name="stem_norm", fold=Fold(examples=folded))(x, use_running_average=not train)
         )
+
         blocks = self.blocks()
         for number, stage in enumerate(blocks):
             padding = self._padding(number, stage)
             rate = self.stochastic_depth_rate * number / len(blocks)
             skipped = stage.depth > 0
+            # From here on the channels alone fill at least half of the lanes.
             if x.shape[-1] // folded >= _fold.LANES // 2:
                 x, folded = _fold.unfold_examples(x, folded), 1
             arguments = stage, padding, self.squeeze_ratio, skipped, rate, norm, folded, self.dtype
             x = Block(*arguments, name=f"block{number}")(x, train)
+
         x = _fold.unfold_examples(x, folded)
         x = _pointwise(self.scaled(self.head_width), self.dtype, "head_conv")(x)
         x = nn.swish(norm(name="head_norm")(x, use_running_average=not train))
@@ -176,11 +192,14 @@ class EfficientNet(nn.Module):
         )(x)
 
     def blocks(self) -> list[Stage]:
-        """Return each block after scaling: stride and width are its own, `depth` its number within the stage."""
+        """Return each block after scaling, with its own stride and width.
+
+        The field `depth` holds the block's number within its stage.
+        """
         return list(self.each_block())
 
     def each_block(self) -> Iterator[Stage]:
-        """Yield `blocks` one after another, of which a file may declare any number."""
+        """Yield `blocks` one by one; a configuration read from a file may declare any number."""
         for stage in self.stages:
             width = self.scaled(stage.width)
             for number in range(math.ceil(self.depth_coefficient * stage.depth)):
@@ -189,11 +208,11 @@ class EfficientNet(nn.Module):
 
     @property
     def total_stride(self) -> int:
-        """By how much the network reduces an image."""
+        """Factor by which the network reduces the sides of an image."""
         return 2 * math.prod(stage.stride for stage in self.stages)
 
     def scaled(self, channels: int) -> int:
-        """Scale channels and round to a multiple of the divisor, never down by more than a tenth."""
+        """Scale channels and round to a multiple of the divisor, down by at most a tenth."""
         wanted, divisor = channels * self.width_coefficient, self.depth_divisor
         rounded = max(divisor, int(wanted + divisor / 2) // divisor * divisor)
         return rounded + divisor if rounded < 0.9 * wanted else rounded
@@ -219,7 +238,7 @@ def make_efficientnet(size: str, **options: Any) -> EfficientNet:
     """Build the network of a published size; `options` are attributes of `EfficientNet`.
 
     Raises:
-      UserError: for a size that was never published.
+      UserError: if `size` is not a published size.
 
     >>> make_efficientnet("b5").width_coefficient
     1.6
@@ -231,9 +250,10 @@ def make_efficientnet(size: str, **options: Any) -> EfficientNet:
 
 
 def symmetric_blocks(network: EfficientNet, image_size: int) -> tuple[int, ...]:
-    """Return the numbers of the strided blocks whose input has odd sides, which TensorFlow pads evenly.
+    """Return the numbers of the strided blocks whose input has odd sides.
 
-    Hugging Face's configuration lists them as `depthwise_padding`.
+    TensorFlow pads their input evenly; Hugging Face's configuration lists them as
+    `depthwise_padding`.
     """
     side, odd = -(-image_size // 2), []
     for number, block in enumerate(network.blocks()):
@@ -244,17 +264,17 @@ def symmetric_blocks(network: EfficientNet, image_size: int) -> tuple[int, ...]:
 
 
 class Block(nn.Module):
-    """Expand, depthwise convolution, squeeze-excitation, project; the input is added where `skipped`.
+    """Expansion, depthwise convolution, squeeze-excitation and projection.
 
     Attributes:
       shape: kernel, stride, expansion and width of the block.
-      padding: of the depthwise convolution.
-      squeeze_ratio: see `EfficientNet`.
-      skipped: add the input.
-      drop_rate: of stochastic depth.
-      norm: makes a batch norm.
-      examples: how many are folded into channels.
-      dtype: of the computation.
+      padding: padding of the depthwise convolution.
+      squeeze_ratio: width of the squeeze over channels at the block's input.
+      skipped: True adds the input to the result.
+      drop_rate: rate of stochastic depth.
+      norm: constructor of a batch norm, given its name and fold.
+      examples: number of examples folded into channels.
+      dtype: dtype of the computation.
     """
 
     shape: Stage
@@ -268,20 +288,26 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Map [batch, height, width, channels] to [batch, height / stride, width / stride, shape.width], both folded."""
+        """Map `x` [batch, height, width, channels] to `shape.width` channels, both folded.
+
+        Sides are divided by the stride.
+        """
         channels = x.shape[-1] // self.examples
         inside = channels * self.shape.expansion
         norm = functools.partial(self.norm, fold=Fold(examples=self.examples))
+
         y = x
         if self.shape.expansion != 1:
             y = _pointwise(inside, self.dtype, "expand_conv", self.examples)(y)
             y = swish(norm(name="expand_norm")(y, use_running_average=not train))
+
         depthwise = self.shape.kernel, self.shape.stride, self.padding, self.examples, self.dtype
         y = DepthwiseConv(*depthwise, name="depthwise_conv")(y)
         y = swish(norm(name="depthwise_norm")(y, use_running_average=not train))
         y = SqueezeExcite(
             max(1, int(channels * self.squeeze_ratio)), self.examples, name="squeeze_excite"
         )(y)
+
         y = _pointwise(self.shape.width, self.dtype, "project_conv", self.examples)(y)
         y = norm(name="project_norm")(y, use_running_average=not train)
         if not self.skipped:
@@ -293,8 +319,8 @@ class SqueezeExcite(nn.Module):
     """Scale every channel by a gate in (0, 1) that is computed from all channels' means.
 
     Attributes:
-      width: of the squeeze.
-      examples: how many are folded into channels.
+      width: width of the squeeze.
+      examples: number of examples folded into channels.
 
     References:
       Hu et al., Squeeze-and-Excitation Networks, arXiv 1709.01507.

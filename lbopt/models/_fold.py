@@ -1,14 +1,17 @@
-r"""Images of few channels, kept with columns or examples folded into channels.
+r"""Folding of columns or examples into channels, for images of few channels.
 
-A TPU's units work on 128 channels at a time and its memory keeps as many, so a layer of 24 channels leaves four fifths
-of all three idle. Two ways to fill them, with the same numbers and the same parameters:
+A TPU's units work on 128 channels at a time and its memory is laid out for as many, so a layer of
+24 channels leaves four fifths of both idle. There are two ways to fill them, which leave results
+and parameters the same:
 
     columns    [batch, height, width, channels] -> [batch, height, width / n, n channels]
     examples   [batch, height, width, channels] -> [batch / n, height, width, n channels]
 
-columns slowest in the last axis, then examples. A convolution of folded images is a convolution with a kernel that holds the
-given one n times and zeros between. Folding columns costs nothing where it begins and ends, and a stride of two undoes
-it; but a depthwise convolution would become a full one. With examples that stays what it is, of n times the channels.
+In the last axis columns vary slowest, then examples, then channels. A convolution of folded images
+is a convolution with a kernel that holds the given one n times, with zeros between. Folding and
+unfolding columns costs nothing, and a stride of two halves the fold; but a depthwise convolution of
+folded columns becomes a full one. With folded examples it remains depthwise, with n times the
+channels.
 """
 
 from __future__ import annotations
@@ -24,17 +27,17 @@ from lbopt import replicas
 from lbopt.errors import require
 
 LANES = 128
-"""Channels that a TPU's units work on at a time."""
+"""Number of channels that a TPU's units work on at a time."""
 Padding = str | Sequence[tuple[int, int]]
-"""Of both axes: "SAME", or zeros before and after."""
+"""Padding of both axes: "SAME", or numbers of zeros ((before, after), (before, after))."""
 
 
 class Fold(NamedTuple):
-    """What lies in the last axis besides channels.
+    """Numbers of columns and examples that are folded into the last axis.
 
     Attributes:
-      columns: neighbouring ones.
-      examples: neighbouring ones.
+      columns: number of neighbouring columns.
+      examples: number of neighbouring examples.
     """
 
     columns: int = 1
@@ -42,12 +45,12 @@ class Fold(NamedTuple):
 
     @property
     def by(self) -> int:
-        """How often each channel is there."""
+        """Number of copies of each channel in the last axis."""
         return self.columns * self.examples
 
 
 def repeat(channels: jax.Array, width: int) -> jax.Array:
-    """Return what belongs to each channel, [..., channels], for a last axis of `width` folded ones."""
+    """Repeat per-channel values [..., channels] for a folded last axis: [..., width]."""
     return (
         channels
         if not channels.ndim or channels.shape[-1] == width
@@ -56,7 +59,10 @@ def repeat(channels: jax.Array, width: int) -> jax.Array:
 
 
 def mean(folded: jax.Array, fold: Fold) -> jax.Array:
-    """Return the mean over what is folded: [..., fold.by * channels] -> [..., channels]."""
+    """Return the mean over folded columns and examples, [..., channels].
+
+    The input is [..., fold.by * channels].
+    """
     return (
         jnp.mean(folded.reshape(*folded.shape[:-1], fold.by, -1), axis=-2)
         if fold.by > 1
@@ -65,7 +71,10 @@ def mean(folded: jax.Array, fold: Fold) -> jax.Array:
 
 
 def best_columns(width: int, channels: int) -> int:
-    """Return how many columns to fold: the largest power of two that divides `width` and leaves at most `LANES` channels."""
+    """Return the number of columns to fold.
+
+    It is the largest power of two that divides `width` and gives at most `LANES` folded channels.
+    """
     columns = 1
     while width % (2 * columns) == 0 and 2 * columns * channels <= LANES:
         columns *= 2
@@ -73,7 +82,7 @@ def best_columns(width: int, channels: int) -> int:
 
 
 def fold_columns(x: jax.Array, columns: int) -> jax.Array:
-    """Fold columns of images that are not folded yet."""
+    """Fold columns of unfolded images [batch, height, width, channels]."""
     batch, height, width, channels = x.shape
     return x.reshape(batch, height, width // columns, columns * channels)
 
@@ -85,10 +94,10 @@ def unfold_columns(x: jax.Array, columns: int) -> jax.Array:
 
 
 def fold_examples(x: jax.Array, examples: int) -> jax.Array:
-    """Fold examples of images that are not folded yet.
+    """Fold examples of unfolded images [batch, height, width, channels].
 
     Raises:
-      UserError: unless `examples` divides those of each replica.
+      UserError: if `examples` does not divide the number of examples of each replica.
     """
     batch, height, width, channels = x.shape
     if examples == 1:
@@ -115,7 +124,10 @@ def unfold_examples(x: jax.Array, examples: int) -> jax.Array:
 
 
 def diagonal_kernel(kernel: jax.Array, by: int) -> jax.Array:
-    """Return the kernel [..., by * in, by * out] that does to each of `by` parts what `kernel` [..., in, out] does."""
+    """Return a kernel [..., by * in, by * out] that applies `kernel` to each of `by` folded copies.
+
+    `kernel` is [..., in, out].
+    """
     *sides, channels_in, channels_out = kernel.shape
     blocks = kernel[..., None, :, None, :] * jnp.eye(by, dtype=kernel.dtype)[:, None, :, None]
     return blocks.reshape(*sides, by * channels_in, by * channels_out)
@@ -124,20 +136,23 @@ def diagonal_kernel(kernel: jax.Array, by: int) -> jax.Array:
 def column_kernel(
     kernel: jax.Array, stride: int, before: int, columns_in: int, columns_out: int
 ) -> tuple[jax.Array, int, int]:
-    """Return the kernel, stride and padding along the width that do to folded columns what the given ones do to columns.
+    """Return the kernel, stride and padding of the equivalent convolution of folded columns.
 
     Args:
       kernel: [height, width, in, out].
-      stride: along the width; stride * columns_out must be a multiple of columns_in.
-      before: columns of zeros before the first column.
-      columns_in: how the input is folded.
-      columns_out: how the output is folded.
+      stride: stride along the width; stride * columns_out must be a multiple of columns_in.
+      before: number of columns of zeros before the first column.
+      columns_in: number of columns folded in the input.
+      columns_out: number of columns folded in the output.
 
     Returns:
-      kernel [height, folded width, columns_in * in, columns_out * out], stride, and folded columns of zeros before the
-      first one.
+      A kernel [height, folded width, columns_in * in, columns_out * out], the stride along folded
+      columns, and the number of folded columns of zeros before the first one.
     """
     height, width, channels_in, channels_out = kernel.shape
+
+    # Output column c reads input columns from stride * c - before on. The padding is rounded up to
+    # whole folded columns, which shifts the start of each copy of the kernel by as much.
     folded_before = -(-before // columns_in)
     starts = [
         stride * column - before + columns_in * folded_before for column in range(columns_out)
@@ -154,7 +169,10 @@ def column_kernel(
 
 
 def subsample(x: jax.Array, stride: int, columns_in: int, columns_out: int) -> jax.Array:
-    """Take every `stride`-th row and column of images that fold `columns_in`, and fold `columns_out` of those columns."""
+    """Take every `stride`-th row and column of images whose columns are folded.
+
+    The input folds `columns_in` columns and the result `columns_out`.
+    """
     if stride == 1 and columns_in == columns_out:
         return x
     if columns_in != stride * columns_out:
@@ -180,14 +198,15 @@ def convolve(
     Args:
       x: [batch / examples, height, width / columns_in, columns_in * examples * in].
       kernel: [size, size, in, out], of any dtype; it is cast to that of `x`.
-      stride: along both axes.
-      padding: along both axes.
-      columns_in: how `x` is folded; stride * columns_out must be a multiple of it.
-      columns_out: how to fold the result; it must divide the result's width.
-      examples: how both are folded besides.
+      stride: stride along both axes.
+      padding: padding of both axes.
+      columns_in: number of columns folded in `x`; must divide stride * columns_out.
+      columns_out: number of columns to fold in the result; must divide the result's width.
+      examples: number of examples folded in `x` and in the result.
 
     Returns:
-      [batch / examples, height', width' / columns_out, columns_out * examples * out] in the dtype of `x`.
+      [batch / examples, height', width' / columns_out, columns_out * examples * out] in the dtype
+      of `x`.
     """
     size = kernel.shape[:2]
     if isinstance(padding, str):
@@ -195,6 +214,7 @@ def convolve(
         padding = jax.lax.padtype_to_pads(sides, size, (stride, stride), padding)
     (top, bottom), (left, right) = padding
     out_width = (x.shape[2] * columns_in + left + right - size[1]) // stride + 1
+
     kernel = kernel.astype(x.dtype)
     kernel = diagonal_kernel(kernel, examples) if examples > 1 else kernel
     kernel, step, before = column_kernel(kernel, stride, left, columns_in, columns_out)
@@ -214,13 +234,14 @@ class Conv(nn.Module):
     Attributes:
       width: output channels.
       size: side of the kernel.
-      stride: along both axes.
-      padding: along both axes.
+      stride: stride along both axes.
+      padding: padding of both axes.
       kernel_init: initializer of the kernel.
-      dtype: of the computation; the kernel [size, size, channels, width] is fp32, however images are folded.
-      columns_in: see `convolve`.
-      columns_out: see `convolve`.
-      examples: see `convolve`.
+      dtype: dtype of the computation; the kernel [size, size, channels, width] is fp32 and does not
+        depend on the fold.
+      columns_in: number of columns folded in the input; must divide stride * columns_out.
+      columns_out: number of columns to fold in the result; must divide the result's width.
+      examples: number of examples folded in the input and in the result.
     """
 
     width: int
@@ -235,7 +256,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Convolve `x`: see `convolve`."""
+        """Convolve `x`, of the shape that `convolve` takes."""
         channels = x.shape[-1] // (self.columns_in * self.examples)
         kernel = self.param(
             "kernel", self.kernel_init, (self.size, self.size, channels, self.width), jnp.float32

@@ -1,4 +1,4 @@
-"""The last layer of a network: logits in fp32 whatever the rest is computed in."""
+"""The last layer of a network, whose logits are fp32 for any dtype of the other layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 class Head(nn.Module):
-    """A dense layer: products in the dtype of the input, sums and result in fp32.
+    """A dense layer with products in the dtype of the input and sums and result in fp32.
 
     Attributes:
       width: number of logits.
@@ -29,5 +29,5 @@ class Head(nn.Module):
 
 
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Return x @ kernel, multiplied in the dtype of `x` and added up in fp32, in which it stays."""
+    """Return x @ kernel in fp32; products are taken in the dtype of `x` and accumulated in fp32."""
     return jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=jnp.float32)

@@ -15,19 +15,20 @@ from lbopt.models._head import Head, matmul
 from lbopt.models._randomness import Dropout
 
 Carry = tuple[tuple[jax.Array, jax.Array], ...]
-"""(cell, hidden) of each layer, [batch, hidden] fp32."""
+"""State of a language model: (cell, hidden) of each layer, both [batch, hidden] fp32."""
 
 
 class LSTMClassifier(nn.Module):
-    """One LSTM layer over the rows of an image; the last state is classified.
+    """One LSTM layer over the rows of an image, whose last state is classified.
 
-    The form of LEGW's MNIST-LSTM (arXiv 1901.08256): each row is a time step. Flax's cell and initialisation
-    (LeCun-normal input kernels, orthogonal recurrent kernels, zero biases).
+    This is the MNIST-LSTM of the paper on linear-epoch gradual warmup (LEGW, arXiv 1901.08256),
+    where each row is a time step. The cell and its initialisation are Flax's: LeCun-normal input
+    kernels, orthogonal recurrent kernels and zero biases.
 
     Attributes:
       num_classes: size of the output.
-      hidden: width of the LSTM; LEGW's has 128.
-      dtype: of the computation; parameters are fp32.
+      hidden: width of the LSTM; 128 in the paper.
+      dtype: dtype of the computation; parameters are fp32.
     """
 
     num_classes: int = 10
@@ -46,13 +47,13 @@ class LSTMClassifier(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class LSTMSize:
-    """The published shape of a language model and how it is trained.
+    """Published shape and training settings of a language model.
 
     Attributes:
       hidden: width of embedding and layers.
-      dropout_rate: between layers.
-      init_scale: parameters are uniform within plus and minus this.
-      length: tokens through which gradients flow.
+      dropout_rate: dropout rate between layers.
+      init_scale: bound of the uniform initial values, which lie within plus and minus this.
+      length: number of tokens through which gradients flow.
     """
 
     hidden: int
@@ -66,22 +67,27 @@ LSTM_SIZES = {
     "medium": LSTMSize(650, 0.5, 0.05, 35),
     "large": LSTMSize(1500, 0.65, 0.04, 35),
 }
-"""Zaremba et al., arXiv 1409.2329, section 4.1 (medium, large), and tensorflow/models, ptb_word_lm.py (small)."""
+"""Published sizes.
+
+Medium and large: Zaremba et al., arXiv 1409.2329, section 4.1; small: tensorflow/models,
+ptb_word_lm.py.
+"""
 
 
 class LSTMLanguageModel(nn.Module):
     """Embedding, LSTM layers with dropout between them, and a softmax over the vocabulary.
 
-    As in Zaremba et al. (arXiv 1409.2329): dropout on the connections between layers only, never in time; everything but
-    the LSTM's biases is uniform within plus and minus `init_scale`, those are zero (forget gate too).
+    As in Zaremba et al. (arXiv 1409.2329), dropout applies to connections between layers and never
+    to those in time. LSTM biases start at zero, those of the forget gate included; all other
+    parameters start uniform within plus and minus `init_scale`.
 
     Attributes:
-      vocab_size: tokens.
+      vocab_size: number of tokens.
       hidden: width of embedding and layers.
-      num_layers: stacked LSTMs.
-      dropout_rate: of each layer's input and of the last one's output.
-      init_scale: see above.
-      dtype: of matmuls; gates, parameters and logits are fp32.
+      num_layers: number of stacked LSTM layers.
+      dropout_rate: dropout rate of each layer's input and of the last layer's output.
+      init_scale: bound of the uniform initial values.
+      dtype: dtype of matmuls; gates, parameters and logits are fp32.
     """
 
     vocab_size: int = 10000
@@ -96,8 +102,9 @@ class LSTMLanguageModel(nn.Module):
         """Predict each token's successor.
 
         Args:
-          inputs: `tokens` [batch, length] int; optionally `carry`, the state the text before has left (zero without).
-          train: drop.
+          inputs: `tokens` [batch, length] int; optionally `carry`, the state after the preceding
+            text (default zero).
+          train: True applies dropout.
 
         Returns:
           `logits` [batch, length, vocabulary] fp32 and `carry`, the state after the last token.
@@ -106,6 +113,7 @@ class LSTMLanguageModel(nn.Module):
         tokens = inputs["tokens"]
         embedding = nn.Embed(self.vocab_size, self.hidden, embedding_init=uniform, name="embedding")
         x = embedding(tokens)
+
         carry: Carry | tuple[None, ...] = inputs.get("carry") or (None,) * self.num_layers
         left = []
         for number in range(self.num_layers):
@@ -113,6 +121,7 @@ class LSTMLanguageModel(nn.Module):
             layer = LSTMLayer(self.hidden, uniform, self.dtype, name=f"layer{number}")
             state, x = layer(x, carry[number])
             left.append(state)
+
         x = Dropout(self.dropout_rate)(x, train).astype(self.dtype)
         return {
             "logits": Head(self.vocab_size, uniform, uniform, name="head")(x),
@@ -121,10 +130,12 @@ class LSTMLanguageModel(nn.Module):
 
 
 def make_lstm_language_model(size: str, **options: Any) -> LSTMLanguageModel:
-    """Build the language model of a published size; `options` are attributes of `LSTMLanguageModel`.
+    """Build the language model of a published size.
+
+    `options` are attributes of `LSTMLanguageModel`.
 
     Raises:
-      UserError: for a size that was never published.
+      UserError: if `size` is not a published size.
 
     >>> make_lstm_language_model("large").hidden
     1500
@@ -136,19 +147,22 @@ def make_lstm_language_model(size: str, **options: Any) -> LSTMLanguageModel:
 
 
 class LSTMLayer(nn.Module):
-    """One LSTM over time; inputs are projected for all steps at once, so that a step is one matmul.
+    """One LSTM layer over time.
 
         i, f, g, o = x W + h U + b
         c' = sigmoid(f) c + sigmoid(i) tanh(g)
         h' = sigmoid(o) tanh(c')
 
+    The product x W is computed for all steps at once, which leaves one matmul to each step.
+
     Attributes:
-      hidden: width.
-      init: of the kernels W [input, 4 hidden] and U [hidden, 4 hidden]; the bias [4 hidden] starts at zero.
-      dtype: of matmuls; gates and cell are fp32.
+      hidden: width of the layer.
+      init: initializer of the kernels W [input, 4 hidden] and U [hidden, 4 hidden]; the bias b
+        [4 hidden] starts at zero.
+      dtype: dtype of matmuls; gates and cell are fp32.
 
     References:
-      Hochreiter and Schmidhuber 1997; the form of Zaremba et al., arXiv 1409.2329, section 3.1.
+      Hochreiter and Schmidhuber 1997, in the form of Zaremba et al., arXiv 1409.2329, section 3.1.
     """
 
     hidden: int
@@ -159,7 +173,16 @@ class LSTMLayer(nn.Module):
     def __call__(
         self, x: jax.Array, state: tuple[jax.Array, jax.Array] | None = None
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        """Map [batch, length, input] and (cell, hidden) to the state after it and fp32 [batch, length, hidden]."""
+        """Run the layer over a sequence.
+
+        Args:
+          x: [batch, length, input].
+          state: (cell, hidden) before the first step; None for zeros.
+
+        Returns:
+          The state after the last step, and the hidden states of all steps, fp32
+          [batch, length, hidden].
+        """
         kernel = self.param("kernel", self.init, (x.shape[-1], 4 * self.hidden), jnp.float32)
         recurrent = self.param(
             "recurrent_kernel", self.init, (self.hidden, 4 * self.hidden), jnp.float32
@@ -167,6 +190,7 @@ class LSTMLayer(nn.Module):
         bias = self.param("bias", nn.initializers.zeros_init(), (4 * self.hidden,), jnp.float32)
         zeros = jnp.zeros((x.shape[0], self.hidden), jnp.float32)
         start = (zeros, zeros) if state is None else state
+
         projected = matmul(x.astype(self.dtype), kernel) + bias[None, None, :]
 
         def step(

@@ -13,14 +13,14 @@ from lbopt.models._head import Head
 
 
 class MLP(nn.Module):
-    """Dense layers with ReLU, then the logits; the smallest network that a study can be about.
+    """Dense layers with ReLU, then the logits; the smallest network for a study.
 
-    Initialised with He-normal kernels (arXiv 1502.01852), a LeCun-normal head and zero biases.
+    Kernels are He-normal (arXiv 1502.01852), the head is LeCun-normal and biases are zero.
 
     Attributes:
       num_classes: size of the output.
-      widths: of the hidden layers.
-      dtype: of the computation; parameters are fp32.
+      widths: widths of the hidden layers.
+      dtype: dtype of the computation; parameters are fp32.
     """
 
     num_classes: int = 10
@@ -32,8 +32,8 @@ class MLP(nn.Module):
         """Map [batch, ...] to fp32 logits [batch, num_classes].
 
         Args:
-          images: of any dtype and shape behind the batch; flattened.
-          train: changes nothing here.
+          images: [batch, ...] of any dtype; all axes but the first are flattened.
+          train: ignored.
         """
         del train
         x = images.astype(self.dtype).reshape(images.shape[0], -1)

@@ -1,4 +1,4 @@
-"""Batch normalization whose statistics cross replicas as far as asked, and no further."""
+"""Batch normalization whose statistics are shared by a chosen group of replicas or examples."""
 
 from __future__ import annotations
 
@@ -19,43 +19,51 @@ from lbopt.models._scope import StatsScope, View
 
 
 class BatchNorm(nn.Module):
-    r"""Batch normalization over the global batch, groups of it, or each replica's part.
+    r"""Batch normalization over the global batch, groups of it, or each replica's examples.
 
         y = (x - mean) / sqrt(var + epsilon) * scale + bias
 
-    with mean and (biased) variance over every axis but the last, within the example's group. Under `jit` the groups are
-    a reshape of the global batch; under `pmap` they are reductions over replica groups: both give the same numbers.
-    Statistics are taken in fp32 as E[x], E[x^2] - E[x]^2 (one pass, one reduction). The running statistics are moved by
-    the mean over groups of each group's mean and variance, as in EfficientNet's distributed batch norm; averaging each
-    group's running statistics before evaluation (MLPerf's ResNet-50 in JAX) gives the same numbers. `running_from`
-    keeps the first group's, as codes do that save one replica's.
+    with mean and (biased) variance over every axis but the last, within the example's group. Under
+    `jit` the groups are a reshape of the global batch; under `pmap` they are reductions over groups
+    of replicas. Both give the same numbers. Statistics are computed in fp32 or wider as E[x] and
+    E[x^2] - E[x]^2, in one pass and one reduction.
 
-    `lbopt.make_train_step` states how many replicas there are. In a step of your own, trace under
-    `lbopt.replicas.tracing_for(count, axis_name)`; without it there is one replica, and a hand-written `pmap` normalizes
-    over each device's part.
+    The running statistics follow the mean over groups of each group's mean and variance, as in
+    EfficientNet's distributed batch norm. Averaging each group's running statistics before
+    evaluation, as in MLPerf's ResNet-50 in JAX, gives the same numbers. `running_from="first"`
+    follows the first group only, as in code that saves the statistics of one replica.
+
+    `lbopt.make_train_step` states the number of replicas. Trace a step of your own under
+    `lbopt.replicas.tracing_for(count, axis_name)`. Otherwise one replica is assumed, and a
+    hand-written `pmap` normalizes over each device's examples.
 
     Attributes:
-      stats_scope: "global", "local", "replicas:N" or "examples:N" (groups are contiguous in the global batch), or
-        "tiles:RxC": replicas that form R x C tiles of the mesh's grid, replica r at row r // columns, column r % columns
-        ("tiles:RxC@HxW" states a grid of H x W).
-      momentum: of the running statistics: running = momentum * running + (1 - momentum) * batch.
-      epsilon: added to the variance.
-      use_scale: learn a scale, fp32, [features].
-      use_bias: learn a bias, fp32, [features].
+      stats_scope: groups that share statistics. "global", "local" (each replica), "replicas:N" or
+        "examples:N" (contiguous groups of the global batch), or "tiles:RxC": R x C tiles of the
+        mesh's grid of replicas, with replica r at row r // columns and column r % columns.
+        "tiles:RxC@HxW" states a grid of H x W replicas.
+      momentum: momentum of the running statistics,
+        running = momentum * running + (1 - momentum) * batch.
+      epsilon: number added to the variance.
+      use_scale: True learns a scale [features] fp32.
+      use_bias: True learns a bias [features] fp32.
       scale_init: initializer of the scale.
       bias_init: initializer of the bias.
-      dtype: of the output; None for the input's.
-      fold: what lies in the last axis besides features, see `lbopt.models._fold`.
-      running_from: "all" groups or the "first".
-      unbiased_running_var: keep the variance of n - 1 degrees of freedom for evaluation (PyTorch, TensorFlow's fused
-        kernel); the batch is always normalized by that of n.
-      use_running_average: normalize by the running statistics, as in evaluation. Give it here or at the call, as to Flax's BatchNorm.
+      dtype: dtype of the output; None for that of the input.
+      fold: numbers of columns and examples folded into the last axis, see `lbopt.models._fold`.
+      running_from: groups whose statistics the running statistics follow: "all" or "first".
+      unbiased_running_var: True keeps the running variance with a divisor of n - 1, as PyTorch and
+        TensorFlow's fused kernel do. The batch is always normalized with a divisor of n.
+      use_running_average: True normalizes by the running statistics, as in evaluation. Give it here
+        or at the call, as with Flax's BatchNorm.
 
     Raises:
-      UserError: for an unknown scope; when applied, if nobody stated the replicas that the scope counts, or if the groups do not divide the replicas or the batch.
+      UserError: if the scope is unknown, if it counts replicas whose number was not stated, or if
+        the groups do not divide the replicas or the batch. Raised when the module is applied.
 
     References:
-      Ying et al., Image Classification at Supercomputer Scale, arXiv 1811.06992 (distributed batch normalization).
+      Ying et al., Image Classification at Supercomputer Scale, arXiv 1811.06992 (distributed batch
+      normalization).
     """
 
     stats_scope: str = "global"
@@ -79,18 +87,23 @@ class BatchNorm(nn.Module):
         kernel: jax.Array | None = None,
         then: Callable[[jax.Array], jax.Array] | None = None,
     ) -> jax.Array:
-        """Normalize `x` [batch, ..., features], by the running statistics if told to.
+        """Normalize `x`.
 
-        With a `kernel` [channels, features], normalize the 1 x 1 convolution of `x` [batch, height, width, channels] with
-        it instead, without ever keeping that: see `lbopt.models._product`.
-
-        `then` is a maximum over windows, which is taken before channels are scaled, so that only maxima are normalized:
-        the maximum of a rising function is the function of the maximum. Where a channel's factor is negative its function
-        falls, so `x` has to come with its channels multiplied by `sign()`. `then` may fold more columns.
+        Args:
+          x: [batch, ..., features].
+          use_running_average: True normalizes by the running statistics.
+          kernel: [channels, features] or None. With a kernel, `x` is [batch, height, width,
+            channels], and its 1 x 1 convolution with the kernel is normalized without being kept
+            in memory (see `lbopt.models._product`).
+          then: maximum over windows, or None. It is applied before normalization, so that only
+            maxima are normalized: an increasing function commutes with the maximum. With a negative
+            scale the function decreases, so the caller must multiply the channels of `x` by
+            `sign()`. It may fold more columns.
         """
         use_running_average = nn.merge_param(
             "use_running_average", self.use_running_average, use_running_average
         )
+
         scope = StatsScope.parse(self.stats_scope)
         require_choice("running_from", self.running_from, ("all", "first"))
         shape = ((x.shape[-1] if kernel is None else kernel.shape[1]) // self.fold.by,)
@@ -99,11 +112,13 @@ class BatchNorm(nn.Module):
         scale = self.param("scale", self.scale_init, shape, jnp.float32) if self.use_scale else None
         bias = self.param("bias", self.bias_init, shape, jnp.float32) if self.use_bias else None
         sign = jnp.ones(()) if then is None else self.sign()
+
         if use_running_average or self.is_initializing():
             y = x if kernel is None else _product.pointwise(x, kernel)
             y = y if then is None else then(y)
             y = _around(y, sign, running_mean.value, running_var.value, self.epsilon, scale, bias)
             return y.astype(self.dtype or x.dtype)
+
         here = _replicas(scope)
         num_examples = x.shape[0] * self.fold.examples
         view = scope.view(here, num_examples, self.fold.examples)
@@ -120,6 +135,8 @@ class BatchNorm(nn.Module):
                 self.fold,
             )
         mean = mean * _to_rank(sign, mean.ndim)
+
+        # `count` is the number of elements behind each statistic, over all replicas of a group.
         seen = num_examples * (here.count if here.axis_name else 1)
         count = (
             seen
@@ -131,6 +148,7 @@ class BatchNorm(nn.Module):
         for running, batch in ((running_mean, mean), (running_var, var * unbiased)):
             kept = _kept(batch, self.running_from, here)
             running.value = self.momentum * running.value + (1 - self.momentum) * kept
+
         y = x if then is None else then(x)
         width = y.shape[-1] if kernel is None else kernel.shape[1]
         factor, shift = _affine(mean, var, self.epsilon, scale, bias)
@@ -138,7 +156,8 @@ class BatchNorm(nn.Module):
             _fold.repeat(of, width) for of in (factor * _to_rank(sign, factor.ndim), shift)
         )
         grouped = y.reshape(*view.shape, *y.shape[1:])
-        with jax.named_scope(replicas.STATISTICS):  # of the gradient, on the way back
+        # The backward pass reduces the gradient's statistics here.
+        with jax.named_scope(replicas.STATISTICS):
             if kernel is None:
                 normal = grouped.astype(factor.dtype) * factor + shift
             else:
@@ -146,7 +165,10 @@ class BatchNorm(nn.Module):
         return normal.reshape(*y.shape[:-1], width).astype(self.dtype or x.dtype)
 
     def sign(self) -> jax.Array:
-        """Return 1, or -1 where the scale is negative: [features] or [] fp32. No gradient flows through it."""
+        """Return 1, or -1 where the scale is negative: fp32 [features], or [] without a scale.
+
+        No gradient flows through it.
+        """
         scale = self.get_variable("params", "scale")
         return (
             jnp.ones(())
@@ -164,7 +186,10 @@ def _around(
     scale: jax.Array | None,
     bias: jax.Array | None,
 ) -> jax.Array:
-    """Normalize by running statistics; the mean, which may be far larger than the deviation, is taken off first."""
+    """Normalize by running statistics.
+
+    The mean is subtracted first, because it may be far larger than the standard deviation.
+    """
 
     def folded(channels: jax.Array) -> jax.Array:
         return _to_rank(_fold.repeat(channels, x.shape[-1]), x.ndim)
@@ -175,14 +200,14 @@ def _around(
 
 
 def _as_computed(kernel: jax.Array, dtype: Any) -> jax.Array:
-    """Round a kernel to the dtype it is multiplied in; its gradient is not rounded."""
+    """Round a kernel to the dtype of the product, without rounding its gradient."""
     return kernel + jax.lax.stop_gradient(kernel.astype(dtype).astype(kernel.dtype) - kernel)
 
 
 def _affine(
     mean: jax.Array, var: jax.Array, epsilon: float, scale: jax.Array | None, bias: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return one factor and one shift per channel: all that every element sees, forward and backward."""
+    """Return the factor and the shift of each channel that normalize, scale and add the bias."""
     factor = jax.lax.rsqrt(var + epsilon)
     factor = factor if scale is None else factor * _to_rank(scale, factor.ndim)
     shift = -mean * factor
@@ -190,7 +215,10 @@ def _affine(
 
 
 def _to_rank(x: jax.Array, rank: int) -> jax.Array:
-    """Add the leading axes that NumPy would, which `jax_numpy_rank_promotion="raise"` forbids; a number stays one."""
+    """Add leading axes up to a rank; a 0-d array is returned unchanged.
+
+    NumPy's implicit promotion is an error under `jax_numpy_rank_promotion="raise"`.
+    """
     return x if not x.ndim else jax.lax.broadcast_to_rank(x, rank)
 
 
@@ -203,7 +231,7 @@ def _moments(
     kernel: jax.Array | None,
     fold: Fold,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return mean and variance of each group in fp32 or wider, with axes of length 1 where they were taken."""
+    """Return mean and variance of each group in fp32 or wider; reduced axes have length 1."""
     wide = grouped.astype(tree.wide_dtype(grouped.dtype))
     axes = (*view.over, *range(len(view.shape), grouped.ndim - 1))
     mean = jnp.mean(wide, axes, keepdims=True)
@@ -212,6 +240,7 @@ def _moments(
     else:
         mean, square = _moments_of_product(mean, _product.second_moment(grouped, view), kernel)
     mean, square = _fold.mean(mean, fold), _fold.mean(square, fold)
+
     peers = scope.peers(here, num_examples) if here.axis_name else []
     if peers is None or peers:
         mean, square = jax.lax.pmean((mean, square), here.axis_name, axis_index_groups=peers)
@@ -221,7 +250,10 @@ def _moments(
 def _moments_of_product(
     mean: jax.Array, second: jax.Array, kernel: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Turn the moments of `x`, [..., in] and [groups, in, in], into those of `x kernel`, both [..., out]."""
+    """Turn the moments of `x` into the mean and mean square of `x kernel`, both [..., out].
+
+    `mean` is [..., in], `second` [groups, in, in] and `kernel` [in, out].
+    """
     exact = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     square = jnp.sum(_to_rank(kernel, second.ndim) * exact(second, kernel), axis=1)
     mean = exact(mean, kernel)
@@ -229,7 +261,7 @@ def _moments_of_product(
 
 
 def _kept(batch: jax.Array, running_from: str, here: replicas.Replicas) -> jax.Array:
-    """Return [features]: the mean over the groups that are seen here, or the first group's."""
+    """Return [features]: the mean over the groups on this replica, or the first group's value."""
     flat = batch.reshape(-1, batch.shape[-1])
     if running_from == "all":
         return jnp.mean(flat, 0)
@@ -245,8 +277,8 @@ def _replicas(scope: StatsScope) -> replicas.Replicas:
     here = replicas.current()
     if here is None and scope.kind in ("local", "replicas", "tiles"):
         fix = (
-            "the number of replicas is not known; train by lbopt.make_train_step, or trace your own "
-            "step under lbopt.replicas.tracing_for(count, axis_name)"
+            "the number of replicas is not known; train by lbopt.make_train_step, or trace your "
+            "own step under lbopt.replicas.tracing_for(count, axis_name)"
         )
         raise UserError("stats_scope", scope.text, fix, code="missing")
     return here or replicas.Replicas()

@@ -1,9 +1,9 @@
-"""Trials under `jax.vmap` side by side in the channels, where what is alike for all channels is computed for all trials at once.
+"""Packing of vmapped trials into the channel axis.
 
-`jax.vmap` gives every operation an axis of trials of its own. A TPU's compiler then moves data between operations that
-want trials and channels in one axis, such as grouped convolutions, and others that do not, and keeps apart what it could
-compute in one go. With channels of all trials in the last axis, trials slowest, a function that treats channels alike
-and apart is the same for one trial and for many.
+`jax.vmap` gives every operation a separate axis of trials. A TPU's compiler then moves data between
+operations that need trials and channels in one axis, such as grouped convolutions, and the others,
+and misses fusions. With the channels of all trials in the last axis, trials slowest, a function
+that treats every channel separately and in the same way needs no change to run many trials.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ import jax.numpy as jnp
 
 
 def batched_by(alone: Callable[..., Any], together: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `alone`, which `jax.vmap` turns into `together` instead of taking it operation by operation.
+    """Return `alone` with `together` as its batching rule under `jax.vmap`.
 
-    Reverse mode differentiates `alone` for one trial and `together` under vmap, however often and in whatever order it
-    is nested with vmap. The backward pass begins from the arguments: within one program the compiler finds that what
-    it computes again is there already.
+    Reverse mode differentiates `alone` for one trial and `together` under vmap, to any order and in
+    any nesting with vmap. The backward pass keeps only the arguments and recomputes the forward
+    pass, which the compiler merges with the original within one program.
 
     Args:
-      alone: a differentiable function of pytrees of floating-point arrays.
-      together: the same for many trials; all arrays, given and returned, have a leading trial axis.
+      alone: differentiable function of pytrees of floating-point arrays.
+      together: the same function for many trials; all arguments and results have a leading trial
+        axis.
 
     Returns:
       A function of the same pytrees as `alone`.
 
     Note:
-      JAX differentiates no function with a batching rule of its own. So the backward pass is another function with such
-      a rule, made when it is asked for: that of a backward pass, for a second derivative, is the third of them.
+      JAX cannot differentiate a function with a custom batching rule. The backward pass is
+      therefore a second such function, created on demand, and its own backward pass, for a second
+      derivative, a third.
     """
     batchable = jax.custom_batching.custom_vmap(lambda *given: alone(*given))
 
@@ -59,10 +61,10 @@ def _pullback(fn: Callable[..., Any]) -> Callable[[Any, Any], Any]:
 
 
 def pack(x: jax.Array) -> jax.Array:
-    """Return [..., trials * channels] of [trials, ..., channels], trials slowest."""
+    """Reshape [trials, ..., channels] to [..., trials * channels], trials slowest."""
     return jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], -1)
 
 
 def unpack(x: jax.Array, trials: int) -> jax.Array:
-    """Undo `pack`: return [trials, ..., channels] of [..., trials * channels]."""
+    """Undo `pack`: reshape [..., trials * channels] to [trials, ..., channels]."""
     return jnp.moveaxis(x.reshape(*x.shape[:-1], trials, -1), -2, 0)

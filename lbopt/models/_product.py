@@ -1,17 +1,16 @@
-r"""1 x 1 convolutions with batch norm, arranged so that the convolution's own output is never kept.
+r"""1 x 1 convolutions with batch norm that never store the convolution's own output.
 
-Let R = X W be the output of a 1 x 1 convolution, to be normalised and used once, as Y = R * factor + shift. Its moments
-follow from those of X,
+Let R = X W be the output of a 1 x 1 convolution, which is normalized and used once, as
+Y = R * factor + shift. Its moments follow from those of X:
 
-    E[R] = E[X] W,        E[R^2] = diag(W^T E[X^T X] W),
+    E[R] = E[X] W,        E[R^2] = diag(W^T E[X^T X] W).
 
-so R need not be looked at before it is normalised, and the gradients follow from one product P = X^T G with the gradient
-G of Y,
+With G the gradient of Y, the other gradients follow from one product P = X^T G:
 
-    dW = factor * P + ...,        d factor = sum_rows(W * P),        d shift = sum(G),
+    dW = factor * P + ...,        d factor = sum_rows(W * P),        d shift = sum(G).
 
-so R need not be looked at afterwards either. Where X has fewer channels than R this spares most of the memory traffic
-of a normalised convolution: R is neither written nor read.
+Neither pass needs R except to compute Y, so R is neither written nor read. Where X has fewer
+channels than R, this avoids most of the memory traffic of a normalized convolution.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from lbopt.models._scope import View
 
 
 class Kernel(nn.Module):
-    """The kernel of a 1 x 1 convolution that somebody else computes.
+    """The kernel of a 1 x 1 convolution, without the convolution.
 
     Attributes:
       width: output channels.
@@ -39,15 +38,22 @@ class Kernel(nn.Module):
 
     @nn.compact
     def __call__(self, channels: int) -> jax.Array:
-        """Return [channels, width] fp32, kept as [1, 1, channels, width]."""
+        """Return the kernel [channels, width] fp32; the parameter is [1, 1, channels, width]."""
         return self.param("kernel", self.init, (1, 1, channels, self.width), jnp.float32)[0, 0]
 
 
 def normalized(x: jax.Array, kernel: jax.Array, norm: nn.Module, train: bool) -> jax.Array:
-    """Return the batch norm of the 1 x 1 convolution of `x` [batch, height, width, in] with `kernel` [in, out].
+    """Return the batch norm of a 1 x 1 convolution.
 
-    In training the two are one where that pays: where channels grow, and images are not so small that products of moments
-    and kernels cost more than the convolution's output.
+    In training the two are computed together where that saves time: if the convolution increases
+    the number of channels, and images are large enough for the products of moments and kernels to
+    cost less than storing the convolution's output.
+
+    Args:
+      x: [batch, height, width, in].
+      kernel: [in, out].
+      norm: the batch norm.
+      train: True normalizes by the batch.
     """
     pixels = x.shape[-3] * x.shape[-2]
     if train and 4 * pixels >= kernel.shape[1] > x.shape[-1]:
@@ -56,7 +62,7 @@ def normalized(x: jax.Array, kernel: jax.Array, norm: nn.Module, train: bool) ->
 
 
 def pointwise(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Convolve `x` [..., height, width, in] with `kernel` [in, out]; the result has the dtype of `x`."""
+    """Convolve `x` [..., height, width, in] with `kernel` [in, out] in the dtype of `x`."""
     flat = x.reshape(-1, *x.shape[-3:])
     y = jax.lax.conv_general_dilated(
         flat,
@@ -69,7 +75,10 @@ def pointwise(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def contract(x: jax.Array, y: jax.Array, view: View) -> jax.Array:
-    """Return x^T y of each group, fp32 or wider: [groups, in, out] for `x` [*view.shape, ..., in], `y` [..., out]."""
+    """Return x^T y of each group, [groups, in, out] in fp32 or wider.
+
+    `x` is [*view.shape, ..., in] and `y` [*view.shape, ..., out].
+    """
     axes = string.ascii_lowercase[: x.ndim - 1]
     groups = "".join(axes[i] for i in range(len(view.shape)) if i not in view.over)
     wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -107,10 +116,11 @@ def scaled_product(
 
     Args:
       x: [*view.shape, height, width, in].
-      kernel: [in, out], fp32.
-      factor: [*group axes with ones elsewhere, 1, 1, out]: one per group and channel.
-      shift: likewise.
-      view: how the batch axis of `x` is split.
+      kernel: [in, out] fp32.
+      factor: one factor per group and channel, [*view.shape with ones for the axes within a group,
+        1, 1, out].
+      shift: one shift per group and channel, in the shape of `factor`.
+      view: split of the batch axis of `x` into groups.
     """
     return pointwise(x, kernel).astype(factor.dtype) * factor + shift
 
@@ -121,10 +131,12 @@ def _scaled_product_forward(x, kernel, factor, shift, view):
 
 def _scaled_product_backward(view, kept, gradient):
     x, kernel, factor = kept
+
     products = contract(x, gradient, view)
     by_group = factor.reshape(-1, 1, factor.shape[-1])
     d_kernel = jnp.sum(products * by_group, 0)
     d_factor = jnp.sum(products * kernel[None], 1).reshape(factor.shape)
+
     axes = tuple(
         axis
         for axis in range(gradient.ndim - 1)
@@ -139,7 +151,7 @@ scaled_product.defvjp(_scaled_product_forward, _scaled_product_backward)
 
 
 def _pointwise_by_group(x: jax.Array, matrices: jax.Array, view: View) -> jax.Array:
-    """Multiply every group of `x` with its own matrix [groups, in, out]."""
+    """Multiply each group of `x` by its own matrix of `matrices` [groups, in, out]."""
     if matrices.shape[0] == 1:
         return pointwise(x, matrices[0])
     axes = string.ascii_lowercase[: x.ndim - 1]

@@ -1,7 +1,7 @@
 """Dropout and stochastic depth that do not depend on how the batch is spread over devices.
 
-Every example draws from a key of its own, made from the step's key and the example's number in the global batch. So one
-device, eight, `jit` and `pmap` drop the same things.
+The random numbers of an example depend on the step's key and on the example's number in the global
+batch. One device and eight, `jit` and `pmap` therefore drop the same elements.
 """
 
 from __future__ import annotations
@@ -15,45 +15,51 @@ from lbopt import replicas
 from lbopt.errors import UserError
 
 _LEVELS = 2**16
-"""A draw is 16 bits: a rate is met to within 2^-17, and the output is scaled by the rate that was met."""
+"""Number of values of a random draw, which has 16 bits.
+
+A rate is rounded by at most 2^-17, and the output is scaled by the rounded rate.
+"""
 
 
 class Dropout(nn.Module):
     """Zero each element with probability `rate` and scale the others up to keep the mean.
 
-    Draws from the stream "example" of the module (see `lbopt.models._seam`).
+    The random numbers come from the module's stream "example" (see `lbopt.models._seam`).
 
     Attributes:
-      rate: in [0, 1), rounded to a multiple of 2^-16.
+      rate: probability of dropping an element, in [0, 1), rounded to a multiple of 2^-16.
     """
 
     rate: float
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Drop from `x` [batch, ...]; the identity unless `train`."""
+        """Apply dropout to `x` [batch, ...] if `train`; return it unchanged otherwise."""
         keep, share = self.keep(x.shape[0], x.shape[1:], train)
         return x if keep is None else _scaled(x, keep, share)
 
     def keep(
         self, num_examples: int, shape: tuple[int, ...], train: bool
     ) -> tuple[jax.Array | None, float]:
-        """Return what to keep, bool [num_examples, *shape] (None for all), and by what to divide it.
+        """Return a mask of the elements to keep, and the share to divide them by.
 
         Args:
-          num_examples: that are seen here.
-          shape: of one example.
-          train: drop.
+          num_examples: number of examples on this replica (under `jit`, in the whole batch).
+          shape: shape of one example.
+          train: True drops elements.
+
+        Returns:
+          bool [num_examples, *shape], or None to keep all, and the expected share that is kept.
         """
         return _draw_kept(self, "dropout_rate", num_examples, shape, train)
 
 
 class StochasticDepth(nn.Module):
-    """Zero a whole example with probability `rate` and scale the others up: put it on a residual branch.
+    """Zero whole examples with probability `rate` and scale the others up; for residual branches.
 
     Attributes:
-      rate: in [0, 1), rounded to a multiple of 2^-16.
-      examples: how many are folded into the last axis, see `lbopt.models._fold`.
+      rate: probability of dropping an example, in [0, 1), rounded to a multiple of 2^-16.
+      examples: number of examples folded into the last axis, see `lbopt.models._fold`.
 
     References:
       Huang et al., Deep Networks with Stochastic Depth, arXiv 1603.09382.
@@ -64,7 +70,10 @@ class StochasticDepth(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Drop examples of `x` [batch / examples, ..., examples * channels]; the identity unless `train`."""
+        """Drop examples of `x` if `train`; return it unchanged otherwise.
+
+        `x` is [batch / examples, ..., examples * channels].
+        """
         rows, channels = x.shape[0], x.shape[-1] // self.examples
         keep, share = _draw_kept(self, "stochastic_depth_rate", rows * self.examples, (), train)
         if keep is None:
@@ -96,14 +105,15 @@ def _scaled(x: jax.Array, keep: jax.Array, share: float) -> jax.Array:
 
 
 def draw(key: jax.Array, num_examples: int, shape: tuple[int, ...]) -> jax.Array:
-    """Return uniform 16-bit draws for the examples that are seen here.
+    """Return uniform 16-bit random integers for the examples on this replica.
 
-    One Threefry block, counted by (element, example), gives four draws: `jax.random.bits` would spend a block on each.
+    One Threefry block, whose counter is (element, example), gives four integers; `jax.random.bits`
+    would use a block for each.
 
     Args:
-      key: the same on every replica.
-      num_examples: on this replica (under `jit` in the whole batch).
-      shape: of one example's draws.
+      key: random key, the same on every replica.
+      num_examples: number of examples on this replica (under `jit`, in the whole batch).
+      shape: shape of one example's integers.
 
     Returns:
       [num_examples, *shape] int32 in [0, 2^16).
@@ -120,14 +130,17 @@ def draw(key: jax.Array, num_examples: int, shape: tuple[int, ...]) -> jax.Array
 
 
 def _key_words(key: jax.Array, shape: tuple[int, ...]) -> list[jax.Array]:
-    """Return the two words of a key, whatever its kind, as arrays of one shape."""
+    """Return the two words of a key, broadcast to `shape`.
+
+    A key of another kind first seeds a Threefry key.
+    """
     if jax.random.key_impl(key) != "threefry2x32":
         key = jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl="threefry2x32")
     return [jnp.broadcast_to(word, shape) for word in jax.random.key_data(key)]
 
 
 def _positions(shape: tuple[int, ...]) -> jax.Array:
-    """Number the elements of each example: [num_examples, ...] uint32."""
+    """Return the number of each element within its example, uint32 [num_examples, ...]."""
     position = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape[1:], 1):
         position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)

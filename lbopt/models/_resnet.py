@@ -23,9 +23,9 @@ class ResNetSize:
     """The published shape of a network.
 
     Attributes:
-      depths: blocks of each stage.
+      depths: number of blocks in each stage.
       widths: output channels of each stage.
-      bottleneck: 1 x 1, 3 x 3, 1 x 1 blocks; otherwise two 3 x 3 ones.
+      bottleneck: True for blocks of 1 x 1, 3 x 3 and 1 x 1 convolutions, False for two of 3 x 3.
     """
 
     depths: tuple[int, ...]
@@ -45,29 +45,36 @@ RESNET_SIZES = {
 
 
 class ResNet(nn.Module):
-    """A residual network in the form called v1.5: a stage's stride is in its first 3 x 3 convolution.
+    """A residual network of the form v1.5.
 
-    Convolutions are He-normal by fan-out, normal(0, 0.01) makes the head's kernel, and the scale of the last batch norm
-    of every block starts at zero (Goyal et al., arXiv 1706.02677, section 5.1, where the rest is He et al.'s). Padding
-    is symmetric, as in PyTorch's networks; TensorFlow's differs in the max pool, where it pads one side only.
+    In this form a stage's stride is in its first 3 x 3 convolution. Convolutions are He-normal by
+    fan-out, as in He et al. As in Goyal et al., arXiv 1706.02677, section 5.1, the head's kernel is
+    normal(0, 0.01) and the scale of the last batch norm of every block starts at zero. Padding is
+    symmetric, as in PyTorch's networks; TensorFlow's differ in the max pool, which they pad on one
+    side only.
 
     Attributes:
-      depths: blocks of each stage.
+      depths: number of blocks in each stage.
       widths: output channels of each stage; every stage but the first halves the image.
-      bottleneck: blocks of 1 x 1 (a quarter of the width), 3 x 3, 1 x 1; otherwise of two 3 x 3.
+      bottleneck: True for blocks of 1 x 1 (to a quarter of the width), 3 x 3 and 1 x 1
+        convolutions, False for blocks of two 3 x 3.
       num_classes: size of the output.
-      stem: "conv7" (7 x 7, stride 2, then 3 x 3 max pool, stride 2), "space_to_depth" (the same function and parameters,
-        computed on 2 x 2 pixels folded into channels; also takes images already folded, with four times the channels) or
-        "conv3" (3 x 3, stride 1, for small images).
+      stem: first layers. "conv7": a 7 x 7 convolution and a 3 x 3 max pool, both of stride 2.
+        "space_to_depth": the same function and parameters, computed on 2 x 2 pixels folded into
+        channels; it also takes images already folded, with four times the channels. "conv3": a
+        3 x 3 convolution of stride 1, for small images.
       stem_width: channels of the stem.
-      batch_norm_scope: see `lbopt.BatchNorm`.
-      batch_norm_momentum: of the running statistics.
-      batch_norm_epsilon: added to the variance.
+      batch_norm_scope: `stats_scope` of `lbopt.BatchNorm`.
+      batch_norm_momentum: momentum of the running statistics.
+      batch_norm_epsilon: number added to the variance.
       batch_norm_running_from: `running_from` of `lbopt.BatchNorm`.
-      batch_norm_unbiased_var: `unbiased_running_var` of `lbopt.BatchNorm`; set in what `load_huggingface` returns.
-      fold_columns: fold columns into channels where blocks are narrow inside, see `lbopt.models._fold`. The result is the
-        same up to rounding. Faster on a TPU; on a CPU it only makes work.
-      dtype: of convolutions and of what lies between layers; parameters, statistics and logits are fp32.
+      batch_norm_unbiased_var: `unbiased_running_var` of `lbopt.BatchNorm`; True in networks that
+        `load_huggingface` returns.
+      fold_columns: True folds columns into channels where blocks are narrow inside, see
+        `lbopt.models._fold`. The result is the same up to rounding. It is faster on a TPU and only
+        adds work on a CPU.
+      dtype: dtype of convolutions and of activations between layers; parameters, statistics and
+        logits are fp32.
     """
 
     depths: Sequence[int] = (3, 4, 6, 3)
@@ -86,9 +93,15 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
-        """Map [batch, height, width, channels] (or [batch, height, width]) to fp32 logits [batch, num_classes]."""
+        """Return fp32 logits [batch, num_classes].
+
+        Args:
+          images: [batch, height, width, channels] or [batch, height, width].
+          train: True normalizes by the batch and updates the running statistics.
+        """
         x = images if images.ndim == 4 else images[..., None]
         self._check(x)
+
         norm = functools.partial(
             BatchNorm,
             self.batch_norm_scope,
@@ -102,6 +115,7 @@ class ResNet(nn.Module):
         x = _stem.Stem(self.stem, self.stem_width, norm, columns[0], self.dtype, name="stem")(
             x, train
         )
+
         block = BottleneckBlock if self.bottleneck else BasicBlock
         before = columns[0]
         for stage, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
@@ -112,6 +126,7 @@ class ResNet(nn.Module):
                     width, stride, norm, folds, self.dtype, name=f"stage{stage}_block{number}"
                 )(x, train)
                 before = columns[stage]
+
         x = _fold.mean(jnp.mean(x, (1, 2), dtype=jnp.float32), Fold(before))
         return nn.Dense(
             self.num_classes,
@@ -121,7 +136,10 @@ class ResNet(nn.Module):
         )(x)
 
     def _columns(self, images: jax.Array) -> list[int]:
-        """Return how many columns each stage folds: no more than twice the next one's, so that its stride can undo them."""
+        """Return the number of columns that each stage folds.
+
+        It is at most twice that of the next stage, because a stride of two halves the fold.
+        """
         folded = 2 if self._takes_folded(images) else 1
         width = -(-images.shape[2] * folded // (1 if self.stem == "conv3" else 4))
         columns: list[int] = []
@@ -147,7 +165,7 @@ class ResNet(nn.Module):
 
     @property
     def total_stride(self) -> int:
-        """By how much the network reduces an image."""
+        """Factor by which the network reduces the sides of an image."""
         return (1 if self.stem == "conv3" else 4) * 2 ** (len(self.widths) - 1)
 
 
@@ -155,7 +173,7 @@ def make_resnet(size: str, **options: Any) -> ResNet:
     """Build the network of a published size; `options` are attributes of `ResNet`.
 
     Raises:
-      UserError: for a size that was never published.
+      UserError: if `size` is not a published size.
 
     >>> make_resnet("50", num_classes=10).depths
     (3, 4, 6, 3)
@@ -165,14 +183,14 @@ def make_resnet(size: str, **options: Any) -> ResNet:
 
 
 class _Block(nn.Module):
-    """What both blocks share.
+    """Attributes and helpers of both kinds of block.
 
     Attributes:
       width: output channels.
-      stride: of the first 3 x 3 convolution and of the shortcut.
-      norm: makes a batch norm.
-      folds: how many columns the input and the output fold.
-      dtype: of the computation.
+      stride: stride of the first 3 x 3 convolution and of the shortcut.
+      norm: constructor of a batch norm, given its name and fold.
+      folds: numbers of columns folded in the input and in the output.
+      dtype: dtype of the computation.
     """
 
     width: int
@@ -190,7 +208,7 @@ class _Block(nn.Module):
         return self.norm(fold=Fold(columns), **options)
 
     def _product(self, x: jax.Array, name: str, norm: BatchNorm, train: bool) -> jax.Array:
-        """Return the normalized 1 x 1 convolution of `x`, which folds what the output does."""
+        """Return the normalized 1 x 1 convolution of `x`, which is folded like the output."""
         columns = self.folds[1]
         kernel = _product.Kernel(self.width, _stem.he_normal_by_fan_out, name=name)(
             x.shape[-1] // columns
@@ -198,7 +216,7 @@ class _Block(nn.Module):
         return _product.normalized(x, _fold.diagonal_kernel(kernel, columns), norm, train)
 
     def _join(self, x: jax.Array, y: jax.Array, train: bool) -> jax.Array:
-        """Add the shortcut: the identity, or a projection where shapes differ."""
+        """Add the shortcut, which is the identity or, where shapes differ, a projection."""
         if x.shape != y.shape:
             x = _fold.subsample(x, self.stride, *self.folds)
             x = self._product(
@@ -212,7 +230,10 @@ class BasicBlock(_Block):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Map [batch, height, width, channels] to [batch, height / stride, width / stride, self.width], both folded."""
+        """Map `x` [batch, height, width, channels] to `self.width` channels, both folded.
+
+        Sides are divided by the stride.
+        """
         _, after = self.folds
         y = self._conv(x, self.width, 3, self.stride, "conv1", self.folds)
         y = nn.relu(self._norm(after, name="norm1")(y, use_running_average=not train))
@@ -222,11 +243,14 @@ class BasicBlock(_Block):
 
 
 class BottleneckBlock(_Block):
-    """1 x 1 down to a quarter of the width, 3 x 3, 1 x 1 up again."""
+    """Convolutions of 1 x 1 to a quarter of the width, 3 x 3, and 1 x 1 to the full width."""
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Map [batch, height, width, channels] to [batch, height / stride, width / stride, self.width], both folded."""
+        """Map `x` [batch, height, width, channels] to `self.width` channels, both folded.
+
+        Sides are divided by the stride.
+        """
         before, after = self.folds
         inside = self.width // 4
         y = self._conv(x, inside, 1, 1, "conv1", (before, before))

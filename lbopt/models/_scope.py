@@ -9,14 +9,17 @@ from typing import NamedTuple, NoReturn
 from lbopt.errors import UserError
 from lbopt.replicas import Replicas
 
-_FORMS = "global, local, replicas:N, examples:N (contiguous groups), tiles:RxC or tiles:RxC@HxW (of a grid of replicas)"
+_FORMS = (
+    "global, local, replicas:N, examples:N (contiguous groups), tiles:RxC or tiles:RxC@HxW (of a "
+    "grid of replicas)"
+)
 
 
 class View(NamedTuple):
-    """A batch axis split up so that groups are means over some of its parts.
+    """A reshape of the batch axis in which a group's statistics are means over some axes.
 
     Attributes:
-      shape: instead of the batch axis.
+      shape: sizes of the axes that replace the batch axis.
       over: axes of `shape` that run within a group.
     """
 
@@ -30,9 +33,9 @@ class StatsScope:
 
     Attributes:
       kind: "global", "local" (one replica), "replicas", "examples" or "tiles".
-      size: replicas or examples in a group; 0 for the other kinds.
-      tile: rows and columns of replicas in a group.
-      grid: rows and columns of all replicas; None for those of the mesh.
+      size: number of replicas or examples in a group; 0 for the other kinds.
+      tile: rows and columns of replicas in a group; None for the other kinds.
+      grid: rows and columns of all replicas; None takes those of the mesh.
     """
 
     kind: str
@@ -61,15 +64,16 @@ class StatsScope:
     def num_groups(
         self, num_replicas: int, num_examples: int, grid: tuple[int, int] | None = None
     ) -> int:
-        """Return into how many groups the global batch falls.
+        """Return the number of groups in the global batch.
 
         Args:
-          num_replicas: replicas that share the global batch.
-          num_examples: examples in the global batch (of one microstep).
-          grid: rows and columns of the mesh's replicas, if they have any.
+          num_replicas: number of replicas that share the global batch.
+          num_examples: number of examples in the global batch (of one microstep).
+          grid: rows and columns of the mesh's replicas; None if the mesh has no grid.
 
         Raises:
-          UserError: if groups would differ in size, or if one would hold parts of replicas.
+          UserError: if groups would differ in size, or if a group would cross the boundary of a
+            replica without holding whole replicas.
         """
         if self.kind == "tiles":
             rows, columns = self.tile_counts(num_replicas, grid)
@@ -80,13 +84,16 @@ class StatsScope:
             groups = self._divide(num_examples, "examples of the batch")
         else:
             groups = num_replicas if self.kind == "local" else 1
+
         if max(groups, num_replicas) % min(groups, num_replicas):
             self._refuse(
-                f"{groups} groups do not line up with {num_replicas} replicas: let a group hold whole replicas or divide one's part"
+                f"{groups} groups do not line up with {num_replicas} replicas: let a group hold "
+                "whole replicas or divide one's part"
             )
         if num_examples % groups:
             self._refuse(
-                f"{groups} groups do not divide the {num_examples} examples of the batch: choose another batch or group size"
+                f"{groups} groups do not divide the {num_examples} examples of the batch: choose "
+                "another batch or group size"
             )
         if self.kind == "tiles" and num_examples % num_replicas:
             self._refuse(
@@ -95,7 +102,7 @@ class StatsScope:
         return groups
 
     def tile_counts(self, num_replicas: int, grid: tuple[int, int] | None) -> tuple[int, int]:
-        """Return how many tiles lie below and beside each other."""
+        """Return the numbers of tiles along the rows and along the columns of the grid."""
         height, width = self._resolve_grid(num_replicas, grid)
         rows, columns = self.tile or (1, 1)
         if height % rows or width % columns:
@@ -105,20 +112,27 @@ class StatsScope:
         return height // rows, width // columns
 
     def view(self, here: Replicas, num_examples: int, folded: int = 1) -> View:
-        """Return how the batch axis that is seen here splits into groups; a group of several replicas is one part.
+        """Return the split of the local batch axis into groups.
+
+        The local batch is the one that the traced function gets: under `jit` the examples of all
+        replicas; under `pmap`, or if a device runs its replicas in turn, those of one replica. A
+        group that spans mapped replicas covers the whole local batch.
 
         Args:
-          here: the replicas; mapped ones see their own examples only, and of several that run one after another, one's.
-          num_examples: that are seen here.
-          folded: of them share a row of the batch axis; it has to divide a replica's part of a group.
+          here: the replicas for which the function is traced.
+          num_examples: number of examples in the local batch.
+          folded: number of examples that share an entry of the batch axis; must divide the number
+            of examples of a group on one replica.
         """
         seen = here.count if here.axis_name else 1
         groups = self.num_groups(here.count, seen * num_examples, here.grid)
         if here.rows > 1 and (self.kind == "global" or groups < here.count):
             self._refuse(
-                f"the {here.rows} replicas of a device run one after another and share no statistics: use 'local', or 'examples:N' "
-                f"with a divisor of a replica's {seen * num_examples // here.count}"
+                f"the {here.rows} replicas of a device run one after another and share no "
+                "statistics: use 'local', or 'examples:N' with a divisor of a replica's "
+                f"{seen * num_examples // here.count}"
             )
+
         if self.kind == "tiles" and not here.axis_name:
             below, beside = self.tile_counts(here.count, here.grid)
             rows, columns = self.tile or (1, 1)
@@ -130,7 +144,10 @@ class StatsScope:
         return View((groups_here, self._rows(num_examples // groups_here, folded)), (1,))
 
     def peers(self, here: Replicas, num_examples: int) -> list[list[int]] | None:
-        """Return the groups of mapped replicas that share statistics: [] if each is alone, None if all do."""
+        """Return the groups of mapped replicas that share statistics.
+
+        The list is empty if no replica shares any; None means that all share the same.
+        """
         groups = self.num_groups(here.count, here.count * num_examples, here.grid)
         if groups >= here.count:
             return []
@@ -143,7 +160,7 @@ class StatsScope:
 
     @property
     def text(self) -> str:
-        """What `parse` reads."""
+        """Form that `parse` reads."""
         if self.tile:
             grid = f"@{self.grid[0]}x{self.grid[1]}" if self.grid else ""
             return f"tiles:{self.tile[0]}x{self.tile[1]}{grid}"
@@ -167,26 +184,29 @@ class StatsScope:
         height, width = self.grid or grid or (0, 0)
         if not height:
             self._refuse(
-                "the mesh has no grid of replicas: use {order}='torus' of make_mesh on TPU, or state "
-                f"rows and columns, {self.text}@HxW"
+                "the mesh has no grid of replicas: use {order}='torus' of make_mesh on TPU, or "
+                f"state rows and columns, {self.text}@HxW"
             )
         if height * width != num_replicas:
             self._refuse(
-                f"a grid of {height} x {width} is not {num_replicas} replicas: state the grid of this mesh"
+                f"a grid of {height} x {width} is not {num_replicas} replicas: state the grid of "
+                "this mesh"
             )
         return height, width
 
     def _rows(self, num_examples: int, folded: int) -> int:
         if num_examples % folded:
             self._refuse(
-                f"groups of {num_examples} examples do not hold {folded} folded into one: use a fold that divides them"
+                f"groups of {num_examples} examples do not hold {folded} folded into one: use a "
+                "fold that divides them"
             )
         return num_examples // folded
 
     def _divide(self, total: int, what: str) -> int:
         if total % self.size:
             self._refuse(
-                f"groups of {self.size} do not divide the {total} {what}: choose a group size that does"
+                f"groups of {self.size} do not divide the {total} {what}: choose a group size that "
+                "does"
             )
         return total // self.size
 

@@ -1,4 +1,4 @@
-"""The thin seam between models and everything else: two functions, so that steps know no framework."""
+"""The interface of a model: two functions, so that train steps depend on no framework."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lbopt.errors import UserError
 
 
 class Model(NamedTuple):
-    """A model as the rest of lbopt sees it.
+    """A model as a pair of functions, independent of its framework.
 
     Attributes:
       init: (key, example inputs) -> (params, model_state).
@@ -30,8 +30,8 @@ class Model(NamedTuple):
 def from_linen(module: nn.Module) -> Model:
     """Wrap a Linen module called as `module(inputs, train=...)`.
 
-    Its random streams, both from the step's key: "dropout" for Flax's own layers, "example" for those of
-    `lbopt.models._randomness`.
+    It gets two random streams, both from the step's key: "dropout" for Flax's own layers and
+    "example" for those of `lbopt.models._randomness`.
     """
 
     def init(key: jax.Array, inputs: Any) -> tuple[types.Params, types.ModelState]:
@@ -60,23 +60,29 @@ def from_linen(module: nn.Module) -> Model:
 def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     """Wrap the NNX module that `build(rngs)` makes, called as `module(inputs, train, rngs=...)`.
 
-    Variables that are not parameters (batch statistics) are the model's state. Random streams that the module holds
-    (`nnx.Dropout(rate, rngs=rngs)`) are not: at each call they begin anew from the step's key, so they draw otherwise on
-    each replica, in each microstep and after a restart. A module that takes no `rngs` is called without. NNX's dropout
-    draws for the batch it sees: train with `make_train_step(key_per_replica=True)`, the default. `nnx.BatchNorm` normalizes
-    over that batch too: where replicas are mapped, each over its own examples; running statistics are averaged.
+    Variables other than parameters, such as batch statistics, become the model's state. Random
+    streams that the module holds (`nnx.Dropout(rate, rngs=rngs)`) do not: each call restarts them
+    from the step's key, so their numbers differ on each replica, in each microstep and after a
+    restart. A module that takes no `rngs` is called without them.
+
+    NNX's layers work on the local batch, which under `pmap` is that of one replica. Dropout needs a
+    different key on each replica: train with `make_train_step(key_per_replica=True)`, the default.
+    `nnx.BatchNorm` normalizes over the local batch, and its running statistics are averaged over
+    replicas.
     """
     if isinstance(build, nnx.Module):
         raise UserError(
-            f"build = {type(build).__name__}(...): give what makes the module, lambda rngs: ..., not one"
+            f"build = {type(build).__name__}(...): give what makes the module, lambda rngs: ..., "
+            "not one"
         )
+
     module = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
     graph, _, streams, _ = nnx.split(module, nnx.Param, nnx.RngState, ...)
     blank = nnx.to_pure_dict(streams)
     takes_rngs = _takes(module, "rngs")
 
     def init(key: jax.Array, inputs: Any) -> tuple[types.Params, types.ModelState]:
-        del inputs  # NNX modules are told their shapes
+        del inputs  # NNX modules get their shapes when they are built.
         _, params, _, rest = nnx.split(build(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)
         return nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
 
@@ -105,15 +111,16 @@ def _takes(module: Callable[..., Any], name: str) -> bool:
 
 
 def _streams(blank: Any, key: jax.Array) -> Any:
-    """Return the state of a module's random streams at their beginning, each with keys of its own.
+    """Return the initial state of a module's random streams, each with different keys.
 
     Args:
-      blank: the shapes of keys and of counts of draws.
-      key: from which the keys are derived.
+      blank: pytree of shapes and dtypes of the streams' keys and counters.
+      key: random key from which the keys are derived.
     """
     structure: Any = jax.tree.structure(blank)
     leaves = jax.tree.leaves(blank)
-    key = jax.random.fold_in(key, len(leaves))  # not the key that is handed in as `rngs`
+    # The module's call gets `key` itself as `rngs`, so the streams must not start from it.
+    key = jax.random.fold_in(key, len(leaves))
     return structure.unflatten(
         [_stream(leaf, jax.random.fold_in(key, number)) for number, leaf in enumerate(leaves)]
     )

@@ -15,7 +15,10 @@ from lbopt.models._fold import Fold
 
 STEMS = ("conv7", "space_to_depth", "conv3")
 FOLDED_CHANNELS = 12
-"""Of a colour image folded by `space_to_depth`; "space_to_depth" takes images of fewer channels for unfolded ones."""
+"""Number of channels of a colour image folded by `space_to_depth`.
+
+The stem "space_to_depth" treats images with fewer channels as unfolded.
+"""
 he_normal_by_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 """He et al., arXiv 1502.01852, equation 14 (backward form); not truncated."""
 
@@ -23,7 +26,10 @@ he_normal_by_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal"
 def conv(
     width: int, size: int, stride: int, dtype: Any, name: str, columns: tuple[int, int] = (1, 1)
 ) -> _fold.Conv:
-    """Build a size x size convolution without bias, padded by size // 2 on every side; its input and output are folded."""
+    """Build a size x size convolution without bias, padded by size // 2 on every side.
+
+    `columns` holds the numbers of columns folded in the input and in the output.
+    """
     padding = ((size // 2, size // 2),) * 2
     return _fold.Conv(
         width, size, stride, padding, he_normal_by_fan_out, dtype, *columns, name=name
@@ -34,11 +40,11 @@ class Stem(nn.Module):
     """Convolution, batch norm, ReLU and, unless images are small, max pooling.
 
     Attributes:
-      kind: one of `STEMS`, see `ResNet.stem`.
+      kind: one of `STEMS`, described at `ResNet`.
       width: output channels.
-      norm: makes a batch norm.
-      columns: how many to fold at the end, see `lbopt.models._fold`.
-      dtype: of the computation.
+      norm: constructor of a batch norm, given its name and fold.
+      columns: number of columns to fold in the result, see `lbopt.models._fold`.
+      dtype: dtype of the computation.
     """
 
     kind: str
@@ -49,12 +55,16 @@ class Stem(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Map [batch, height, width, channels] to a quarter of its sides ("conv3": the same sides)."""
+        """Map images [batch, height, width, channels] to `self.width` channels.
+
+        "conv3" keeps the sides of the images; the other stems divide them by four.
+        """
         require_choice("stem", self.kind, STEMS)
         if self.kind == "conv3":
             x = conv(self.width, 3, 1, self.dtype, "conv", (1, self.columns))(x)
             x = self.norm(name="norm", fold=Fold(self.columns))(x, use_running_average=not train)
             return relu(x, self.dtype)
+
         norm = self.norm(name="norm")
         x = WideConv(self.width, self.kind == "space_to_depth", dtype=self.dtype, name="conv")(
             x, norm.sign()
@@ -71,21 +81,24 @@ class Stem(nn.Module):
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-    """Return the maximum over 3 x 3 pixels, stride 2, padding 1, of `x` [batch, height, width, channels]."""
+    """Take the maximum over 3 x 3 pixels, with stride 2 and padding 1.
+
+    `x` is [batch, height, width, channels].
+    """
     return nn.max_pool(x, (3, 3), strides=(2, 2), padding=[(1, 1), (1, 1)])
 
 
 class WideConv(nn.Module):
     """A 7 x 7 convolution of stride 2, padding 3, without bias.
 
-    Folded, it is computed as a 4 x 4 one of stride 1 on 2 x 2 pixels folded into channels: the matrix unit is as wide as
-    the channels it is given, and 3 leave most of it idle, 12 less. The kernel is kept as [7, 7, channels, width] either
-    way, so parameters are the same, and so is the result up to rounding.
+    With `folded` it is computed as a 4 x 4 convolution of stride 1 on images whose 2 x 2 pixels are
+    folded into channels. Three input channels leave most of a TPU's matrix unit idle, twelve less.
+    The kernel is [7, 7, channels, width] in both cases, and the result is the same up to rounding.
 
     Attributes:
       width: output channels.
-      folded: compute it on folded images.
-      dtype: of the computation.
+      folded: True computes the convolution on folded images.
+      dtype: dtype of the computation.
 
     References:
       Ying et al., arXiv 1811.06992; MLPerf v0.6 ResNet-50 for TPU, where the host folds the image.
@@ -97,11 +110,12 @@ class WideConv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, sign: jax.Array | float = 1.0) -> jax.Array:
-        """Map [batch, height, width, channels], or images folded by `space_to_depth`, to half the sides of the images.
+        """Map images to `self.width` channels and half of the unfolded images' sides.
 
-        If `folded`, images of `FOLDED_CHANNELS` or more are taken for folded ones.
-
-        Output channels are multiplied by `sign`.
+        Args:
+          x: [batch, height, width, channels]. With `folded`, images of `FOLDED_CHANNELS` channels
+            or more are treated as already folded by `space_to_depth`.
+          sign: factor of the output channels, a number or [width].
         """
         given = self.folded and x.shape[-1] >= FOLDED_CHANNELS
         require(
@@ -110,11 +124,13 @@ class WideConv(nn.Module):
             x.shape[-1],
             "folded images have 4 times those of an image",
         )
+
         channels = x.shape[-1] // 4 if given else x.shape[-1]
         kernel = (
             self.param("kernel", he_normal_by_fan_out, (7, 7, channels, self.width), jnp.float32)
             * sign
         )
+
         if not self.folded:
             return _fold.convolve(x.astype(self.dtype), kernel, 2, ((3, 3), (3, 3)))
         x = x if given else space_to_depth(x)
@@ -122,7 +138,10 @@ class WideConv(nn.Module):
 
 
 def space_to_depth(images: jax.Array) -> jax.Array:
-    """Fold 2 x 2 pixels into channels: [batch, height, width, c] -> [batch, height / 2, width / 2, 4 c], rows slowest."""
+    """Fold 2 x 2 pixels into channels, rows slowest.
+
+    The input is [batch, height, width, c], the result [batch, height / 2, width / 2, 4 c].
+    """
     batch, height, width, channels = images.shape
     for side in (height, width):
         require(
@@ -133,7 +152,7 @@ def space_to_depth(images: jax.Array) -> jax.Array:
 
 
 def _fold_kernel(kernel: jax.Array) -> jax.Array:
-    """Turn [7, 7, c, width] into the [4, 4, 4 c, width] that does the same to folded images."""
+    """Turn a kernel [7, 7, c, width] into its equivalent for folded images, [4, 4, 4 c, width]."""
     _, _, channels, width = kernel.shape
     padded = jnp.pad(kernel, ((1, 0), (1, 0), (0, 0), (0, 0)))
     folded = padded.reshape(4, 2, 4, 2, channels, width).transpose(0, 2, 1, 3, 4, 5)
