@@ -99,7 +99,7 @@ VENDORABLE = {
     "_shown",
 }
 PUBLIC_MODULES = {"data/baselines.py"}
-"""In packages: a program, and packages that have no face yet."""
+"""A program inside a package; it may be imported from outside."""
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 USERS = [

@@ -40,7 +40,7 @@ SIZES = {
     "1e-30": [1e-30],
     "mixed": [1e-30, 1e20, 1.0],
 }
-"""What the numbers of four layers are multiplied with, one after another."""
+"""Factors of the numbers of four layers, one after another."""
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])

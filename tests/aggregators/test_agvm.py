@@ -20,7 +20,7 @@ OPTIONS = {
     "start": 22,
     "stop": 170,
     "alpha": 0.9,
-}  # it measures at 25 first, as the hook does
+}  # the first measurement is at step 25, as in the hook
 STEPS = 200
 RATE, B1, B2, EPS = 0.05, 0.9, 0.99, 1e-8
 
@@ -87,7 +87,7 @@ def noisy():
 @pytest.mark.parametrize("adam", [False, True])
 def test_equals_the_published_hook_over_200_steps(adam, noisy):
     wanted, scale, quotients = hook(noisy, adam)
-    assert ((quotients > 0.5) & (quotients < 10)).sum() > 20  # of 30; the others are clipped
+    assert ((quotients > 0.5) & (quotients < 10)).sum() > 20  # the other ones of 30 are clipped
     assert (quotients < 0.5).any()
     of_adam = {"adam_b2": B2, "adam_eps": EPS} if adam else {}
     labels = {"body": "body", "head": "head"}

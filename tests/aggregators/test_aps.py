@@ -158,7 +158,7 @@ def test_bytes_on_the_wire():
     assert ring == 2 * 7 / 8 * 4 * 1024
     assert sent == 2 * 7 / 8 * (
         1024 + 2 * 4
-    )  # a byte an element each way, and an fp32 maximum per layer
+    )  # one byte per element each way, and one fp32 maximum per layer
     assert lbopt.aps(8, 7, shift=False).wire_bytes(params, 8).ratio == 2
 
 

@@ -93,7 +93,7 @@ def test_layouts_of_bits_are_all_the_same(shape):
     assert out.shape == x.shape
     np.testing.assert_allclose(
         out.reshape(2, 3, -1), through(compressor, flat), rtol=1e-6
-    )  # means of two orders
+    )  # means of two magnitudes
     np.testing.assert_array_equal(np.sign(out), np.where(x >= 0, 1, -1))
 
 
@@ -101,7 +101,7 @@ def test_cast_rounds_at_the_largest_power_of_two_that_fits(x):
     tiny = x * np.float32(1e-7)
     shift = 7 - np.ceil(np.log2(np.abs(tiny).max((0, 2))[:, None])).astype(
         int
-    )  # all replicas', of each layer
+    )  # the maximum over all replicas, per layer
     wanted = np.ldexp(low_bits.rounded(np.ldexp(tiny, shift), 4, 3), -shift)
     np.testing.assert_array_equal(through(_compress.cast(4, 3), tiny), wanted.astype(np.float32))
     known = known_of(_compress.cast(4, 3), tiny)

@@ -12,7 +12,7 @@ from lbopt.aggregators import as_optax, randk
 REPLICAS = 8
 VALUES = np.random.default_rng(0).uniform(0.5, 1, 64).astype(np.float32)
 SAME = {name: np.tile(VALUES, (REPLICAS, 1)) for name in ("first", "second")}
-"""Gradients alike on all replicas and in both leaves."""
+"""Equal gradients on all replicas and in both leaves."""
 
 
 def two_steps(aggregator):

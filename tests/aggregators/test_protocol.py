@@ -285,7 +285,7 @@ def test_a_state_without_its_type_or_of_others_is_refused(name, gradients, param
     tx, rows = _protocol.as_optax(ALL[name], 8), gradients(1)[0]
     with refused("opt_state", code="type"):
         tx.update(rows, tx.init(params)._asdict(), params)
-    if name != "agvm":  # which keeps nothing of a replica or a parameter
+    if name != "agvm":  # agvm remembers nothing per replica or parameter
         for other in (
             tx.init(jax.tree.map(lambda p: p[..., :1], params)),
             _protocol.as_optax(ALL[name], 4).init(params),

@@ -99,7 +99,7 @@ def test_cpd_is_what_its_kernel_does(form, anything):
     wanted = np.array([low_bits.cpd_cast(value, *form) for value in x], np.float32)
     np.testing.assert_array_equal(
         lbopt.float_quantize(x, *form, overflow="cpd"), wanted
-    )  # the sign of 0 apart
+    )  # except for the sign of 0
 
 
 def test_cpd_rounds_a_cut_mantissa_below_the_normal_numbers():
@@ -157,7 +157,7 @@ def test_dtype_and_shape_are_kept_under_jit():
 def test_the_carrier_holds_every_number(form, overflow, anything):
     finite = anything[np.isfinite(anything)]
     out = np.asarray(lbopt.float_quantize(finite, *form, overflow=overflow))
-    if form[0] == 8:  # whose subnormal numbers XLA may flush where it converts
+    if form[0] == 8:  # XLA's conversion may flush its subnormal numbers
         out = out[(np.abs(out) >= np.finfo(np.float32).tiny) | (out == 0)]
     carrier = Format(*form).carrier(overflow)
     assert same(out.astype(carrier).astype(np.float32), out)

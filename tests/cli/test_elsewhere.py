@@ -34,7 +34,7 @@ ELSEWHERE = {
     ],
     "other groups": ["model.batch_norm_scope=local", "parallel.num_devices=1"],
 }
-"""What does not fit the training, and may be said to an evaluation."""
+"""Settings that do not fit the training but are valid for an evaluation."""
 
 
 @pytest.mark.everyday("parts of the batch")

@@ -31,7 +31,7 @@ CONSTANT = {
     "cli/_streams.py",
     "job/_guard.py",
 }
-"""Files that print by themselves; all others by `show`."""
+"""Files that print directly; all others print by `show`."""
 COMMANDS = list(commands())
 
 
@@ -147,7 +147,7 @@ def test_flags(words, flags, required, configs, lbopt, tmp_path, monkeypatch):
     )
     for flag in (
         {*flags, HOSTILE} - taken - {"job_secret_file"}
-    ):  # a process alone has no use for one
+    ):  # a single process does not use one
         others = [f"--{name}={given.get(name, 'nowhere')}" for name in required if name != flag]
         code, out, err = lbopt(*words, f"--{flag}={HOSTILE}", *others)
         assert code in (2, 3), flag

@@ -24,7 +24,7 @@ SHORT = [
     "--config.checkpoint.every_steps=2",
     "--config.log_every_steps=1",
 ]
-"""For rows of as many epochs as a CPU has time for."""
+"""Flags for recipes with as many epochs as a CPU has time for."""
 FAMILIES = {
     "resnet50_lamb": [*TWO, *IMAGES, "--config.parallel.shard_update=True"],
     "resnet50_lars": [*ONE, *IMAGES],
@@ -52,7 +52,7 @@ FAMILIES = {
 
 
 REPORTED = ("resnet50_lamb", "bert_large_lamb", "lstm_legw", "squad")
-"""Of each kind of model one; those of tests/report have all figures."""
+"""One recipe for each kind of model; those of tests/report have all figures."""
 
 
 class Killed(BaseException):

@@ -86,7 +86,7 @@ def test_a_config_that_fails_is_refused_in_one_line(tmp_path):
     flag = f"{tmp_path / 'bad.py'}:row"
     with refused("--config", flag, "damaged") as caught:
         call_get_config(flag)
-    assert "not_there_at_all" in caught.value.reason  # what Python says of the file
+    assert "not_there_at_all" in caught.value.reason  # Python's message
     flag = f"{tmp_path / 'none.py'}:row"
     with refused("--config", flag, "missing"):
         call_get_config(flag)
@@ -201,7 +201,7 @@ def test_flags_that_xla_does_not_take_are_named_before_it_ends_the_process(
     monkeypatch.setenv("XLA_FLAGS", flags)
     with troubled("XLA_FLAGS", flags, "value") as caught:
         _main._check_xla_flags()
-    assert said in caught.value.reason  # XLA's own words
+    assert said in caught.value.reason  # XLA's message
 
 
 def test_flags_that_xla_takes_are_left_alone(monkeypatch):

@@ -29,9 +29,7 @@ def main(modules):
     for name, factory in OURS.items():
         setattr(optax, name, factory)
         setattr(alias, name, factory)
-    if jax.__version__.startswith(
-        "0.1"
-    ):  # they compare versions as text, by which 0.10 comes before 0.7
+    if jax.__version__.startswith("0.1"):  # they compare versions as strings: 0.10 < 0.7
         jax.__version__ = f"0.9{jax.__version__}"
     suite = unittest.TestSuite()
     for module in modules:

@@ -71,7 +71,7 @@ def main(algoperf, workdir, *steps):
         return {
             **found,
             "eval_results": found["eval_results"] or {},
-        }  # it reads none that today's Orbax wrote
+        }  # it cannot read checkpoints of the current Orbax
 
     def keep(**state):
         last.update(state)
@@ -87,11 +87,11 @@ def main(algoperf, workdir, *steps):
         mock.patch.object(workload.BaseMnistWorkload, "_build_input_queue", queue),
         mock.patch.object(
             workload.BaseMnistWorkload, "eval_period_time_sec", 0
-        ),  # every step is waited for
+        ),  # wait for every step
         mock.patch.object(utils.flax_checkpoints, "restore_checkpoint", restore),
         mock.patch.object(
             utils.jax_utils, "replicate", jax_sharding_utils.replicate
-        ),  # it stacks copies, for `pmap`
+        ),  # it stacks copies for `pmap`
         mock.patch.object(utils, "save_checkpoint", keep),
         mock.patch.object(runner.logger_utils, "get_meta_data", return_value={}),
         mock.patch.object(runner.logger_utils, "set_up_loggers", return_value=log),
@@ -99,7 +99,7 @@ def main(algoperf, workdir, *steps):
         for end in map(int, steps):
             with (
                 pytest.raises(StopIteration) if end < int(steps[-1]) else contextlib.nullcontext()
-            ):  # preempted
+            ):  # the run is preempted
                 runner.score_submission_on_workload(
                     runner.workloads.import_workload(**WORKLOAD, workload_init_kwargs={}),
                     "mnist",

@@ -113,7 +113,9 @@ def main(example, workdir, fsdp, tensor, *steps):
         mock.patch.object(nnx, "MultiMetric", Sums),
     ):
         for number in steps:
-            transforms = "all" if begin else "no"  # both of its ways: NNX's transforms and JAX's
+            transforms = (
+                "all" if begin else "no"
+            )  # the example supports both NNX's and JAX's transforms
             config = config.replace(num_train_steps=int(number), use_nnx_transforms=transforms)
             train.train_and_evaluate(config, workdir)
             losses += [*Sums.losses()]

@@ -48,7 +48,7 @@ OWN = {
         for batch in (512, 4096, 45000)
     ),
 }
-"""Rows of ours that nobody published; besides the smoke rows."""
+"""lbopt's own recipes, which nobody published, besides the smoke recipes."""
 
 _TF2_EPS = (
     "lars_optimizer.py takes `epsilon or backend_config.epsilon()`, 1e-7, as the variant does"
@@ -76,7 +76,7 @@ METRICS = {
     "top-1 accuracy": "eval/accuracy",
     "test accuracy": "eval/accuracy",
     "masked-LM accuracy": "eval/accuracy",
-    "SQuAD v1.1 dev F1": None,  # of another run, which starts from this one
+    "SQuAD v1.1 dev F1": None,  # from another run, which starts from this one
 }
 BATCH_NORM_EPS = {
     "resnet": ResNet.batch_norm_epsilon,
@@ -378,7 +378,7 @@ def test_about_says_what_is_published_and_what_is_recalled(row):
     if published and published["mark"] in SOURCED:
         result = re.sub(
             r"\([^)]*\)|, loss.*", "", published["result"]
-        )  # the same again, and what is no accuracy
+        )  # drop repetitions in brackets, and losses
         for number in re.findall(r"\d*\.?\d+", result):
             assert number in about.published_result, (
                 f"{row['config']}: {number} of {published['result']!r} is missing"

@@ -23,7 +23,7 @@ PADDING = {
 }
 """`depthwise_padding` in the configs of the published weights (google/efficientnet-b0 to b7)."""
 PARAMETERS = {"b0": 5_288_548, "b1": 7_794_184, "b2": 9_109_994, "b5": 30_389_784}
-"""Of torchvision's and Keras' networks with 1000 classes."""
+"""Parameter counts of torchvision's and Keras' networks with 1000 classes."""
 
 
 @pytest.mark.parametrize("size", PADDING)

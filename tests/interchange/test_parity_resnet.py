@@ -25,7 +25,7 @@ PARAMETERS = {
     "101": 44_549_160,
     "152": 60_192_808,
 }
-"""Of torchvision's networks with 1000 classes."""
+"""Parameter counts of torchvision's networks with 1000 classes."""
 
 
 def side(name):

@@ -378,7 +378,7 @@ def test_variables_of_another_module(tmp_path):
     wider = module.clone(vocab_size=21)
     field = "variables['params/prediction_bias'].shape"
     assert "(21,)" in refusal(lambda: save(wider, variables), field, (20,), "mismatch")
-    beside = {"no folder/vocab.txt": ""}  # the last file that is written
+    beside = {"no folder/vocab.txt": ""}  # the last file to be written
     with troubled("--output", str(tmp_path / "out"), "resource"):
         save_huggingface(tmp_path / "out", module, variables, None, None, "--output", beside)
     assert not list(tmp_path.iterdir())

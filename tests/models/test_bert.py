@@ -250,7 +250,7 @@ def test_lamb_gives_each_scanned_layer_its_own_ratio(params, inputs):
     for network_moved in (moved, ours):
         for number in range(
             LAYERS
-        ):  # softmax does not see it: its gradient is rounding, which LAMB magnifies
+        ):  # softmax ignores it; LAMB magnifies its gradient, which is rounding
             del network_moved[f"layer{number}"]["key"]["bias"]
     assert_close(ours, moved, 1e-4)
     for kind in ("inner/kernel", "query/weight", "output/kernel"):
@@ -440,5 +440,5 @@ def test_initialisation():
                 assert np.abs(leaf).max() > 0.0399, path
                 assert abs(np.std(leaf) / (0.02 * 0.8796) - 1) < 0.03, (
                     path
-                )  # cut at two, a normal deviates by 0.8796
+                )  # a normal distribution truncated at two has deviation 0.8796
                 assert abs(np.mean(leaf)) < 0.03 * 0.02, path

@@ -156,7 +156,7 @@ def test_lstm_equals_its_equations():
     params, state = model.init(jax.random.key(0), x)
     params = jax.tree.map(
         lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(leaf.size), leaf.shape), params
-    )  # biases too
+    )  # biases are random too
     logits, _ = jax.jit(lambda params, x: model.apply(params, state, x, True))(params, x)
 
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
@@ -178,7 +178,7 @@ def test_lstm_equals_its_equations():
 def test_the_gradient_of_the_maximum_is_shared_evenly_and_never_undefined():
     x = np.maximum(np.random.default_rng(0).integers(-3, 3, (4, 6, 6, 3)), 0).astype(
         np.float32
-    )  # full of ties
+    )  # many ties
     weights = np.random.default_rng(1).normal(size=(4, 3, 3, 3)).astype(np.float32)
 
     def plain(x):
@@ -189,4 +189,4 @@ def test_the_gradient_of_the_maximum_is_shared_evenly_and_never_undefined():
 
     np.testing.assert_array_equal(jax.grad(ours)(x), jax.grad(plain)(x))
     (pooled,) = _cnn._max_pool_backward((x, jnp.full((4, 3, 3, 3), 0.5)), weights)
-    assert not np.any(pooled)  # no element has the maximum: nobody gets a gradient
+    assert not np.any(pooled)  # no element equals the maximum, so none gets a gradient

@@ -25,7 +25,7 @@ OPTIMIZERS = {
     "adamw": lambda: optax.adamw(1e-3),
     "momentum": lambda: optax.sgd(
         0.1, momentum=0.9
-    ),  # unlike the others it feels the scale of the gradient
+    ),  # unlike the others it depends on the gradient's scale
 }
 
 

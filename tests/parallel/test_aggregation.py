@@ -250,7 +250,7 @@ def test_a_skipped_spike_leaves_nothing_behind(backend, mlp, batches):
     for batch in batches[:3]:
         state, _ = jax.block_until_ready(step(state, batch))
     where = jax.tree.map(lambda x: x.sharding, state)
-    assert where == step.state_sharding(state)  # else the second step is compiled anew
+    assert where == step.state_sharding(state)  # otherwise the second step would recompile
     before = jax.tree.map(np.array, (state.params, state.aggregator_state))
     state, _ = jax.block_until_ready(step(state, {**batches[3], "label": -1 - batches[3]["label"]}))
     jax.tree.map(np.testing.assert_array_equal, (state.params, state.aggregator_state), before)

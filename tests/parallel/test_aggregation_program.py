@@ -10,7 +10,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning"),
 ]
 WEIGHTS = 64 * 256 + 256 + 256 * 16
-"""20,736: what the plain mean sums."""
+"""20,736: the elements that the plain mean sums."""
 KEPT = 164 + 3 + 41
 """A hundredth of each leaf, rounded up."""
 WIDE, NARROW = (64 + 1 + 3) * 256, 256 * 16
@@ -20,7 +20,7 @@ Wide: 64 rows, the biases, and three rows of zeros as padding for four devices. 
 weights, as one row.
 """
 LOSS = 2
-"""Its sum and its count travel with another sum of fp32, if there is one."""
+"""The loss's sum and count travel with another fp32 sum, if there is one."""
 
 
 def shared_out(there, back):

@@ -129,7 +129,7 @@ LAYOUTS = [
     (
         (jax.devices()[3::-1], "data"),
         PartitionSpec("data"),
-    ),  # JAX takes the devices' parts for each other's, or dies
+    ),  # JAX would swap the devices' shards, or crash
     ((jax.devices()[:2], "batch"), PartitionSpec(None, "batch")),
 ]
 
@@ -209,7 +209,7 @@ def test_a_state_comes_back_in_its_own_containers():
     arguments = {"w": jnp.ones(2)}, {"count": freeze({"a": jnp.zeros(2)})}, {}, jax.random.key(0)
     assert not isinstance(
         jax.eval_shape(gradients, *arguments).model_state["count"], FrozenDict
-    )  # a leaf came in: it is another one
+    )  # a leaf was added, so the structure differs
     arguments[1]["new"] = jnp.zeros((), jnp.int32)
     found = jax.eval_shape(gradients, *arguments).model_state
     assert isinstance(found["count"], FrozenDict)

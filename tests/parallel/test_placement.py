@@ -31,7 +31,7 @@ def test_donation_deletes_the_old_state(backend, problem, batches):
     new_state, _ = jax.block_until_ready(step(state, batches[0]))
     arrays = [
         leaf for leaf in jax.tree.leaves(state) if leaf.ndim
-    ]  # scalars that are only reported are no input of the program
+    ]  # scalars that are only reported are not inputs of the program
     assert (
         len(arrays) == 3 * len(jax.tree.leaves(state.params)) + 1
     )  # parameters, two moments, the key
@@ -53,7 +53,7 @@ def test_arrays_that_are_in_a_state_twice_are_copied_and_a_state_taken_twice_is_
     for again in (
         jnp.ones((2, 2)),
         after.params["out"],
-    ):  # XLA on CPUs ended the process with a segmentation fault
+    ):  # XLA on CPUs used to end in a segmentation fault
         after, _ = jax.block_until_ready(
             step(after.replace(params={"in": again, "out": again}), jnp.ones((4, 2)))
         )

@@ -136,7 +136,7 @@ class Core:
         (
             [(x, y, 0, 0) for y in range(3) for x in range(4)],
             [0, 0, 0],
-        ),  # the factors of 12 are no coordinates there
+        ),  # the factors of 12 do not match the coordinates
     ],
 )
 def test_lines_of_the_torus(places, lines):

@@ -23,7 +23,9 @@ from lbopt.data import example_indices, load_digits
 from lbopt.models import from_linen
 from lbopt.recipes import build_run
 
-pytestmark = pytest.mark.usefixtures("fusion_emitters")  # the committed numbers were found so
+pytestmark = pytest.mark.usefixtures(
+    "fusion_emitters"
+)  # the committed numbers were computed with them
 EARLIER = pathlib.Path(__file__).with_name("earlier_parameters.npz")
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 LABELS = {"head": "^Dense_1/", "body": ""}

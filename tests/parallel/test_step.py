@@ -24,7 +24,7 @@ OPTIMIZERS = {
     "lars": lambda: lbopt.lars(0.1, weight_decay=1e-4, trust_coefficient=0.2),
     "optax.sgd": lambda: optax.sgd(
         0.1, momentum=0.9
-    ),  # unlike the others it feels the scale of the gradient
+    ),  # unlike the others it depends on the gradient's scale
 }
 LAYOUTS = [(4, "jit"), (4, "pmap")]
 MICROSTEPS = 4

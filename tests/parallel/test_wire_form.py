@@ -17,7 +17,7 @@ SHAPES = {
     "bias": (128,),  # one row of that width
     "odd": (61, 130),  # rows that nothing divides: padded
     "table": (32, 256),
-    "few": (2, 512),  # more padding than numbers: goes with what is narrow
+    "few": (2, 512),  # more padding than numbers: sent with the narrow leaves
     "narrow": (5, 7, 9),
     "scalar": (),
 }

@@ -16,7 +16,7 @@ WIDTH = 4096
 WEIGHTS = 64 * WIDTH + WIDTH + WIDTH * 16
 KEPT = 2622 + 41 + 656
 LOSS = 2
-"""Its sum and its count travel with another sum of fp32, if there is one."""
+"""The loss's sum and count travel with another fp32 sum, if there is one."""
 
 
 @pytest.fixture(scope="module")

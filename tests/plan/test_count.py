@@ -27,7 +27,7 @@ def bert_operations(length, masked, vocabulary=30522, width=1024, layers=24):
         (
             "configs/efficientnet.py:b5-lars-65536",
             2 * 10.27e9,
-        ),  # arXiv 1905.11946 says 9.9 G, without what it leaves out
+        ),  # arXiv 1905.11946 has 9.9 G, for fewer operations
         ("configs/squad.py:large-lamb", bert_operations(384, 0) - 2 * 1024**2 + 2 * 384 * 1024 * 2),
     ],
 )

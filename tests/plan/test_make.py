@@ -182,7 +182,7 @@ def test_batch_norm_talks_within_its_groups(place, scope, dtype, groups):
     ]
     running = [
         one for one in found if replicas.STATE in one.path.split("/")
-    ]  # averaged over all, once replicas are mapped
+    ]  # averaged over all replicas if they are mapped
     forward = [one for one in found if "transpose(" not in one.path and one not in running]
     assert forward
     for one in forward:

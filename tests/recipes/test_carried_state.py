@@ -65,7 +65,7 @@ def test_a_step_goes_on_where_the_one_before_ended(run, source):
     state = run.init()
     state = state.replace(
         params=jax.tree.map(lambda x: 8 * x, state.params)
-    )  # at the start the state says next to nothing
+    )  # the state carries little information at first
     params = jax.device_get(state.params)
     batches = [run.batches[step] for step in range(3)]
     found = []

@@ -105,7 +105,9 @@ def test_neighbours_are_mixed_in_image_and_label(batch, params):
 def test_weights_are_drawn_from_beta_pair_by_pair():
     weights = np.asarray(_classification.mixup_weights(jax.random.key(0), 20000, 0.4))[::2]
     assert abs(weights.mean() - 0.5) < 4 * np.sqrt(weights.var() / 10000)
-    assert weights.var() == pytest.approx(0.25 / (2 * 0.4 + 1), rel=0.03)  # of Beta(a, a)
+    assert weights.var() == pytest.approx(
+        0.25 / (2 * 0.4 + 1), rel=0.03
+    )  # the variance of Beta(a, a)
 
 
 def test_weights_do_not_depend_on_how_the_batch_is_spread():

@@ -51,9 +51,7 @@ def test_a_run_evaluates_on_validation_and_tests_on_test():
     run, problem = build_run(config), make_problem(config.data, config.model)
     state = run.init()
     expected = [mean_over(problem, state, split) for split in problem.splits]
-    assert (
-        len({round(scores["loss"], 4) for scores in expected}) == 3
-    )  # the three splits can be told apart
+    assert len({round(scores["loss"], 4) for scores in expected}) == 3  # the three splits differ
     for scores, wanted in (
         (run.evaluate(state), expected[1]),
         (run.evaluate_test(state), expected[2]),

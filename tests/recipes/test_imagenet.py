@@ -44,7 +44,7 @@ SMALL = (
     "--config.checkpoint.keep=9",
     "--config.data.reader_threads=2",
 )
-"""What makes it small; loss, optimizer, rule of the rate and preparation are the row's."""
+"""Flags for a small run; loss, optimizer, scaling rule and preparation are the recipe's."""
 BAD_TRAIN, BAD_VALIDATION = {3, 17}, {0, 20}
 
 

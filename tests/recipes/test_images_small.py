@@ -18,7 +18,7 @@ from lbopt.recipes import build_run
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "cifar10.py"
 NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 24, 6, 10
 PARTS = ("--config.data.train_split=train[:24]", "--config.data.validation_split=train[24:]")
-"""The row's 45000 and 5000, of thirty."""
+"""Splits of thirty images in place of the recipe's 45,000 and 5,000."""
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,7 @@ def test_a_plan_lowers_what_train_does(row, data_dir):
     texts = []
     for devices, load in ((None, load_source), (pod.devices, known_source)):
         run = build_run(config, devices, load)
-        jax.clear_caches()  # names of functions are numbered by what was traced before
+        jax.clear_caches()  # the numbers in names of functions depend on earlier traces
         texts.append(run.lower().as_text())
     assert run.mesh.size == 4
     assert texts[0] == texts[1]

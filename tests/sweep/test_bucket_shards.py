@@ -55,7 +55,7 @@ def test_two_shards_in_a_bucket_are_one_study(lbopt, cloud, config_file, tmp_pat
         for number in (1, 2)
     ]
     assert all(shares)
-    assert sum(map(len, shares)) == len(expected.splitlines())  # nothing twice
+    assert sum(map(len, shares)) == len(expected.splitlines())  # no trial runs twice
     summaries = [
         read(address, "studies/tiny/summary.json"),
         (tmp_path / "whole" / "summary.json").read_text(),

@@ -225,7 +225,7 @@ def test_each_part_has_random_numbers_of_its_own_and_both_passes_the_same():
 
 
 MODELS = {"cnn": (CNN(10, (4, 8), 8), (8, 8)), "lstm": (LSTMClassifier(10, 8), (3, 8))}
-"""With the size of their images: the LSTM's program grows with the rows."""
+"""Models with the size of their images; the LSTM's program grows with the rows of an image."""
 
 
 @functools.cache

@@ -154,7 +154,7 @@ def test_trials_in_one_program_equal_runs_of_their_own(model, arm, size, steps, 
             assert distance == pytest.approx(movement, rel=1e-5)
         assert (
             np.linalg.norm(flat(found[1][0]) - flat(found[0][0])) > 1000 * TOLERANCE * movement
-        )  # the check can tell
+        )  # the check is sensitive
 
 
 def test_a_trial_that_diverges_disturbs_nobody_beside_it():

@@ -276,14 +276,14 @@ def test_two_shards_are_one_study(tmp_path, lbopt_sweep, rows, finished):
     said = [process.communicate(timeout=300) for process in shards]
     assert [process.returncode for process in shards] == [0, 0], said
     assert without_time(read(workdir)) == without_time(rows)
-    assert len(read(workdir)) == TRIALS  # nothing twice
+    assert len(read(workdir)) == TRIALS  # no trial runs twice
     assert set(read_examples(workdir)) == set(read_examples(finished[0]))
     summaries = [
         json.loads((folder / "summary.json").read_text()) for folder in (workdir, finished[0])
     ]
     assert summaries[0]["complete"]
     assert summaries[0]["arms"] == summaries[1]["arms"]
-    again = lbopt_sweep(workdir, "--shard=2/3")  # another division finds all of it done
+    again = lbopt_sweep(workdir, "--shard=2/3")  # another number of shards finds all trials done
     output, errors = again.communicate(timeout=120)
     assert again.returncode == 0
     assert "20 trials finished before" in errors

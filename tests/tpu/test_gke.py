@@ -56,7 +56,7 @@ def _strictly(model, data, path="jobset"):
         for number, element in enumerate(value if isinstance(value, list) else [value]):
             if (
                 inner and isinstance(element, dict) and "Dict[" not in kind
-            ):  # the keys of a map are free
+            ):  # a map may have any keys
                 _strictly(inner[0], element, f"{path}.{key}[{number}]")
     assert model.from_dict(data) is not None
 
@@ -94,7 +94,7 @@ def test_pods(cloud):
         4,
     )
     pod = _pod(manifest)
-    assert pod["restartPolicy"] == "Never"  # a pod failure policy needs it
+    assert pod["restartPolicy"] == "Never"  # a pod failure policy requires it
     assert pod["terminationGracePeriodSeconds"] == 300
     (container,) = pod["containers"]
     assert container["resources"] == {

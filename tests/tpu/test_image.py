@@ -43,7 +43,7 @@ def test_install_steps(tmp_path):
         elif word == "RUN":
             steps = [
                 step for step in rest.split(" && ") if not step.startswith("useradd ")
-            ]  # users are the engine's business
+            ]  # the container engine creates users
             subprocess.run(
                 ["bash", "-o", "pipefail", "-ec", " && ".join(steps)],
                 cwd=image,

@@ -32,7 +32,7 @@ def test_capacity_refused_twice_then_granted(cloud):
     assert "lamb is ACTIVE" in done.stdout
     assert len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 3
     assert len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "delete")) == 2
-    again = cloud.tpu("create")  # they are there: nothing more is asked for
+    again = cloud.tpu("create")  # they exist already, so nothing is requested
     assert again.returncode == 0
     assert len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 3
 
@@ -81,7 +81,7 @@ def test_preempted_with_notice_and_replaced(cloud, uninterrupted):
     assert "1 preemptions, 0 failures" in done.stdout
     assert cloud.metrics() == uninterrupted
     log = (cloud.worker(0) / "lbopt/run/log").read_text()
-    assert log.count("starts at step") == 2  # the new machine's log goes on from the old one's
+    assert log.count("starts at step") == 2  # the new machine appends to the old one's log
     start = int(log.split("starts at step ")[2].split()[0])
     assert 10 <= start < 40
 
@@ -422,7 +422,7 @@ def test_a_rebooted_machine_goes_on_by_itself(cloud, uninterrupted):
     assert cloud.metrics() == uninterrupted
     assert (
         len((cloud.root / "pip.txt").read_text().splitlines()) == 2
-    )  # one a machine: the second boot installed nothing
+    )  # one per machine: the second boot installed nothing
 
 
 def test_preemptions_are_bounded(cloud):
@@ -563,7 +563,7 @@ def test_a_failing_program_ends_with_its_log(cloud):
     assert "failed with exit code 1" in done.stderr
     assert "0 preemptions, 0 failures" in done.stdout
     log = (cloud.worker(0) / "lbopt/run/log").read_text()
-    assert log.count("fails at step 7") == 3  # once and two restarts
+    assert log.count("fails at step 7") == 3  # the first start and two restarts
     assert not (cloud.root / "buckets/bucket/lbopt/lamb/wanted").exists()
     again = cloud.tpu("babysit")
     assert again.returncode == 1

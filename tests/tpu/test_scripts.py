@@ -190,7 +190,7 @@ def test_the_example_is_good_and_names_every_setting(cloud):
     example = (cloud.checkout / "tpu/env.example").read_text()
     cloud.settings.write_text(
         re.sub(r"^#([A-Z])", r"\1", example, flags=re.M)
-    )  # with the defaults written out
+    )  # with explicit defaults
     with_defaults = cloud.tpu("create", "--dry-run")
     assert (with_defaults.returncode, with_defaults.stderr) == (0, "")
     cloud.settings.write_text(example)

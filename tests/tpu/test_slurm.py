@@ -65,7 +65,7 @@ def test_the_processes_of_a_job_know_each_other(batch, tmp_path):
     assert done.returncode == 0, done
     assert "process 0 of 2" in done.stdout
     assert asked == ""
-    assert not (tmp_path / "nowhere" / "lbopt").exists()  # they had one of the job's own
+    assert not (tmp_path / "nowhere" / "lbopt").exists()  # the job had its own secret
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_an_archive_stays_in_its_folder(cloud, name):
     assert done.stderr.count("has a path that leaves its folder") == 2
     assert not list(cloud.root.rglob("escaped"))
     assert not os.path.exists("/tmp/escaped-from-lbopt")
-    assert (cloud.worker(0) / "lbopt/source/stand_in.py").exists()  # what was there is kept
+    assert (cloud.worker(0) / "lbopt/source/stand_in.py").exists()  # the old file is kept
 
 
 def test_a_run_outlives_the_ssh_that_started_it_and_a_second_start_does_nothing(cloud):
@@ -82,7 +82,7 @@ def test_a_run_outlives_the_ssh_that_started_it_and_a_second_start_does_nothing(
     cloud.ready()
     cloud.tpu("run")
     pid = int((cloud.worker(0) / "lbopt/run/pid").read_text())
-    assert os.getsid(pid) == pid  # a session of its own
+    assert os.getsid(pid) == pid  # a separate session
     cloud.set(COMMAND="python stand_in.py $WORKDIR 3")
     done = cloud.tpu("run")
     assert done.returncode == 2
@@ -91,7 +91,7 @@ def test_a_run_outlives_the_ssh_that_started_it_and_a_second_start_does_nothing(
     )
     assert (
         " 400 " in (cloud.root / "buckets/bucket/lbopt/lamb/wanted").read_text()
-    )  # what a machine that boots would start
+    )  # a booting machine would start this command
 
 
 def test_a_killed_keeper_leaves_no_program_behind(cloud):
@@ -103,9 +103,7 @@ def test_a_killed_keeper_leaves_no_program_behind(cloud):
     os.kill(int((run / "pid").read_text()), signal.SIGKILL)
     cloud.until(lambda: "saved step" in (run / "log").read_text())  # it got SIGTERM
     cloud.until(lambda: "worker 0-0: lost (was running" in cloud.tpu("status").stdout)
-    cloud.until(
-        lambda: not cloud.processes_of(0)
-    )  # nor a helper, which would go on saying that it runs
+    cloud.until(lambda: not cloud.processes_of(0))  # nor a helper, which would keep reporting a run
     assert cloud.tpu("run").returncode == 0
     cloud.until(lambda: (run / "log").read_text().count("starts at step") == 2)
 

@@ -61,7 +61,7 @@ def outcome(workdir):
         ]
         summary = json.loads((workdir / "summary.json").read_text()) | {
             "command": None
-        }  # names the workdir
+        }  # the command names the workdir
         return sorted(json.dumps(row, sort_keys=True) for row in timeless), summary, names
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     metrics = [

@@ -57,7 +57,7 @@ def test_a_run_whose_loss_is_nan_says_so_and_keeps_what_is_finite(spoilt, tmp_pa
     out, err = capsys.readouterr()
     assert not [
         record for record in caplog.records if "NaN" in record.getMessage()
-    ]  # a line for each, of a library
+    ]  # a library prints one line for each
     assert json.loads(out.splitlines()[0], parse_constant=pytest.fail)["train/loss"] is None
     said = [
         line for line in err.splitlines() if "finite" in line or "nan" in line.partition("  ")[0]

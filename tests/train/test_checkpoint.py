@@ -24,7 +24,7 @@ from lbopt.parallel import make_mesh, put_replicated, replicated_sharding, with_
 from lbopt.train import Checkpoints, _orbax, _replica_rows, _seal
 from lbopt.train._checkpoint import choose_step
 
-pytestmark = pytest.mark.usefixtures("optimized")  # a committed checkpoint was made so
+pytestmark = pytest.mark.usefixtures("optimized")  # a committed checkpoint was written with it
 
 TX = optax.adam(0.1)
 
@@ -233,7 +233,7 @@ def test_a_checkpoint_from_before_there_were_aggregators_is_read(tmp_path, monke
     now = make_state(3)
     monkeypatch.setattr(
         _replica_rows, "count", lambda state: _seal.BEFORE_AGGREGATORS
-    )  # what its seal is read as
+    )  # the value read from its seal
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(
             Earlier(now.step, now.params, now.model_state, now.opt_state, now.rng),

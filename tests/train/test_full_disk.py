@@ -56,7 +56,7 @@ def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
         env={
             **os.environ,
             "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
-        },  # nothing can be kept
+        },  # no checkpoint can be kept
         preexec_fn=lambda: resource.setrlimit(
             resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY)
         ),

@@ -34,7 +34,7 @@ def test_many_kills(command, start_process, reference, bits, saved_state, logged
     assert resumed_at == sorted(resumed_at)
     assert len(set(resumed_at)) > KILLS // 3, (
         resumed_at
-    )  # at least those that waited for a checkpoint before they were killed
+    )  # at least the kills that waited for a checkpoint
     assert bits(saved_state(workdir, *LONGER)) == bits(saved_state(reference(*LONGER), *LONGER))
     assert logged(workdir) == logged(reference(*LONGER))
     assert not (workdir / "damaged").exists()

@@ -193,7 +193,7 @@ def test_a_sharded_run_goes_on_without_sharding(
     ]
     np.testing.assert_allclose(
         *evaluated, rtol=1e-5
-    )  # of the average: sharded until the kill, and never
+    )  # the average: sharded until the kill, and never sharded
     resumed, whole, killed = (
         np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
         for state in (

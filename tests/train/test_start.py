@@ -268,7 +268,7 @@ OTHER_NETWORKS = {
     "a stack of many": ({"layers": {"a": np.zeros((2**40, 0), np.float32)}}, 2**40),
     "a stack without axes": ({"layers": np.float32(3)}, None),
 }
-"""What a file holds, and the number of layers that is told, if it is the fault."""
+"""Content of a file, and the number of layers in the message if that is the fault."""
 
 
 @pytest.mark.parametrize("case", OTHER_NETWORKS)

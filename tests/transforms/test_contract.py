@@ -421,7 +421,7 @@ def test_injected_hyperparams_of_the_passive_ones_are_read():
         state.hyperparams["spike_factor"] = jnp.asarray(factor)
         _, after = jit(injected.update)(
             tree_of(101), state, params
-        )  # a factor below 1 that is known would be refused
+        )  # a constant factor below 1 would be refused
         assert after.inner_state.skipped_spikes == skipped
 
 
@@ -475,7 +475,7 @@ def test_multi_transform_equals_the_transform_on_its_group(name):
 @pytest.mark.everyday("lamb", "lars", "monitor", "learning_rate", "clip")
 @pytest.mark.parametrize(
     "name", [name for name in TABLE if name != "skip"]
-)  # which skips it before optax can
+)  # "skip" acts before optax can
 def test_apply_if_finite_skips_a_bad_update_and_no_other(name):
     tx, params = make(name), tree_of(0)
     guarded = optax.apply_if_finite(tx, max_consecutive_errors=3)
@@ -514,7 +514,7 @@ def without_types(state):
 def test_a_state_without_its_types_or_of_other_parameters_is_refused_in_one_line(name):
     tx, params, gradient = make(name), tree_of(0), tree_of(100)
     state = tx.init(params)
-    if name not in ("clip", "normalize", "add_weight_decay", "monitor"):  # which read nothing of it
+    if name not in ("clip", "normalize", "add_weight_decay", "monitor"):  # these read no state
         with refused("opt_state", code="type"):
             tx.update(gradient, without_types(state), params)
     if any(leaf.shape == params["first"]["kernel"].shape for leaf in jax.tree.leaves(state)):
@@ -544,7 +544,7 @@ OF_MODULI = {
     "scale_by_lans",
     "skip",
 }
-"""They divide by the root of a mean of |g|^2."""
+"""Transforms that divide by the root of a mean of |g|^2."""
 REAL_ONLY = {
     "lamb_narrow_moments": ("mu_dtype", "bfloat16"),
     "lars_nus": ("update_bounds", (-10.0, 10.0)),
@@ -717,7 +717,7 @@ OF_A_STEP = {
         {"agvm_scale": {"all": SCALAR}, "agvm_phi": {"all": SCALAR}},
     ),
 }
-"""Transforms whose update needs what the step measures."""
+"""Transforms whose update needs a step's measurements."""
 
 
 @pytest.mark.parametrize("name", [*TABLE, *OF_A_STEP])

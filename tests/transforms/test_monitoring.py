@@ -209,7 +209,7 @@ def test_an_average_of_other_parameters_is_refused():
 
 
 def test_metrics_come_out_of_what_orbax_restored_without_a_target(tmp_path):
-    lans = lbopt.lans(0.5, weight_decay=0.1)  # its fields are in another order than their names
+    lans = lbopt.lans(0.5, weight_decay=0.1)  # the fields' order differs from that of their names
     guarded = lbopt.skip_bad_updates(lbopt.lamb(optax.constant_schedule(0.5)))
     tx = optax.chain(guarded, lans, lbopt.monitor_layers())
     _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
@@ -266,6 +266,6 @@ def test_the_share_of_narrow_weights_that_do_not_move_is_shown():
     } == {
         "stalled/narrow[0]": round(
             2 / 3, 6
-        ),  # 1 + 0.001 is 1 in bf16, 1 + 0.1 is not; what has no update does not count
+        ),  # 1 + 0.001 is 1 in bf16, 1 + 0.1 is not; leaves without update do not count
         "stalled/narrow[1]": 0.0,
     }

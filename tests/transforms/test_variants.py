@@ -470,7 +470,7 @@ def test_two_hundred_steps_in_float64_equal_the_source(family, case, weight_deca
 IN_FP32 = [(*case, "float32") for case in CASES]
 IN_FP32 += [(*case, "bfloat16") for case in CASES if is_row(case[1])]
 DECAY = 0.1
-"""Without one, the rows are compared in float64 only."""
+"""The weight decay of these tests; without decay, cases are compared in float64 only."""
 
 
 @pytest.mark.everyday(

@@ -140,7 +140,7 @@ def test_evaluation_leaves_damaged_records_out_and_counts(damaged):
     assert not mask[40:].any()
     assert len(images.damaged) == 4
     list(eval_batches(images, 7))
-    assert len(images.damaged) == 4  # each once
+    assert len(images.damaged) == 4  # each counts once
 
 
 @pytest.mark.parametrize("limit", [0, 3])

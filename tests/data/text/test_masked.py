@@ -108,7 +108,9 @@ def test_cuts_are_at_the_beginnings_of_sentences(many):
         first, second = segments(row)
         begins = (second[0] - 100) % 10_000 % 7 == 0
         inside = np.concatenate([first, second])[1:] - 100
-        assert begins or not (inside % 10_000 % 7 == 0).any()  # one sentence: anywhere
+        assert (
+            begins or not (inside % 10_000 % 7 == 0).any()
+        )  # a single sentence may begin anywhere
 
 
 def test_one_half_is_random(many):

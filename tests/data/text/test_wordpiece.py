@@ -224,7 +224,7 @@ def test_tokens_are_those_of_transformers_for_all_settings(bert_file, tmp_path):
             again = load_wordpiece(saved / "tokenizer.json")
             assert (again.normalization, again.pieces) == (settings, ours.pieces)
         found.add(tuple(itertools.chain(*expected)))
-    assert len(found) == 8  # accents are dropped with case unless something else is said
+    assert len(found) == 8  # by default accents are dropped with case
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -356,7 +356,7 @@ def test_edges_of_the_warmup_and_the_weight_decay_are_named_too():
     assert "learning rate lies at the edge" not in text
     text = found(
         {"a": Truth(FLAT)}, weight_decay_factors=[1.0, 3.0]
-    )  # all are as good: the first is chosen
+    )  # all are equal, so the first is chosen
     assert (
         "The best weight decay lies at the edge of the search for a at 16, 64, 256: a wider one"
         in text

@@ -539,7 +539,7 @@ def test_complete_is_every_final_seed_of_every_cell():
     assert not summarize(config, rows[:last] + rows[last + 1 :])["complete"]
     assert summarize(config, rows[:first] + rows[first + 1 :])[
         "complete"
-    ]  # how long a search is, no config can tell
+    ]  # no config determines the length of a search
 
 
 def test_an_unfinished_study_has_the_points_that_it_has():

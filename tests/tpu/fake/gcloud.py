@@ -200,7 +200,7 @@ def ssh(argv):
     for thread in threads:
         thread.join()
     with cloud.state() as value:
-        looks = value["script"].pop("lost_after_ssh", 0)  # after how many calls
+        looks = value["script"].pop("lost_after_ssh", 0)  # number of calls before the loss
         if looks == 1:
             cloud.lose_request(value, name)
         elif looks:
