@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from lbopt.cli import call_get_config
+from lbopt.config import ScheduleConfig
 from lbopt.plan import make_plan, open_topology
 
 pytestmark = pytest.mark.tpu_compiler
@@ -42,7 +43,8 @@ def test_operations_of_resnet_18_without_folding():
     assert round(MULTIPLY_ADDS / 1e9, 1) == 1.7  # the paper's 1.8e9 with the padding
     config = call_get_config(f"{CONFIGS}/resnet50_lars.py:official-32768")
     config.model.size, config.model.zero_init_residual = "18", False
-    config.global_batch_size, config.schedule.warmup_rule = 16, "none"
+    config.global_batch_size = 16
+    config.schedule = ScheduleConfig(warmup_rule="none")
     config.model.fold_columns, config.model.batch_norm_scope = False, "global"
     plan = make_plan(config, "resnet", open_topology("v3:1x1"), with_evaluation=False)
     step = plan.phases[0].step
