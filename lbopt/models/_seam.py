@@ -71,10 +71,8 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     replicas.
     """
     if isinstance(build, nnx.Module):
-        raise UserError(
-            f"build = {type(build).__name__}(...): give what makes the module, lambda rngs: ..., "
-            "not one"
-        )
+        fix = f"{type(build).__name__}(...) is a module; give what makes it, lambda rngs: ..."
+        raise UserError("build", reason=fix, code="type")
 
     module = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
     graph, _, streams, _ = nnx.split(module, nnx.Param, nnx.RngState, ...)

@@ -38,9 +38,8 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
     """
     lines = read_json_lines(workdir / "metrics.jsonl")
     if not lines:
-        raise UserError(
-            f"--workdir = {str(workdir)!r}: it has no metrics yet; run lbopt train first"
-        )
+        fix = "it has no metrics yet; run lbopt train first"
+        raise UserError("--workdir", str(workdir), fix, code="missing")
     config = saved["config"]
     names = sorted({name for line in lines for name in line})
     sections = [

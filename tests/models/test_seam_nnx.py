@@ -6,11 +6,11 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from refusal import refused
 
 import lbopt
 from lbopt import losses, metrics
 from lbopt.data import load_digits
-from lbopt.errors import UserError
 from lbopt.models import from_nnx
 
 
@@ -91,8 +91,9 @@ class Dropped(nnx.Module):
 
 
 def test_a_module_in_the_place_of_what_makes_it_is_refused():
-    with pytest.raises(UserError, match=r"build = Dropped\(\.\.\.\): give what makes the module"):
+    with refused("build", code="type") as caught:
         from_nnx(Dropped(nnx.Rngs(0)))
+    assert "Dropped" in caught.value.reason
 
 
 @pytest.mark.parametrize(

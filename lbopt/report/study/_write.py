@@ -75,9 +75,8 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
     """
     rows = read_results(workdir, saved["config"]["name"])
     if not rows:
-        raise UserError(
-            f"--workdir = {str(workdir)!r}: no trial is finished yet; run lbopt sweep first"
-        )
+        fix = "no trial is finished yet; run lbopt sweep first"
+        raise UserError("--workdir", str(workdir), fix, code="missing")
     _check_saved(saved["config"])
     study = read_study(saved["config"], rows, read_examples(workdir))
     claims = claims_of(study)

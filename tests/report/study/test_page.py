@@ -7,10 +7,10 @@ import re
 
 import pytest
 import synthetic
+from refusal import refused
 from synthetic import Truth, legw, summarize
 
 from lbopt.config import config_to_json
-from lbopt.errors import UserError
 from lbopt.report import _page
 from lbopt.report.study import read_study, write_study_report
 from lbopt.report.study._figure_scores import FIGURE
@@ -328,7 +328,7 @@ def test_many_arms_and_batches_are_thinned_and_it_is_said(tmp_path):
 
 
 def test_no_finished_trial_is_a_users_error(tmp_path):
-    with pytest.raises(UserError, match="no trial is finished yet"):
+    with refused("--workdir", str(tmp_path), "missing"):
         write_study_report(tmp_path, {"config": {"name": "planted"}})
 
 
