@@ -7,7 +7,7 @@ models/official/efficientnet. Of the paper only the row b5-lars-65536 (batch, 83
 cores) is in the abstract; batches, learning rates, warmups, cores and accuracies of its table are
 [recalled 85%]: believed with that confidence, not read in a public source.
 tests/configs/published.json names the file of each number.
-Data: `lbopt prepare imagenet2012` says what has to be fetched by hand.
+Data: `lbopt prepare imagenet2012` prints how to get the files by hand.
 
     row                             top-1, %              TPU v3 cores          minutes
     b2-rmsprop-4096                 80.1 [recalled 85%]   128 [recalled 85%]    -

@@ -10,7 +10,7 @@ source: [recalled NN%] is our confidence. The sizes, epochs and batch of ptb-sma
 ptb-large-20 are those of tensorflow/models@086660faed00c84086b05bee6cfa1a2c9f801712:
 tutorials/rnn/ptb/ptb_word_lm.py, which reports test perplexities of 115.91 and 78.29 for them.
 GNMT, the paper's fourth application, is not offered.
-Data: `lbopt prepare mnist`; `lbopt prepare ptb` says what has to be fetched by hand. Hardware and
+Data: `lbopt prepare mnist`; `lbopt prepare ptb` prints how to get the files by hand. Hardware and
 time are published for no row.
 
     row              result                            setting

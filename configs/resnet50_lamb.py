@@ -6,7 +6,7 @@ number. `[recalled NN%]`: believed with that confidence, not read in a public so
 
     lbopt train --config=configs/resnet50_lamb.py:32768 --workdir=runs/resnet50_lamb
 
-Data: `lbopt prepare imagenet2012` says what has to be fetched by hand. Hardware and time are
+Data: `lbopt prepare imagenet2012` prints how to get the files by hand. Hardware and time are
 published for no row but the last one's 256 TPU cores.
 
     row          top-1 / top-5, %    source

@@ -7,7 +7,7 @@ confidence, not read in a public source.
 
     lbopt train --config=configs/resnet50_lars.py:32768 --workdir=runs/resnet50_lars
 
-Data: `lbopt prepare imagenet2012` says what has to be fetched by hand. Hardware and time are
+Data: `lbopt prepare imagenet2012` prints how to get the files by hand. Hardware and time are
 published for one row.
 
     row               top-1, %    source

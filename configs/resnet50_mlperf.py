@@ -5,7 +5,7 @@
 Source: mlcommons/training_results_v0.6 at e045ad7, _v0.7 at c664061 and _v1.0 at 8200377, folder
 Google: code, run scripts and logs; tests/configs/published.json names the file of each number. Time
 is from run_start to run_stop. `[recalled NN%]`: not read in a public source.
-Data: `lbopt prepare imagenet2012` says what has to be fetched by hand. `--config.mllog=True` prints
+Data: `lbopt prepare imagenet2012` prints how to get the files by hand. `--config.mllog=True` prints
 MLPerf's log lines.
 
     row            round and system     75.9 % at epoch           time, s

@@ -55,10 +55,11 @@ class Aggregated(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What else an aggregator may look at.
+    """Optional inputs of an aggregator.
 
     Attributes:
-      second_moment: Adam's running mean of squared gradients, like the parameters; None if nobody gave it.
+      second_moment: Adam's running mean of squared gradients, like the parameters; None if not
+        given.
     """
 
     second_moment: Any = None
@@ -66,20 +67,26 @@ class Extra(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Aggregator:
-    """Turns the gradients of replicas into one update; `make_train_step` takes it, and `as_optax` makes Optax take it.
+    """A rule that turns the gradients of replicas into one update.
+
+    `make_train_step` accepts it directly; `as_optax` adapts it for Optax.
 
     Attributes:
-      name: for messages.
-      init: (params, number of replicas) -> the first state; the arrays of `local` have a leading axis of that length.
-      update: (rows, state, group, extra) -> `Aggregated`. A leaf of the rows is [r, *shape], the gradients of the replicas that are on this
-        device; so are those of `state.local`. What it returns but for `local` is the same on all devices.
-      wire_bytes: (params, number of replicas) -> `WireBytes`, of one step of one replica.
-      needs_second_moment: whether `extra.second_moment` has to be there.
-      check_chain: (state of the optimizer behind it or its shapes, params) -> None; raises ValueError if the two do not go together.
-      takes_parts: whether it may be given parts of leaves in the place of leaves: each device of a slice then sends the part
-        that it has summed up. The state's `local` and `mirrored` are then trees like the parameters, or several of them.
-      compresses: whether it is there to send less.
-      takes_complex: whether parameters may be complex.
+      name: Name for messages.
+      init: (params, number of replicas) -> the first state. The arrays of `local` have a leading
+        axis of that length.
+      update: (rows, state, group, extra) -> `Aggregated`. A leaf of the rows is [r, *shape], the
+        gradients of the replicas on this device; leaves of `state.local` are alike. All results
+        except `local` are equal on all devices.
+      wire_bytes: (params, number of replicas) -> `WireBytes` of one step of one replica.
+      needs_second_moment: Whether `extra.second_moment` is required.
+      check_chain: (state of the optimizer behind it or its shapes, params) -> None. Raises
+        ValueError if the two are incompatible.
+      takes_parts: Whether it accepts shards of leaves instead of whole leaves: each device of a
+        slice then sends the shard that it has summed. The state's `local` and `mirrored` are then
+        trees like the parameters, or several such trees.
+      compresses: Whether its purpose is to send fewer bytes.
+      takes_complex: Whether parameters may be complex.
     """
 
     name: str
@@ -99,7 +106,8 @@ class Aggregator:
         """Return what `init` returns.
 
         Raises:
-          ValueError: naming the parameter, if it is no floating-point array, or complex and the aggregator takes real ones only.
+          ValueError: If a parameter is not a floating-point array, or is complex and the aggregator
+            accepts real ones only; the error names it.
         """
         tree.check_inexact(params, "params")
         for name, leaf in zip(tree.leaf_names(params), jax.tree.leaves(params), strict=True):
@@ -113,7 +121,10 @@ class Aggregator:
 
 
 def plain_mean() -> Aggregator:
-    """Return the plain mean, summed in fp32 or wider: what `make_train_step(..., reduction=AllReduce(jnp.float32))` does."""
+    """Return the plain mean, summed in fp32 or wider.
+
+    It computes the same as `make_train_step(..., reduction=AllReduce(jnp.float32))`.
+    """
 
     def update(
         rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
@@ -137,13 +148,15 @@ def plain_mean() -> Aggregator:
 
 
 def keep_finite(aggregator: Aggregator) -> Aggregator:
-    """Return an aggregator that forgets a step in which some replica's gradient is not finite, and makes its update NaN.
+    """Return an aggregator that discards any step in which a replica's gradient is not finite.
 
-    With an optimizer that skips such updates (`lbopt.skip_bad_updates`) one broken gradient would otherwise stay in the memory of error
-    feedback for ever, or be left out of a message and not be noticed. It reads gradients, old and new state once more, and reduces one number.
+    The update of such a step is NaN, for an optimizer that skips bad updates
+    (`lbopt.skip_bad_updates`). Otherwise one broken gradient would stay in the memory of error
+    feedback for ever, or be left out of a message unnoticed. The check reads the gradients and the
+    old and new state once more and reduces one number.
 
     Args:
-      aggregator: any.
+      aggregator: Any aggregator.
 
     Returns:
       An `Aggregator` with the same state, updates and bytes.
@@ -170,16 +183,17 @@ def keep_finite(aggregator: Aggregator) -> Aggregator:
 def remembered_state(
     new: AggregatorState, old: AggregatorState, opt_state: Any, old_opt_state: Any
 ) -> AggregatorState:
-    """Return what an aggregator remembers after a step: nothing new if the optimizer skipped the update.
+    """Return the aggregator's state after a step: the old one if its update was skipped.
 
-    What error feedback counts as said has to have been applied; what `lbopt.skip_bad_updates` or `optax.apply_if_finite` leaves out would else
-    come back with the next messages. Without them it is the new state.
+    Error feedback assumes that every sent update was applied. An update skipped by
+    `lbopt.skip_bad_updates` or `optax.apply_if_finite` would otherwise return with the next
+    messages. With neither in the optimizer, the result is the new state.
 
     Args:
-      new: after the aggregation.
-      old: before it.
-      opt_state: after the optimizer's update.
-      old_opt_state: before it.
+      new: The aggregator's state after the aggregation.
+      old: The aggregator's state before it.
+      opt_state: The optimizer's state after its update.
+      old_opt_state: The optimizer's state before it.
     """
     counts, old_counts = _skips(opt_state), _skips(old_opt_state)
     if not counts:
@@ -189,7 +203,7 @@ def remembered_state(
 
 
 def _skips(opt_state: Any) -> list[jax.Array]:
-    """Return how many updates each `lbopt.skip_bad_updates` and `optax.apply_if_finite` of an optimizer has left out."""
+    """Return the skip count of each `lbopt.skip_bad_updates` and `optax.apply_if_finite`."""
     is_guard = lambda state: isinstance(state, (SkipState, optax.ApplyIfFiniteState))  # noqa: E731
     guards = [state for state in jax.tree.leaves(opt_state, is_leaf=is_guard) if is_guard(state)]
     return [
@@ -228,7 +242,7 @@ def vectors(shape: tuple[int, ...], layer_axes: int) -> tuple[int, int]:
 
 
 def as_layers(rows: jax.Array, layer_axes: int) -> jax.Array:
-    """Return gradients [r, *shape] of a leaf as [r, layers, *shape of a layer], in fp32 or wider."""
+    """Return a leaf's gradients [r, *shape] as [r, layers, *layer shape], in fp32 or wider."""
     layers = math.prod(rows.shape[1 : 1 + layer_axes])
     return rows.astype(tree.wide_dtype(rows.dtype)).reshape(
         len(rows), layers, *rows.shape[1 + layer_axes :]
@@ -236,14 +250,14 @@ def as_layers(rows: jax.Array, layer_axes: int) -> jax.Array:
 
 
 def rebuilt_state(state: AggregatorState, num_replicas: int) -> AggregatorState:
-    """Return a state for another number of replicas: each of them gets the mean of the rows that there were.
+    """Return a state for another number of replicas; each gets the mean of the old rows.
 
-    Sums over replicas of what was not sent yet, and the equality of a mirrored mean with the mean of what it mirrors, so
-    survive; what made one replica different from another does not.
+    This preserves the total unsent error and the invariant that the mirror equals the mean of its
+    rows; per-replica differences are lost.
 
     Args:
-      state: of any number of replicas.
-      num_replicas: the new number.
+      state: A state for any number of replicas.
+      num_replicas: The new number of replicas.
 
     Returns:
       A state whose `local` arrays are [num_replicas, ...], in the same dtypes.
@@ -258,7 +272,7 @@ def rebuilt_state(state: AggregatorState, num_replicas: int) -> AggregatorState:
 
 
 def warn_if_it_loses(aggregator: Aggregator, params: types.Params, num_replicas: int) -> None:
-    """Warn, once the parameters are known, of an aggregator that sends more than the plain mean does."""
+    """Warn if an aggregator that compresses sends more bytes than the plain mean would."""
     warn_of_wire_bytes(aggregator, aggregator.wire_bytes(params, num_replicas), num_replicas)
 
 
@@ -266,8 +280,9 @@ def warn_of_wire_bytes(aggregator: Aggregator, wire: WireBytes, num_replicas: in
     """Warn if these bytes are more than the plain mean's."""
     if aggregator.compresses and num_replicas > 1 and wire.sent > wire.ring:
         warnings.warn(
-            f"{aggregator.name} sends {_bytes(wire.sent)} a step and device between {num_replicas} replicas, a ring "
-            f"all-reduce of fp32 gradients {_bytes(wire.ring)}: it loses {wire.sent / wire.ring:.3g} x on the wire. "
+            f"{aggregator.name} sends {_bytes(wire.sent)} a step and device between "
+            f"{num_replicas} replicas, a ring all-reduce of fp32 gradients {_bytes(wire.ring)}: "
+            f"it loses {wire.sent / wire.ring:.3g} x on the wire. "
             "Use it between fewer replicas (over='slices'), or compress more",
             stacklevel=2,
         )
@@ -283,22 +298,23 @@ def _bytes(number: float) -> str:
 def as_optax(
     aggregator: Aggregator, num_replicas: int, mesh: Mesh | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the aggregator as `optax.experimental.aggregating` has them, where the installed Optax has that module.
+    """Return the aggregator in the form of `optax.experimental.aggregating`, if Optax has it.
 
     Args:
-      aggregator: any.
-      num_replicas: the length of the leading axis of the gradients.
-      mesh: of one axis, over which that axis is sharded; None for one device.
+      aggregator: Any aggregator.
+      num_replicas: Length of the leading axis of the gradients.
+      mesh: A one-axis mesh over which that axis is sharded; None for one device.
 
     Returns:
-      A transformation whose state is an `AggregatorState` with plain lists in `local`: an array with an axis of replicas in the
-      parameters' own containers would inherit their sharding. Its `update` takes gradients [replicas, *shape] and returns ((updates, aux), state): give it to
-      `optax.experimental.aggregating.process(..., aggregator_has_aux=True)`, or use `aggregate`. Keyword arguments:
-      `second_moment`, for those that need it.
+      A transformation whose state is an `AggregatorState` with plain lists in `local`: an array with
+      a replica axis in the parameters' own containers would inherit their sharding. Its `update`
+      takes gradients [replicas, *shape] and returns ((updates, aux), state): pass it to
+      `optax.experimental.aggregating.process(..., aggregator_has_aux=True)`, or use `aggregate`.
+      Aggregators that need the second moment take the keyword argument `second_moment`.
 
     Raises:
-      ValueError: if the devices do not divide the replicas or the mesh is of another kind; of its `update`, naming the parameter, for gradients
-        without that axis.
+      ValueError: If the devices do not divide the replicas or the mesh is of another kind. Its
+        `update` raises it, naming the parameter, for gradients without that axis.
     """
     devices = 1 if mesh is None else mesh.size
     if not isinstance(aggregator, Aggregator):
@@ -368,7 +384,7 @@ def as_optax(
 
 
 def _in_lists(memory: Any) -> Any:
-    """Return what replicas remember with a plain list of leaves in the place of each tree like the parameters."""
+    """Return the replicas' state with a plain list of leaves for each tree like the parameters."""
     if not hasattr(memory, "_asdict"):
         return memory
     return memory._replace(
@@ -377,7 +393,10 @@ def _in_lists(memory: Any) -> Any:
 
 
 def _check_rows(grads: types.PyTree, params: types.Params | None, num_replicas: int) -> None:
-    """Raise ValueError, naming the parameter, unless the gradients are rows [replicas, ...] (like the parameters, if these are known)."""
+    """Raise ValueError, naming the parameter, unless the gradients are rows [replicas, ...].
+
+    If the parameters are known, each row must have its parameter's shape.
+    """
     if params is not None:
         tree.check_structure(grads, params, "gradients")
     likes = [None] * len(jax.tree.leaves(grads)) if params is None else jax.tree.leaves(params)
@@ -403,22 +422,23 @@ def aggregate(
     num_replicas: int,
     mesh: Mesh | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Put an aggregator before an optimizer: one transformation of gradients with a leading axis of replicas.
+    """Put an aggregator before an optimizer: one transformation of gradients with a replica axis.
 
     It is `optax.experimental.aggregating.process` for lbopt's aggregators, without that module.
 
     Args:
-      aggregator: any; `lbopt.ef(...)`, `lbopt.aps(...)`, ...
-      tx: any Optax transformation.
-      num_replicas: the length of the leading axis of the gradients.
-      mesh: of one axis, over which that axis is sharded; None for one device.
+      aggregator: Any aggregator, such as `lbopt.ef(...)` or `lbopt.aps(...)`.
+      tx: Any Optax transformation.
+      num_replicas: Length of the leading axis of the gradients.
+      mesh: A one-axis mesh over which that axis is sharded; None for one device.
 
     Returns:
-      A transformation. Its state is (aggregator's, tx's); its `update` takes gradients [replicas, *shape] and returns updates
-      like the parameters.
+      A transformation. Its state is (aggregator's state, tx's state); its `update` takes gradients
+      [replicas, *shape] and returns updates like the parameters.
 
     Raises:
-      ValueError: if the devices do not divide the replicas, or if the two do not go together (see `Aggregator.check_chain`).
+      ValueError: If the devices do not divide the replicas, or the aggregator and `tx` are
+        incompatible (see `Aggregator.check_chain`).
 
     >>> import lbopt, jax, jax.numpy as jnp
     >>> tx = aggregate(plain_mean(), optax.sgd(0.5), num_replicas=2)

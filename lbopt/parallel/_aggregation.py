@@ -1,10 +1,12 @@
-"""An aggregator on the devices of a step: which replicas there are, where its state lies, and the way there and back.
+"""An aggregator on the devices of a step: its replicas, the sharding of its state, the exchange.
 
-Between whole replicas everything is said to all. Between slices (`over="slices"`) gradients are first summed inside each slice, where it is
-cheap, each device summing a part; each part is then compressed, sent to the devices that have the same part in the other slices, and the
-results are gathered inside. So nothing goes over the data centre's network twice, and a device keeps only its part of what the
-aggregator remembers. Aggregators that need whole leaves (`powersgd`, `agvm`, those of stacks) get the slice's whole mean instead, and every
-device of a slice sends the same.
+With `over="replicas"` every replica's message goes to all devices. With `over="slices"` gradients
+are first summed inside each slice, where communication is cheap, and each device sums one shard.
+Each shard is compressed and sent to the devices with the same shard in the other slices; the
+results are gathered inside the slice. So no byte crosses the data centre's network twice, and a
+device keeps only its shard of the aggregator's state. Aggregators that need whole leaves
+(`powersgd`, `agvm`, those for stacked layers) get the slice's whole mean instead, and all devices
+of a slice send the same message.
 """
 
 from __future__ import annotations
@@ -42,20 +44,21 @@ _ITS_SURROUNDINGS = ("num_replicas", "opt_state", "tx")
 
 
 class Aggregation:
-    """An aggregator, the devices of a step, and how replicas lie on them.
+    """An aggregator, the devices of a step, and the placement of replicas on them.
 
     Args:
-      aggregator: what stands for the mean.
-      mesh: of one axis; None for a step that one device runs alone.
-      replicas_per_device: so many replicas on each device, one after another.
-      over: "replicas", "slices", or the number of neighbouring devices whose gradients are summed first.
-      pmapped: whether `jax.pmap` over the mesh runs the step: what it returns lies on that mesh.
+      aggregator: The aggregator that replaces the mean.
+      mesh: A one-axis mesh; None for a step on a single device.
+      replicas_per_device: Number of replicas that each device runs sequentially.
+      over: "replicas", "slices", or the number of neighbouring devices whose gradients are summed
+        first.
+      pmapped: Whether `jax.pmap` over the mesh runs the step; its results then lie on that mesh.
 
     Attributes:
-      num_replicas: between which the aggregator stands.
+      num_replicas: Number of replicas that the aggregator combines.
 
     Raises:
-      UserError: naming the argument that does not fit.
+      UserError: If an argument does not fit; the error names it.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Aggregation:
             return self.aggregator.first_state(self._parts_of(params), self.num_replicas)
 
     def check(self, state: TrainState) -> None:
-        """Raise `UserError` unless the state has what this aggregator keeps, and an optimizer that goes with it."""
+        """Raise `UserError` unless the state and the optimizer fit this aggregator."""
         with self._refusing():
             self.aggregator.check_chain(state.opt_state, state.params)
             if self.aggregator.needs_second_moment:
@@ -133,7 +136,10 @@ class Aggregation:
             warn_of_wire_bytes(self.aggregator, self.wire_bytes(params), self.num_replicas)
 
     def wire_bytes(self, params: types.Params) -> WireBytes:
-        """Return what a device with one replica sends to others in a step, beside a ring of the sums of parts; inside a slice more is sent."""
+        """Return the bytes that a device with one replica sends in a step, and a ring all-reduce's.
+
+        Communication inside a slice is not counted.
+        """
         found = self.aggregator.wire_bytes(
             self._part_shapes(params), self.num_replicas // self.replicas_per_device
         )
@@ -155,7 +161,7 @@ class Aggregation:
         return AggregatorState(*lie)
 
     def __call__(self, rows: types.PyTree, state: TrainState) -> Aggregated:
-        """Aggregate gradients [replicas, ...] that lie with their replicas; for the "jit" backend."""
+        """Aggregate gradients [replicas, ...], sharded over their replicas, under "jit"."""
         extra = self._extra(state)
         if self._mesh is None:
             return self.aggregator.update(
@@ -173,7 +179,7 @@ class Aggregation:
         return Aggregated(*mapped(rows, state.aggregator_state, extra))
 
     def mapped(self, rows: types.PyTree, state: TrainState) -> Aggregated:
-        """Aggregate within a function that is mapped over replicas, each of which has a row of its own of `local`; for "pmap"."""
+        """Aggregate in a function mapped over replicas, each with its own row of `local` ("pmap")."""
         own = state.aggregator_state
         own = own._replace(local=jax.tree.map(lambda x: x[None], own.local))
         found = self.aggregator.update(
@@ -215,7 +221,7 @@ class Aggregation:
         )
 
     def _parts_of(self, params: types.Params) -> types.Params:
-        """Return what the aggregator takes for parameters: leaves, or rows of the parts that devices have."""
+        """Return the parameters as the aggregator sees them: leaves, or rows of devices' shards."""
         return (
             jax.tree.map(lambda x: _parts.leaf_as_rows(x, self._within), params)
             if self._in_parts
@@ -254,6 +260,6 @@ def _devices_summed_first(mesh: Mesh | None, over: Any) -> int:
 
 
 def _two_axes(mesh: Mesh, within: int) -> Mesh:
-    """Return the same devices in the same order, those that are summed first along the second axis."""
+    """Return the same devices in the same order; those summed first are on the second axis."""
     names = (REPLICA_AXIS, WITHIN_AXIS)
     return Mesh(mesh.devices.reshape(-1, within), names, axis_types=(AxisType.Auto,) * 2)

@@ -104,8 +104,8 @@ def _squares(grads: types.Params, weight: jax.Array | None, copies: int) -> Part
 def noise_arguments(squares: PartSquares | None) -> dict[str, jax.Array]:
     """Return measured norms as keyword arguments of an optimizer with `lbopt.track_noise_scale`.
 
-    With parts of unequal weights the squares are averaged by weight: then the mean is |G|^2 plus n times
-    the variance of the whole batch's gradient for n parts, as it is for n equal parts.
+    For n slices of the batch with unequal weights the squares are averaged by weight. Their mean is
+    then |G|^2 plus n times the variance of the whole batch's gradient, as it is for n equal slices.
     """
     if squares is None:
         return {}

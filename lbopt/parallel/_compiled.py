@@ -65,10 +65,10 @@ class Step:
         return state_sharding(self.mesh, state, self._options.sharded, self.aggregation)
 
     def with_aggregator_state(self, state: TrainState) -> TrainState:
-        """Return the state with the aggregator's first one, if there is one; a pure function.
+        """Return the state with the aggregator's first state, if there is an aggregator; pure.
 
         Raises:
-          UserError: if the aggregator does not go with the parameters, the optimizer or the number of
+          UserError: If the aggregator does not fit the parameters, the optimizer or the number of
             replicas.
         """
         if self.aggregation is None:
@@ -124,10 +124,10 @@ class Step:
                 raise UserError("state", reason=reason, code="conflict")
 
     def _on_mesh(self, arguments: list[Any]) -> list[Any]:
-        """Lay out arrays that do not lie on the mesh, and copy those that a state holds twice.
+        """Place arrays that are not on the mesh, and copy arrays that a state holds twice.
 
-        A state that nobody placed would compile the step twice: the type of an array names its mesh, and
-        the next call brings the arrays that this one returned.
+        An unplaced state would compile the step twice: an array's type names its mesh, and the next
+        call brings the arrays that this call returned.
         """
         arrays = jax.tree.leaves(arguments)
         distinct = len({id(array) for array in arrays}) == len(arrays)
@@ -163,7 +163,7 @@ class Step:
         return not chosen or where.is_equivalent_to(leaf.sharding, leaf.ndim)
 
     def _split_batch(self, batch: types.Batch) -> types.Batch:
-        """Lay out a batch that is not on the mesh yet, so that its arrays' types are always the same."""
+        """Place a batch that is not on the mesh yet, so that its arrays have the same types."""
         arrays = jax.tree.leaves(batch)
         there = all(getattr(x, "sharding", None) == self._batch_sharding for x in arrays)
         if there or jax.process_count() > 1:

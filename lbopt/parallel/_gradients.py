@@ -30,15 +30,15 @@ class PartSquares(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The result of differentiating a loss over a batch, or over a part of one.
+    """The result of differentiating a loss over a batch or a slice of a batch.
 
     Attributes:
-      grads: pytree like the parameters, the gradient of the mean loss. Several replicas that run on one
-        device have a leading axis [replicas, ...].
-      weight: the weight of these examples beside others, fp32 scalar or [replicas]; None if equal
-        numbers of examples weigh the same.
-      model_state: the model's state after the batch.
-      metrics: sums over the batch.
+      grads: Gradient of the mean loss, a pytree like the parameters. Several replicas on one device
+        have a leading axis [replicas, ...].
+      weight: Weight of these examples relative to others, fp32 scalar or [replicas]; None if equal
+        numbers of examples have equal weight.
+      model_state: The model's state after the batch.
+      metrics: Sums over the batch.
       squares: `PartSquares` if they are measured, else None.
     """
 
@@ -64,32 +64,34 @@ def make_gradient_fn(
 ) -> GradientFn:
     """Build the function that differentiates a loss over one batch.
 
-    With parts j of a batch, whose losses are (sum s_j, weight w_j), the result is
+    For slices j of a batch, whose losses are (sum s_j, weight w_j), the result is
 
         sum_j grad s_j / sum_j w_j
 
-    which is the gradient of the whole batch's mean, whatever the split. A loss that returns its mean
-    alone has w_j = 1 for every part.
+    which is the gradient of the whole batch's mean, however the batch is split. A loss that returns
+    only its mean has w_j = 1 for every slice.
 
     Args:
-      loss_fn: the loss, see `lbopt.types.LossFn`.
-      num_microsteps: number of equal parts of the batch, run one after another (`lax.scan`); gradients
-        are added up in fp32. Example i belongs to microstep i mod num_microsteps, which keeps every part
-        spread evenly over the devices and the same on any number of them.
-      compute_dtype: dtype to which floating parameters and inputs are cast before the loss; None leaves
-        them alone, for models that choose for themselves.
-      each_part: applied to the `Gradients` of every microstep before they are added up.
+      loss_fn: The loss, a `lbopt.types.LossFn`.
+      num_microsteps: Number of equal slices of the batch, run sequentially (`lax.scan`); gradients
+        are summed in fp32. Example i belongs to microstep i mod num_microsteps, which spreads every
+        slice evenly over the devices and keeps it the same on any number of them.
+      compute_dtype: Dtype to which floating parameters and inputs are cast before the loss; None
+        casts nothing, for models that choose for themselves.
+      each_part: Function applied to the `Gradients` of every microstep before they are summed.
 
     Returns:
-      A `GradientFn`. Gradients have the dtype of the parameters; those of complex parameters are the
-      conjugates of `jax.grad`'s, so that the loss falls against them, as Optax's transforms expect.
-      Metrics are sums over the batch. Every microstep starts from the same model_state, and their results
-      are averaged, as batch statistics of replica groups are. Leaves of model_state without a mean
-      (integers, bools, random keys) are those of the last microstep. All leaves keep their dtypes.
+      A `GradientFn`. Gradients have the dtype of the parameters; gradients of complex parameters
+        are
+      the conjugates of `jax.grad`'s, so that the loss falls against them, as Optax's transforms
+      expect. Metrics are sums over the batch. Every microstep starts from the same model_state, and
+      the resulting states are averaged, as batch statistics of replica groups are. Leaves of
+      model_state without a mean (integers, bools, random keys) come from the last microstep. All
+      leaves keep their dtypes.
 
     Raises:
-      UserError: by the function, for a loss of another form, or for a mean whose weight is found in the
-        batch where the batch is split, see `lbopt.types.LossFn`.
+      UserError: Raised by the returned function, for a loss of another form, or if the batch is
+        split and the weight of the loss's mean depends on the batch (`lbopt.types.LossFn`).
     """
 
     def whole(params, model_state, batch, rng) -> Gradients:
@@ -156,18 +158,19 @@ def make_gradient_fn(
 def for_replicas_in_turn(
     gradient_fn: GradientFn, num_replicas: int, axis_name: str | None
 ) -> GradientFn:
-    """Build the function that runs several replicas of a device one after another.
+    """Build the function that runs several replicas of a device sequentially.
 
     Args:
-      gradient_fn: the gradient of one replica's examples, see `make_gradient_fn`.
-      num_replicas: replicas on each device, >= 1; example i of a device belongs to its replica
-        i // (batch / num_replicas).
-      axis_name: the axis over which the function is mapped; None if it is not.
+      gradient_fn: Gradient of one replica's examples, from `make_gradient_fn`.
+      num_replicas: Number of replicas on each device, >= 1. Example i of a device belongs to its
+        replica i // (batch / num_replicas).
+      axis_name: Axis over which the function is mapped; None if it is not mapped.
 
     Returns:
-      A `GradientFn` whose gradients are [num_replicas, ...]. Every replica starts from the same model_state
-      and their results are averaged (leaves without a mean are the first replica's); metrics are sums.
-      Each replica has a key of its own, by its number among those of all devices.
+      A `GradientFn` whose gradients are [num_replicas, ...]. Every replica starts from the same
+      model_state and the resulting states are averaged (leaves without a mean come from the first
+      replica); metrics are sums. Each replica has its own key, by its index among the replicas of
+      all devices.
     """
 
     def each(params, model_state, batch, rng) -> Gradients:
@@ -194,13 +197,13 @@ def weighed(
 ) -> types.Params:
     """Scale the replicas' mean gradients so that their plain mean is the mean over all examples.
 
-    With n replicas of weights w_i, replica i's gradient is multiplied by n w_i / sum_k w_k. So every
-    reduction, and every aggregator, may go on to take or to approximate a plain mean.
+    With n replicas of weights w_i, replica i's gradient is multiplied by n w_i / sum_k w_k. Every
+    reduction and every aggregator can then compute or approximate a plain mean.
 
     Args:
-      grads: a replica's gradients, or [replicas, ...] if the weight is [replicas].
-      weight: fp32 scalar or [replicas]; None where all replicas count alike.
-      axis_name: the axis over which the function is mapped; None if it is not.
+      grads: A replica's gradients, or [replicas, ...] if the weight is [replicas].
+      weight: fp32 scalar or [replicas]; None if all replicas have equal weight.
+      axis_name: Axis over which the function is mapped; None if it is not mapped.
 
     Returns:
       Gradients of the same shapes and dtypes.

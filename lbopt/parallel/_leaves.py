@@ -36,7 +36,7 @@ def mean_of_rows(x: jax.Array) -> jax.Array:
 
 
 def over_replicas(axis_name: str, state: types.PyTree) -> types.PyTree:
-    """Within a mapped function: average leaves that have a mean, take the first replica's others."""
+    """In a mapped function, average leaves that have a mean; take the others from replica 0."""
 
     def one(x: jax.Array) -> jax.Array:
         if not has_mean(x):
@@ -61,13 +61,14 @@ def _of_first(x: jax.Array, axis_name: str) -> jax.Array:
 
 
 def with_dtypes_of(old: types.PyTree, new: types.PyTree) -> types.PyTree:
-    """Return the new state in the old one's containers and dtypes.
+    """Return the new state in the old state's containers and dtypes.
 
-    A step can then take what it returned without a second compilation. A dtype is kept between dtypes of
-    one kind only: an integer that the loss turned into a float stays a float. New leaves are allowed.
+    A step can then take its own result without a second compilation. Dtypes are restored only
+    within one kind: an integer that the loss turned into a float stays a float. New leaves are
+    allowed.
 
     Raises:
-      UserError: for a leaf that the new state lacks, or that has another shape there.
+      UserError: If the new state lacks a leaf of the old one, or has it in another shape.
     """
     before, after = tree.by_name(old), tree.by_name(new)
     for name, was in before.items():

@@ -24,19 +24,21 @@ def make_mesh(
 ) -> Mesh:
     """Build a one-axis mesh named `data` over the devices.
 
-    Of several slices (TPUs whose interconnect ends at the slice; beyond it is the data centre's network) the devices come slice by
-    slice. Then the compiler adds gradients up inside each slice, exchanges between slices what each device has a part of, and
-    gathers inside; groups of batch norm and parts of a sharded update stay inside too.
+    With several slices (TPUs whose interconnect ends at the slice; the data centre's network
+    connects slices) the devices are ordered slice by slice. The compiler then sums gradients inside
+    each slice, exchanges each device's shard between slices, and gathers inside; groups of batch
+    norm and shards of a sharded update stay inside a slice too.
 
     Args:
-      num_devices: use the first so many; None for all.
-      devices: the devices to choose from; None for `jax.devices()`.
-      order: "given" (on TPU host by host, so that neighbours in the mesh are neighbours on the torus: contiguous groups of
-        8 cores are the 2 x 2 chips of a host) or "torus": row by row, which batch norm over "tiles:RxC" needs.
+      num_devices: Number of devices to use, from the first; None for all.
+      devices: Devices to choose from; None for `jax.devices()`.
+      order: "given" (on TPU host by host, so that neighbours in the mesh are neighbours on the
+        torus: contiguous groups of 8 cores are the 2 x 2 chips of a host) or "torus": row by row,
+        which batch norm over "tiles:RxC" needs.
 
     Raises:
-      UserError: if there are fewer devices than asked for, if they have no coordinates to order them by, or if not all slices have
-        equally many.
+      UserError: If there are fewer than `num_devices` devices, if "torus" is asked for and the
+        devices have no coordinates, or if the slices have unequal numbers of devices.
 
     >>> dict(make_mesh(1).shape)
     {'data': 1}
@@ -82,7 +84,7 @@ def _position(device: jax.Device) -> tuple[int, int, int, int]:
 
 
 def torus_grid(mesh: Mesh) -> tuple[int, int] | None:
-    """Return (rows, columns) of a mesh in torus order: a row is one line of chips along x, core by core."""
+    """Return (rows, columns) of a mesh in torus order; a row is a line of chips along x."""
     devices = list(mesh.devices.flat)
     if not all(hasattr(device, "coords") for device in devices):
         return None
@@ -94,7 +96,7 @@ def torus_grid(mesh: Mesh) -> tuple[int, int] | None:
 
 
 def available_devices() -> list[jax.Device]:
-    """Return `jax.devices()`, or raise `EnvironmentProblem` if the platform that was asked for is not there."""
+    """Return `jax.devices()`; raise `EnvironmentProblem` if the requested platform is missing."""
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:
@@ -149,20 +151,22 @@ def put_replicated(mesh: Mesh, tree: types.PyTree) -> types.PyTree:
 
 
 def local_parts(mesh: Mesh) -> list[int]:
-    """Return where in the mesh this process's devices are: which of `mesh.size` equal parts of a global batch it has to read.
+    """Return the mesh positions of this process's devices.
 
-    On a pod they need not be neighbours: the order of a torus goes through many hosts.
+    They are the indices of the process's shards among the `mesh.size` equal shards of a global
+    batch. On a pod they need not be contiguous: the order of a torus passes through many hosts.
     """
     me = jax.process_index()
     return [place for place, device in enumerate(mesh.devices.flat) if device.process_index == me]
 
 
 def put_batch(mesh: Mesh, batch: types.Batch) -> types.Batch:
-    """Lay a host batch out over the mesh without waiting for it.
+    """Place a host batch on the mesh without waiting for the transfer.
 
     Args:
-      mesh: from `make_mesh`.
-      batch: this process's `local_parts` of the global batch, one after the other (all of it when there is one process).
+      mesh: A mesh from `make_mesh`.
+      batch: This process's `local_parts` of the global batch, concatenated (the whole batch if
+        there is one process).
 
     Returns:
       Global arrays, leading axis over `data`.
@@ -175,7 +179,7 @@ def put_batch(mesh: Mesh, batch: types.Batch) -> types.Batch:
 
 
 def check_batch(batch: types.Batch) -> int:
-    """Return the size of a batch; raise `UserError` unless its leaves are arrays of numbers or keys with one leading size."""
+    """Return a batch's size; raise `UserError` unless its leaves are arrays of one length."""
     sizes: dict[int, str] = {}
     for name, leaf in zip(tree.leaf_names(batch), jax.tree.leaves(batch), strict=True):
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
@@ -185,26 +189,29 @@ def check_batch(batch: types.Batch) -> int:
             )
         if isinstance(dtype, np.dtype) and dtype.kind in "OSUMm":
             raise UserError(
-                f"batch/{name}: dtype {dtype}; encode it as numbers of one shape, or leave it out of the batch"
+                f"batch/{name}: dtype {dtype}; encode it as numbers of one shape, "
+                "or leave it out of the batch"
             )
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             try:
                 jax.typeof(leaf)
             except (TypeError, ValueError) as error:
                 raise UserError(
-                    f"batch/{name}: {type(leaf).__name__} of dtype {dtype}, which JAX does not take; give a plain np.asarray of a native "
-                    "dtype of at most 64 bits"
+                    f"batch/{name}: {type(leaf).__name__} of dtype {dtype}, which JAX does not take; "
+                    "give a plain np.asarray of a native dtype of at most 64 bits"
                 ) from error
         if not shape:
             raise UserError(
-                f"batch/{name}: a scalar; give one value per example, np.full(batch_size, {name.split('/')[-1]})"
+                f"batch/{name}: a scalar; give one value per example, "
+                f"np.full(batch_size, {name.split('/')[-1]})"
             )
         sizes.setdefault(shape[0], name)
     require(sizes, "batch", batch, "it has no arrays; give {name: array [batch, ...]}")
     if len(sizes) > 1:
         (one, first), (other, second), *_ = sizes.items()
         raise UserError(
-            f"batch/{second}: {other} examples, batch/{first} has {one}; give all arrays the same leading axis"
+            f"batch/{second}: {other} examples, batch/{first} has {one}; "
+            "give all arrays the same leading axis"
         )
     return next(iter(sizes))
 
@@ -212,7 +219,7 @@ def check_batch(batch: types.Batch) -> int:
 def check_divisible(
     batch_size: int, mesh: Mesh, num_microsteps: int = 1, replicas_per_device: int = 1
 ) -> None:
-    """Raise `UserError` unless a global batch splits evenly over devices, replicas of a device and microsteps."""
+    """Raise `UserError` unless a batch splits evenly over devices, replicas and microsteps."""
     parts = mesh.size * replicas_per_device * num_microsteps
     replicas = "" if replicas_per_device == 1 else f" x {replicas_per_device} replicas"
     if batch_size < 1 or batch_size % parts:

@@ -11,7 +11,10 @@ from lbopt.aggregators import matrix_width, row_padding
 
 
 def shape_of_rows(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
-    """Return the shape that `leaf_as_rows` gives: [m, n] of a matrix, [m] of what is small or narrow; the devices divide m."""
+    """Return the shape of `leaf_as_rows`: [m, n] for a matrix, [m] for a small or narrow leaf.
+
+    The number of devices divides m.
+    """
     size, width = math.prod(shape), matrix_width(shape)
     if size and width:
         height = math.prod(shape) // width

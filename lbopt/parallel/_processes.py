@@ -8,20 +8,20 @@ from lbopt.errors import EnvironmentProblem
 from lbopt.job import STARTING_PATIENCE, Job, MemberJob
 
 _HEARTBEAT_S = 300
-"""The guards notice a death within 30 s and say which process it was; JAX's runtime would abort without saying it."""
+"""lbopt's guards report a dead process by name within 30 s; JAX's runtime would abort first."""
 
 
 def connect_processes(job: Job) -> None:
-    """Connect this process's JAX with the others', before any device is used; alone there is nothing to do.
+    """Connect this process's JAX with the other processes', before any device is used.
 
-    This changes JAX's settings for the whole process: collectives on CPUs go through Gloo, and JAX's own
-    preemption service is off.
+    A process that is alone needs no connection. The call changes JAX's settings for the whole
+    process: CPU collectives use Gloo, and JAX's own preemption service is off.
 
     Args:
-      job: from `lbopt.job.join_job`.
+      job: The job, from `lbopt.job.join_job`.
 
     Raises:
-      EnvironmentProblem: if they do not come together.
+      EnvironmentProblem: If the processes cannot be connected.
     """
     if not isinstance(job, MemberJob):
         return
@@ -42,12 +42,14 @@ def connect_processes(job: Job) -> None:
         )
     except Exception as error:  # whatever the runtime says
         raise EnvironmentProblem(
-            f"JAX's processes cannot be brought together at {job.jax_address}: {' '.join(str(error).split())[:200]}; "
+            f"JAX's processes cannot be brought together at {job.jax_address}: "
+            f"{' '.join(str(error).split())[:200]}; "
             "see that this port of process 0 is free and can be reached"
         ) from error
     counted = jax.process_count()
     if counted != job.count:
         raise EnvironmentProblem(
-            f"JAX counts {counted} processes, the job has {job.count}: this platform's runtime was started before; "
+            f"JAX counts {counted} processes, the job has {job.count}: "
+            "this platform's runtime was started before; "
             "start all processes of the job anew"
         )

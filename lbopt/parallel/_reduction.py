@@ -23,13 +23,13 @@ from lbopt.parallel._state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class AllReduce:
-    """The mean over devices, by one all-reduce a step (one a microstep with a clip of stage "mean").
+    """The mean over devices, by one all-reduce per step (per microstep with clip stage "mean").
 
-    Each device's gradient, over all its microsteps, is cast once; the sum is cast back and divided.
-    Under "jit" replicas are mapped for it.
+    Each device's gradient, summed over its microsteps, is cast once; the sum is cast back and
+    divided. The "jit" backend maps replicas for it.
 
     Attributes:
-      dtype: what to sum in, `jnp.float32` or `jnp.bfloat16`; None for the gradients' own.
+      dtype: Dtype of the sum, `jnp.float32` or `jnp.bfloat16`; None for the gradients' own.
     """
 
     dtype: Any = None
@@ -40,13 +40,13 @@ class AllReduce:
 
 @dataclasses.dataclass(frozen=True)
 class ReduceScatter:
-    """The mean over devices, of which each device gets the part that it updates.
+    """The mean over devices, of which each device gets the shard that it updates.
 
-    It implies a sharded update ("jit" only). Sums go, and updated parameters are gathered, along one axis
-    of the torus at a time (see `lbopt.parallel._shards`).
+    It implies a sharded update ("jit" only). Sums and the gathers of updated parameters run along
+    one axis of the torus at a time (`lbopt.parallel._shards`).
 
     Attributes:
-      dtype: what to sum in; None for the gradients' own.
+      dtype: Dtype of the sum; None for the gradients' own.
     """
 
     dtype: Any = None
@@ -57,18 +57,19 @@ class ReduceScatter:
 
 @dataclasses.dataclass(frozen=True)
 class Aggregate:
-    """An aggregator in the place of the mean over replicas.
+    """An aggregator in place of the mean over replicas.
 
-    It gets the gradient of each replica, over all its microsteps and after a clip of stage "replica". Begin
-    with `state = step.place(state)`, which adds what it remembers.
+    It gets the gradient of each replica, over all its microsteps and after a clip of stage
+    "replica". Begin with `state = step.place(state)`, which adds the aggregator's state.
 
     Attributes:
       aggregator: `lbopt.agvm`, `aps`, `ef`, `ef21`, `econtrol`, `powersgd`.
-      replicas_per_device: replicas that each device runs one after another, so that studies of many
-        replicas run on few devices. Replica i has the i-th equal part of the global batch and a key of its
-        own: what its loss draws is the same on any number of devices.
-      over: "replicas"; "slices" (sums inside each slice first, then the aggregator between slices, on
-        each device for a shard of the gradient); or the number of neighbouring devices summed first.
+      replicas_per_device: Number of replicas that each device runs sequentially, so that studies of
+        many replicas run on few devices. Replica i has the i-th equal slice of the global batch and
+        its own key: random samples of its loss are the same on any number of devices.
+      over: "replicas"; "slices" (sums inside each slice first, then the aggregator between slices,
+        each device for a shard of the gradient); or the number of neighbouring devices summed
+        first.
     """
 
     aggregator: Aggregator
@@ -117,11 +118,11 @@ class Strategy(NamedTuple):
     """A reduction on the devices of a step, in two halves.
 
     Attributes:
-      on_replica: gradients of one replica -> what it hands out; within a mapped function, if replicas are
-        mapped.
-      combine: (what the replicas handed out, state before the step) -> `Reduced`.
-      stays: whether what replicas hand out are rows [devices, ...] that stay with their devices.
-      aggregation: the aggregator on the devices, if there is one.
+      on_replica: Gradients of one replica -> that replica's output; within a mapped function, if
+        replicas are mapped.
+      combine: (outputs of the replicas, state before the step) -> `Reduced`.
+      stays: Whether the outputs are rows [devices, ...] that stay on their devices.
+      aggregation: The aggregator on the devices, if there is one.
     """
 
     on_replica: Callable[[types.Params], types.PyTree]
@@ -159,7 +160,7 @@ def choose(reduction: Reduction | None, mesh: Mesh, mapped: bool, pmapped: bool)
 
 
 def on_one_device(reduction: Reduction | None) -> Strategy:
-    """Return how one device reduces that sees the whole batch: only an aggregator has work to do."""
+    """Return the reduction of one device with the whole batch: only an aggregator does work."""
     if not isinstance(reduction, Aggregate):
         return BY_COMPILER
     number, over = reduction.replicas_per_device, reduction.over

@@ -1,13 +1,16 @@
-"""Weight-update sharding: each device updates a part of every large parameter, then all gather the whole.
+"""Weight-update sharding: each device updates one shard of every large parameter.
 
-Data parallelism repeats the optimizer's work on every device. Here the gradient, the optimizer's state and a view of the
-parameters are split over the mesh instead, as far as their dimensions divide: a device reads, computes and writes its
-part, and the updated parameters are gathered. Arrays keep their shapes, so a checkpoint does not know whether its run was sharded, nor over how
-many devices; whatever an optimizer takes over whole arrays (norms, for trust ratios) the compiler adds up across parts. Of
-several slices each has all parts: parameters are gathered inside a slice, and only gradients go between slices.
+Plain data parallelism repeats the optimizer's work on every device. Here the gradient, the
+optimizer's state and a view of the parameters are sharded over the mesh, as far as their dimensions
+divide: a device reads, computes and writes its shard, and the updated parameters are gathered.
+Arrays keep their global shapes, so a checkpoint depends neither on sharding nor on the number of
+devices. The compiler sums across shards what an optimizer computes over whole arrays (norms, for
+trust ratios). Each of several slices holds all shards: parameters are gathered inside a slice, and
+only gradients go between slices.
 
 References:
-  Xu et al., Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training, arXiv 2004.13336.
+  Xu et al., Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training,
+  arXiv 2004.13336.
 """
 
 from __future__ import annotations
@@ -27,19 +30,20 @@ from lbopt.parallel._mesh import num_slices, replicated_sharding
 from lbopt.parallel._state import TrainState
 
 MIN_SPLIT_ELEMENTS = 1 << 14
-"""Arrays of fewer elements stay whole, so that scalars and small vectors (logs, biases) are everywhere."""
+"""Smaller arrays stay whole on every device: scalars and small vectors (logs, biases)."""
 SLICE_AXIS = "slice"
 SUM_KINDS = ("TPU v2", "TPU v3")
-"""Devices on which parameters are gathered by sum: for v3 the compiler makes sums of gathers of small parts anyway, and
-spares a copy where it is told so; v2 is taken to be alike."""
+"""Devices on which parameters are gathered by a sum: the v3 compiler turns gathers of small shards
+into sums anyway, and an explicit sum saves a copy; v2 is assumed to behave alike."""
 
 
 def part_shape(num_devices: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a device's part of an array.
+    """Return the shape of a device's shard of an array.
 
-    The number of devices is taken apart into primes, and each prime is given to a dimension that it divides: the largest
-    but the last, which stays long for vector units, until nothing is left of those. What no dimension can take stays
-    whole, on so many devices each.
+    The number of devices is factored into primes. Each prime splits a dimension that it divides:
+    the largest one except the last dimension, which stays long for vector units and is split only
+    when no other can be. Primes that divide no dimension leave the array replicated over their
+    devices.
 
     >>> part_shape(8, (3, 3, 64, 128)), part_shape(2048, (1024, 1024)), part_shape(8, (1024,))
     ((3, 3, 8, 128), (1, 512), (1024,))
@@ -51,10 +55,10 @@ def part_shape(num_devices: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def split_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
-    """Return how an array of this shape is split over a one-axis mesh, in each of its slices alike; see `part_shape`.
+    """Return the sharding of an array of this shape over a one-axis mesh, equal in all its slices.
 
-    The sharding's own mesh has the same devices in the same order, an axis for the slices if there are several, and one for each
-    prime.
+    `part_shape` gives the shard's shape. The sharding's own mesh has the same devices in the same
+    order, one axis for the slices if there are several, and one for each prime.
     """
     primes = _primes(mesh.size // num_slices(mesh))
     lines = _torus_lines(mesh)
@@ -69,7 +73,10 @@ def split_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
 
 
 def _parts(mesh: Mesh) -> Mesh:
-    """Return the same devices in the same order, with an axis for each prime factor of their number in a slice, behind that of slices."""
+    """Return the same devices in the same order, with an axis per prime factor of a slice's size.
+
+    If there are several slices, their axis comes first.
+    """
     slices = num_slices(mesh)
     primes = _primes(mesh.size // slices)
     names, shape = [f"part{axis}" for axis in range(len(primes))], primes
@@ -79,7 +86,9 @@ def _parts(mesh: Mesh) -> Mesh:
 
 
 def _torus_lines(mesh: Mesh) -> list[int]:
-    """Return for each prime's axis the axis of the torus along which it steps; 0 for all where that is not one for each.
+    """Return the torus axis along which each prime's mesh axis steps.
+
+    It is 0 for all if one of them steps along two.
 
     The cores of a chip count as neighbours along x.
     """
@@ -147,7 +156,10 @@ def split(mesh: Mesh, arrays: types.PyTree) -> types.PyTree:
 
 
 def gather(mesh: Mesh, arrays: types.PyTree, along_axes: bool = False) -> types.PyTree:
-    """Within a traced function: let each device have every array whole, with `along_axes` by lines of the torus."""
+    """Gather every array on each device, in a traced function.
+
+    With `along_axes`, arrays are gathered along one axis of the torus after the other.
+    """
     kind = mesh.devices.flat[0].device_kind
     one = (
         gather_along_axes
@@ -160,7 +172,7 @@ def gather(mesh: Mesh, arrays: types.PyTree, along_axes: bool = False) -> types.
 
 
 def gather_by_dimension(mesh: Mesh, x: jax.Array) -> jax.Array:
-    """Gather one dimension after another, the last one first: all at once, the compiler lays the array out anew."""
+    """Gather one dimension at a time, the last first; a single gather would change the layout."""
     where = split_sharding(mesh, x.shape)
     spec = list(where.spec)
     for dim in reversed(range(len(spec))):
@@ -171,7 +183,7 @@ def gather_by_dimension(mesh: Mesh, x: jax.Array) -> jax.Array:
 
 
 def gather_by_sum(mesh: Mesh, x: jax.Array) -> jax.Array:
-    """Add up arrays that are zero but for each device's part: the same values, but -0 comes back as 0."""
+    """Sum arrays that are zero outside each device's shard. It is exact, but -0 becomes 0."""
     where = split_sharding(mesh, x.shape)
     if where.is_fully_replicated:
         return jax.lax.with_sharding_constraint(x, where)
@@ -192,16 +204,17 @@ def gather_by_sum(mesh: Mesh, x: jax.Array) -> jax.Array:
 
 
 def scatter_mean(mesh: Mesh, stacked: types.PyTree, dtype: Any) -> types.PyTree:
-    """Within a traced function: give each device its part of the mean over devices of arrays that lie with them.
+    """In a traced function, give each device its shard of the mean of the devices' arrays.
 
-    Sums go along the lines of the torus, one axis after the other, so that what goes along the second is already a part:
-    of such sums the TPU compiler makes reduce-scatters; asked for all devices of a larger slice at once, it sums everything
-    everywhere and cuts (Ying et al., arXiv 1811.06992, sum in two dimensions alike).
+    Sums run along one torus axis after the other, so that only shards travel along the second. The
+    TPU compiler turns such sums into reduce-scatters; a sum over all devices of a larger slice it
+    computes everywhere and then slices (Ying et al., arXiv 1811.06992, also sum in two dimensions).
 
     Args:
-      mesh: of one axis.
-      stacked: arrays [devices, ...], each row on its device.
-      dtype: to sum in, complex numbers part by part; None for the arrays' own.
+      mesh: A one-axis mesh.
+      stacked: Arrays [devices, ...], each row on its device.
+      dtype: Dtype of the sum; complex numbers are summed as real and imaginary parts. None for the
+        arrays' own.
     """
     return jax.tree.map(
         lambda x: tree.map_parts(lambda part: _scatter_one(mesh, part, dtype), x), stacked
@@ -245,7 +258,7 @@ def gather_along_axes(mesh: Mesh, x: jax.Array) -> jax.Array:
 
 
 def _along_lines(mesh: Mesh, spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
-    """Return (dimension, mesh axes) in the order of the torus's axes: the axes of one step lie on one line."""
+    """Return (dimension, mesh axes) in the order of the torus axes; axes of an entry share a line."""
     lines = _torus_lines(mesh)
     steps = []
     for line in sorted(set(lines)):
@@ -258,7 +271,7 @@ def _along_lines(mesh: Mesh, spec: PartitionSpec) -> list[tuple[int, tuple[str, 
 
 
 def state_sharding(mesh: Mesh, state: TrainState, shard_update: bool) -> TrainState:
-    """Return where each array of a state (or of its shapes) lies: all whole, or the optimizer's in parts."""
+    """Return the sharding of each array of a state: replicated, or the optimizer's sharded."""
     whole = jax.tree.map(lambda _: replicated_sharding(mesh), state)
     if not shard_update:
         return whole
@@ -276,7 +289,8 @@ def check_placed(state: TrainState, sharding: TrainState) -> None:
             where, leaf.ndim
         ):
             raise UserError(
-                f"{name}: it lies as {leaf.sharding}, and the step needs it elsewhere; use jax.device_put(state, step.state_sharding(state))"
+                f"{name}: it lies as {leaf.sharding}, and the step needs it elsewhere; "
+                "use jax.device_put(state, step.state_sharding(state))"
             )
 
 

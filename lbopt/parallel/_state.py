@@ -44,13 +44,15 @@ class TrainState(flax.struct.PyTreeNode):
         """Build the state before the first update; jit-able, and `seed` may be traced.
 
         Args:
-          params: the parameters.
-          model_state: the model's other collections; {} or None without any.
-          tx: the optimizer that the step will have.
-          seed: a number, or a random key (`jax.random.key` or `jax.random.PRNGKey`), from which the keys of the steps are derived.
+          params: The parameters.
+          model_state: The model's other collections; {} or None if there are none.
+          tx: The step's optimizer.
+          seed: A number or a random key (`jax.random.key` or `jax.random.PRNGKey`), from which the
+            keys of the steps are derived.
 
         Raises:
-          UserError: for a seed that is none, a key that is not of JAX's default kind, or a leaf that is no array of numbers or keys.
+          UserError: For a seed that is neither, a key not of JAX's default kind, or a leaf that is
+            not an array of numbers or keys.
         """
         require_transformation("tx", tx)
         _, step_root = split_seed(seed)
@@ -68,7 +70,10 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 def apart(arrays: Any) -> Any:
-    """Copy arrays that are there more than once, as tied weights or where an average starts at the parameters: a step donates each."""
+    """Copy arrays that occur more than once, because a step donates each array.
+
+    Tied weights are an example; another is an average that starts at the parameters.
+    """
     seen: set[int] = set()
 
     def own(x: Any) -> Any:
@@ -80,21 +85,25 @@ def apart(arrays: Any) -> Any:
 
 
 def _strong(name: str, x: Any) -> Any:
-    """Give a Python number, or an array made of one, a dtype of its own: an update would, and the step be compiled twice."""
+    """Give a Python number, or an array made from one, a strong dtype.
+
+    An update would do so too, and the step would then be compiled twice.
+    """
     if isinstance(x, jax.ShapeDtypeStruct):
         return x
     try:
         jax.typeof(x)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"{name} = {' '.join(repr(x).split())[:80]}: not an array that JAX takes; leave it out, or give it to the model otherwise"
+            f"{name} = {' '.join(repr(x).split())[:80]}: not an array that JAX takes; "
+            "leave it out, or give it to the model otherwise"
         ) from error
     weak = isinstance(x, bool | int | float | complex) or getattr(x, "weak_type", False)
     return jnp.array(x, jnp.result_type(x)) if weak else x
 
 
 def split_seed(seed: int | jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return two independent keys: one to initialise parameters, one from which each step's key is derived."""
+    """Return two independent keys: one to initialise parameters, one to derive each step's key."""
     init_key, step_root = jax.random.split(_key(seed))
     return init_key, step_root
 
@@ -107,13 +116,15 @@ def _key(seed: Any) -> jax.Array:
     number = isinstance(seed, int) or (dtype is not None and jnp.issubdtype(dtype, jnp.integer))
     if shape or not (typed or number):
         raise UserError(
-            f"seed = {' '.join(repr(seed).split())[:80]}: give a whole number, or one random key (jax.random.key)"
+            f"seed = {' '.join(repr(seed).split())[:80]}: "
+            "give a whole number, or one random key (jax.random.key)"
         )
     if not typed:
         return jax.random.key(seed)
     kind, default = (jax.random.key_impl(key) for key in (seed, jax.random.key(0)))
     if kind != default:
         raise UserError(
-            f"seed = a key of {kind}: the keys of steps are of JAX's default kind, {default}; give a number"
+            f"seed = a key of {kind}: the keys of steps are of JAX's default kind, {default}; "
+            "give a number"
         )
     return seed

@@ -172,52 +172,59 @@ def make_train_step(
     """Build `step(state, global_batch) -> (state, metrics)`, data-parallel over the mesh.
 
     Args:
-      loss_fn: (params, model_state, batch, rng) -> (loss, (new model_state, metrics)), the loss a mean
-        over examples or a pair (sum, weight), see `lbopt.types.LossFn`. Under "jit" it sees the global
-        batch; where replicas are mapped, one replica's part.
-      tx: any Optax transformation. Of complex parameters it gets the conjugate of `jax.grad`'s gradient,
-        against which the loss falls.
-      mesh: devices, from `make_mesh` or your own with an axis `data`. Under plain "jit" it may have other
-        axes, for sharding within the loss; where replicas are mapped or the update is sharded it has none.
-      backend: "jit" ("pjit" is the same) lets the compiler place the gradient reduction; "pmap" maps
-        replicas and reduces explicitly.
-      num_microsteps: number of parts of the batch over which the gradient is accumulated.
-      compute_dtype: dtype to which floating parameters and inputs are cast for the loss, `jnp.bfloat16`
-        for instance; None for models that choose for themselves. Gradients come back in the parameters'
-        dtype; under "pmap" they are reduced in it, under "jit" the compiler places the reduction and may
-        do it before that cast. Parameters, accumulators and optimizer state keep their own dtype.
-      clip: `GradientClip`, the clip of the global gradient norm and its stage; None for no clip by the step
-        (the optimizer may have one of its own, which sees what comes out of here). The norm before the
-        clip is the metric `gradient_norm/<stage>`, averaged over what is clipped. With stage "replica"
-        the "jit" backend maps replicas as "pmap" does.
-      reduction: what makes one gradient of the replicas': `AllReduce` in a chosen dtype, `ReduceScatter`,
-        `Aggregate` or an aggregator alone. For each of them the "jit" backend maps replicas. None leaves
-        the mean to the backend.
-      shard_update: whether each device keeps and updates its part of the optimizer's state and the
-        parameters ("jit" only; see `lbopt.parallel._shards`). Place the first state with `step.place`; all
-        states of one step have the same shapes.
-      measure_noise: whether to hand the squared norms of the parts' gradients (microsteps, and replicas
-        where they are mapped) to the optimizer, for `lbopt.track_noise_scale`. Without microsteps the
-        "jit" backend maps replicas for it.
-      key_per_replica: whether each mapped replica has a random key of its own, so that a loss that draws
-        for the examples it sees does not draw the same on all of them. False for losses that draw per
-        example from one key for all replicas, as lbopt's models do: then the draws depend on neither
-        backend nor number of devices.
-      donate: whether to reuse the old state's buffers; the state passed in must not be used again.
+      loss_fn: (params, model_state, batch, rng) -> (loss, (new model_state, metrics)). The loss is
+        a mean over examples or a pair (sum, weight); see `lbopt.types.LossFn`. Under "jit" it sees
+        the global batch; if replicas are mapped, one replica's slice.
+      tx: Any Optax transformation. Gradients of complex parameters are the conjugates of
+        `jax.grad`'s, against which the loss falls.
+      mesh: Devices, from `make_mesh` or your own mesh with an axis `data`. Under plain "jit" it may
+        have other axes, for sharding within the loss; with mapped replicas or a sharded update it
+        may not.
+      backend: "jit" ("pjit" is the same) lets the compiler place the gradient reduction; "pmap"
+        maps replicas and reduces explicitly.
+      num_microsteps: Number of slices of the batch over which the gradient is accumulated.
+      compute_dtype: Dtype to which floating parameters and inputs are cast for the loss, such as
+        `jnp.bfloat16`; None for models that choose for themselves. Gradients come back in the
+        parameters' dtype. Under "pmap" they are reduced in it; under "jit" the compiler places the
+        reduction and may reduce before that cast. Parameters, accumulators and optimizer state keep
+        their own dtype.
+      clip: `GradientClip`, the clip of the global gradient norm and its stage; None for no clip by
+        the step (the optimizer may have its own, which sees the step's output). The norm before the
+        clip is the metric `gradient_norm/<stage>`, averaged over the clipped gradients. With stage
+        "replica" the "jit" backend maps replicas as "pmap" does.
+      reduction: Reduction of the replicas' gradients to one: `AllReduce` in a chosen dtype,
+        `ReduceScatter`, `Aggregate` or an aggregator alone. With any of them the "jit" backend maps
+        replicas. None leaves the mean to the backend.
+      shard_update: Whether each device keeps and updates its shard of the optimizer's state and the
+        parameters ("jit" only; see `lbopt.parallel._shards`). Place the first state with
+        `step.place`; all states of one step have the same shapes.
+      measure_noise: Whether to pass the squared gradient norms of the batch's slices (microsteps,
+        and replicas if they are mapped) to the optimizer, for `lbopt.track_noise_scale`. Without
+        microsteps the "jit" backend maps replicas for it.
+      key_per_replica: Whether each mapped replica has its own random key, so that a loss which
+        samples for the examples it sees does not sample the same on all replicas. False for losses
+        that sample per example from one key for all replicas, as lbopt's models do: their samples
+        then depend on neither the backend nor the number of devices.
+      donate: Whether to reuse the old state's buffers; the state passed in must not be used again.
 
     Returns:
-      A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]; its state is
-      replicated under both backends (but for the optimizer's, with `shard_update`), its metrics are sums
-      over the global batch. A state that does not lie on the mesh yet is laid out there. Floating leaves
-      of the model's state are averaged over replicas and microsteps; leaves without a mean (integers,
-      bools, random keys) are those of the first replica after its last microstep. All keep their dtypes.
-      The backends agree up to rounding, except that with `key_per_replica` random draws of the loss are
-      per global batch under "jit" and per replica under "pmap".
+      A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]. Its state
+        is
+      replicated under both backends (except the optimizer's, with `shard_update`); its metrics are
+      sums over the global batch. A state that is not on the mesh yet is placed there. Floating
+        leaves
+      of the model's state are averaged over replicas and microsteps; leaves without a mean
+        (integers,
+      bools, random keys) come from the first replica after its last microstep. All keep their
+        dtypes.
+      The backends agree up to rounding, except that with `key_per_replica` random samples of the
+        loss
+      are per global batch under "jit" and per replica under "pmap".
 
     Raises:
-      UserError: for an option of another type, or options that do not go together; or when called with a
-        batch that does not split evenly, with a `loss_fn` that returns something else, or, with a sharded
-        update, with a state that lies elsewhere.
+      UserError: For an option of another type or conflicting options; when called, for a batch that
+        does not split evenly, a `loss_fn` that returns something else, or, with a sharded update, a
+        state with another sharding.
     """
     options = StepOptions(
         backend,
@@ -263,7 +270,7 @@ def compile_step(
 
 
 def _over_replicas(gradients: GradientFn, mesh: Mesh, strategy: Strategy) -> GradientFn:
-    """Map gradients over replicas under "jit"; what an aggregator or a scatter takes stays in place.
+    """Map gradients over replicas under "jit"; an aggregator's or scatter's input stays in place.
 
     Unchecked, as in pmap: batch norm over groups of replicas needs axis_index_groups.
     """
@@ -319,16 +326,16 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
     """Build `step(params, model_state, global_batch) -> metrics`, summed over all devices.
 
     Args:
-      metric_fn: (params, model_state, batch) -> metrics, leaving out examples whose `batch["mask"]` is
-        False.
-      mesh: from `make_mesh`.
-      backend: as in `make_train_step`.
+      metric_fn: (params, model_state, batch) -> metrics, without the examples whose `batch["mask"]`
+        is False.
+      mesh: A mesh from `make_mesh`.
+      backend: "jit" or "pmap", as in `make_train_step`.
 
     Returns:
       A `Step` whose metrics are sums over the unmasked examples of the global batch.
 
     Raises:
-      UserError: as `make_train_step`.
+      UserError: As for `make_train_step`.
     """
     require_choice("backend", backend, BACKENDS)
     fix = "give a function (params, model_state, batch)"
@@ -347,8 +354,8 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
         )
         return jax.lax.psum(metrics, DATA_AXIS)
 
-    # in_axes of three entries is taken for one entry a leaf where there are three leaves (jax 0.10.2),
-    # so the batch is one level down.
+    # jax 0.10.2 takes an in_axes of three entries for one per leaf if there are three leaves, so the
+    # batch is one level down.
     split = _by_replica(mesh)
     mapped = jax.pmap(
         _stating(summed, mesh, DATA_AXIS),
