@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusal import refused
 
 from lbopt import losses, metrics, replicas
 from lbopt.config import LossConfig
 from lbopt.data import Splits
 from lbopt.data.from_config import Source
-from lbopt.errors import UserError
 from lbopt.models import Model
 from lbopt.recipes import _classification
 
@@ -123,5 +123,5 @@ def test_weights_do_not_depend_on_how_the_batch_is_spread():
 
 def test_an_odd_part_has_no_pairs(batch, params):
     batch = {name: array[:5] for name, array in batch.items()}
-    with pytest.raises(UserError, match=r"config.loss.mixup_alpha = 0.4: .* part of 5"):
+    with refused("config.loss.mixup_alpha", 0.4, "value"):
         task(LossConfig(mixup_alpha=0.4)).loss_fn(params, {}, batch, jax.random.key(0))
