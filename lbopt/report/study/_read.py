@@ -122,7 +122,9 @@ def _cell(
     size: int, runs: Sequence[Tested], search: SearchConfig, metric: Metric, has_target: bool
 ) -> Cell:
     searched = tuple(run for run, _ in runs if not run.is_final)
-    final = tuple(run for run, _ in runs if run.is_final)
+    # By seed: a bootstrap must not depend on the order in which trials ended.
+    tested = sorted((pair for pair in runs if pair[0].is_final), key=lambda pair: pair[0].seed)
+    final = tuple(run for run, _ in tested)
     tried, scores = _candidates(searched, metric), metric.scores(final, "test")
     cut = cut_warmups(tried)
     probes = [run.probes for run in final if run.probes]
@@ -132,7 +134,7 @@ def _cell(
         global_batch_size=size,
         search=searched,
         final=final,
-        examples=tuple(examples for run, examples in runs if run.is_final),
+        examples=tuple(examples for _, examples in tested),
         candidates=tried,
         scores=scores,
         test=metric.spread(scores),

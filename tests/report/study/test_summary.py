@@ -58,6 +58,11 @@ def test_the_limit_of_an_arm_is_that_of_its_seeds():
     assert (fit["threshold"], fit["first_past"]) == (pytest.approx(0.9675), 256)
 
 
+def test_the_order_in_which_trials_ended_does_not_matter():
+    config, rows = synthetic.make_study({"arm": Truth((0.98, 0.975, 0.9), spread=0.02)})
+    assert summarize(config, rows[::-1])["arms"] == summarize(config, rows)["arms"]
+
+
 def test_the_limit_of_a_perplexity_is_in_percent_of_it():
     truth = Truth((100.0, 104.0, 130.0), spread=0.05)
     found = only(truth, perplexity=True)["limit"]
