@@ -304,42 +304,37 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def _of_two_moments(config: OptimizerConfig, weight_decay, stacked) -> dict[str, Any]:
+    """Return the options that `lamb` and `lans` share."""
+    return {
+        "b1": config.b1,
+        "b2": config.b2,
+        "eps": config.eps,
+        "weight_decay": _decay(config, weight_decay),
+        "weight_decay_mask": _decayed_leaves(config),
+        "trust_ratio_mask": _adapted_leaves(config),
+        "stacked": stacked,
+        "mu_dtype": config.mu_dtype,
+        "nu_dtype": config.nu_dtype,
+        **_given(trust_ratio_bounds=config.trust_ratio_bounds),
+    }
+
+
 def _lamb(
     config: OptimizerConfig, learning_rate, weight_decay, stacked
 ) -> optax.GradientTransformation:
     return lamb(
         learning_rate,
-        config.b1,
-        config.b2,
-        config.eps,
-        _decay(config, weight_decay),
-        _decayed_leaves(config),
-        _adapted_leaves(config),
         max_grad_norm=None,  # make_optimizer or the step clips
         variant=cast(LambVariant, config.variant),
-        stacked=stacked,
-        mu_dtype=config.mu_dtype,
-        nu_dtype=config.nu_dtype,
-        **_given(trust_ratio_bounds=config.trust_ratio_bounds),
+        **_of_two_moments(config, weight_decay, stacked),
     )
 
 
 def _lans(
     config: OptimizerConfig, learning_rate, weight_decay, stacked
 ) -> optax.GradientTransformation:
-    return lans(
-        learning_rate,
-        config.b1,
-        config.b2,
-        config.eps,
-        _decay(config, weight_decay),
-        _decayed_leaves(config),
-        _adapted_leaves(config),
-        config.trust_ratio_bounds,
-        stacked=stacked,
-        mu_dtype=config.mu_dtype,
-        nu_dtype=config.nu_dtype,
-    )
+    return lans(learning_rate, **_of_two_moments(config, weight_decay, stacked))
 
 
 def _lars(

@@ -88,9 +88,8 @@ def _parts(mesh: Mesh) -> Mesh:
 def _torus_lines(mesh: Mesh) -> list[int]:
     """Return the torus axis along which each prime's mesh axis steps.
 
-    It is 0 for all if one of them steps along two.
-
-    The cores of a chip count as neighbours along x.
+    It is 0 for all if one of them steps along two, or if the devices have no coordinates. The cores
+    of a chip count as neighbours along x.
     """
     primes = _primes(mesh.size // num_slices(mesh))
     devices = list(mesh.devices.flat)[: math.prod(primes)]  # slices are alike
