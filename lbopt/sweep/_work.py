@@ -125,8 +125,8 @@ class Work:
           ready: Function of a program's key that returns whether it is compiled.
 
         Returns:
-          The key of the program, which this thread uses until it calls `leave`. None if all trials
-          are finished or running.
+          The key of the program, which this thread uses until it calls `leave`. None once every
+          cell is finished, or after `stop`.
         """
         with self._changed:
             while not self._stopped and self._open:

@@ -33,7 +33,7 @@ from lbopt.workdir import (
     write_text,
 )
 
-_ADVICE = "lower the learning rate, or clip the gradients"
+_ADVICE = "lower base_learning_rate, or clip by max_grad_norm"
 _STALLED_SHARE = 0.5
 """Share of a layer's weights: if an update leaves more of them unchanged, the user is warned."""
 _SHOWN = (
@@ -359,7 +359,7 @@ class _PhaseLoop:
             self._stop_at_nan(what)
         if self.status.broken_step is None:
             self.status.broken_step = step
-            self.progress.say(f"{what}, and the run goes on: {_ADVICE}")
+            self.progress.say(f"{what}, and the run goes on (stop_at_nan = False): {_ADVICE}")
 
     def _stop_at_nan(self, what: str) -> None:
         """End the run because a loss or the network is not finite."""

@@ -127,7 +127,7 @@ def test_a_data_set_takes_examples_by_index():
 
 
 class Counted(ArrayDataset):
-    """A data set that makes a file for every shard that is read, in any process."""
+    """A data set that makes a file for every piece of a batch that is read, in any process."""
 
     def __init__(self, folder, reading):
         super().__init__({"number": np.arange(100_000)})
@@ -151,6 +151,6 @@ def test_what_is_read_ahead_is_bounded(threads, processes, tmp_path):
         time.sleep(0.5)
         before = made
         made = len(list(tmp_path.iterdir()))
-    # One batch is joined and one is ahead. Each process has shards in its threads, and a few are on
+    # One batch is joined and one is ahead. Each process has pieces in its threads, and a few are on
     # the way to the training process.
     assert 2 * pieces - threads <= made <= 2 * pieces + (threads + 3) * max(processes, 1)

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import pathlib
+import re
 import tarfile
 import threading
 import time
@@ -217,8 +218,9 @@ def test_a_folder_that_shows_what_is_new_late_is_looked_at_again(tmp_path, monke
     with Checkpoints(tmp_path, job=job) as checkpoints:
         assert checkpoints.steps() == [1, 2]
         assert job.looks == -1
-    with troubled(str(tmp_path / "checkpoints"), NO_VALUE, "mismatch"):
+    with troubled(str(tmp_path / "checkpoints"), NO_VALUE, "mismatch") as caught:
         Checkpoints(tmp_path, job=SlowFolder(10**6))
+    assert re.search(r"process 0 .*\[1, 2\].*process 1 .*\[1\]", caught.value.reason)
 
 
 def test_a_checkpoint_from_before_there_were_aggregators_is_read(tmp_path, monkeypatch):

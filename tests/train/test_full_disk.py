@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import subprocess
@@ -161,8 +162,9 @@ def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     with Checkpoints(tmp_path) as checkpoints:
         monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=1 << 20))
-        with troubled(str(tmp_path / "checkpoints"), NO_VALUE, "resource"):
+        with troubled(str(tmp_path / "checkpoints"), NO_VALUE, "resource") as caught:
             checkpoints.save(state, None)
+        assert re.search(r"\b1\.1 MiB .*\b1\.0 MiB", caught.value.reason)  # needed, free
         assert not list((tmp_path / "checkpoints").iterdir())
         assert checkpoints.steps() == []
 

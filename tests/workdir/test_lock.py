@@ -59,8 +59,9 @@ def test_the_whole_and_a_shard_exclude_each_other(tmp_path, shards):
 def test_a_shard_of_another_config_is_refused_and_nothing_changes(tmp_path):
     with opened(tmp_path / "w", "1/2"):
         before = (tmp_path / "w" / "config.json").read_bytes()
-        with refused("--workdir", str(tmp_path / "w"), "exists"):
+        with refused("--workdir", str(tmp_path / "w"), "exists") as caught:
             opened(tmp_path / "w", "2/2", {"name": "study", "value": 2}).__enter__()
+        assert "value is 1 there and 2 here" in caught.value.reason
         assert (tmp_path / "w" / "config.json").read_bytes() == before
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from lbopt.config import TASKS, DataConfig
 from lbopt.data._arrays import Reading, Splits
+from lbopt.data.from_config._naming import naming_data
 from lbopt.data.from_config._source import Source, load_source
 from lbopt.data.from_config._text import Learned
 from lbopt.data.images import image_shape
@@ -83,18 +84,19 @@ def known_source(
     A data set that is not known is loaded. The arguments are those of `load_source`.
 
     Raises:
-      UserError: If a field does not fit the data.
+      UserError: If a field, named as in `load_source`, does not fit the data.
       EnvironmentProblem: If the data are neither known nor on this machine.
     """
     found = None
-    if data.name == "images":
-        found = _images(data)
-    elif data.name == "text_mlm":
-        found = _masked(data)
-    elif data.name == "squad" and _plain_name(data.builder) == "squad":
-        found = _questions(data)
-    elif data.name == "ptb":
-        found = _running(data, global_batch_size)
+    with naming_data():
+        if data.name == "images":
+            found = _images(data)
+        elif data.name == "text_mlm":
+            found = _masked(data)
+        elif data.name == "squad" and _plain_name(data.builder) == "squad":
+            found = _questions(data)
+        elif data.name == "ptb":
+            found = _running(data, global_batch_size)
     return found or load_source(data, global_batch_size, learned)
 
 

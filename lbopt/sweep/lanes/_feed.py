@@ -19,7 +19,8 @@ _MOST_EXAMPLES = 2**17
 _MOST_BYTES = 2**28
 """Most bytes that one call is fed, for all its trials."""
 _FEWEST_CHECKS = 8
-"""Minimum number of host checks per trial, so a diverged trial's lane is freed early."""
+"""Minimum number of host checks per trial, so a diverged trial's lane is freed early. A trial that
+runs alone needs none."""
 
 
 class Feed:

@@ -131,6 +131,8 @@ class Session:
     def advance(self, records: Mapping[int, Record]) -> None:
         """Take steps in all lanes, until a trial has to be probed or evaluated, or ends.
 
+        A call takes at most `Feed.num_steps` steps, and may stop before that.
+
         Args:
           records: Records of the trials by lane, to which the steps are added; lanes without one
             are ignored.

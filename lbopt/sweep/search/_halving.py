@@ -44,7 +44,8 @@ def halving_bracket(eta: int, min_budget: float, max_budget: float, num_candidat
 
     Args:
       eta: Factor between the budgets of two rungs, >= 2.
-      min_budget: Smallest budget; the first rung has the smallest max_budget / eta^k above it.
+      min_budget: Smallest budget; the first rung has the smallest max_budget / eta^k that is not
+        below it.
       max_budget: Budget of the last rung, in the same unit.
       num_candidates: Number of candidates in the first rung, >= 1.
 

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from refusal import refused
 
 from lbopt.config import DataConfig
 from lbopt.data.from_config import _known, load_source
@@ -52,6 +53,18 @@ def test_running_text_is_shaped_as_the_topics_are(carry_state):
         assert of_examples(ours) == of_examples(theirs)
     assert blank.num_streams == embedded.num_streams
     assert len(blank.splits.train) == 929_588 // (16 * 8) * 8 if carry_state else (929_588 // 16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "global_batch_size", "named"),
+    [
+        ({"carry_state": True}, 10**6, "global_batch_size"),
+        ({"sequence_length": 2 * 10**6}, 8, "data.sequence_length"),
+    ],
+)
+def test_what_does_not_fit_is_named_as_where_data_are_loaded(fields, global_batch_size, named):
+    with refused(named):
+        _known.known_source(DataConfig("ptb", **fields), global_batch_size)
 
 
 def test_questions_are_shaped_as_windows_are():

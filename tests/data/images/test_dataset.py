@@ -1,5 +1,7 @@
 """Images on disk and in memory for training and evaluation, and damaged records."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -145,8 +147,9 @@ def test_evaluation_leaves_damaged_records_out_and_counts(damaged):
 
 @pytest.mark.parametrize("limit", [0, 3])
 def test_one_damaged_record_too_many_ends_the_run(damaged, limit):
-    with troubled("max_damaged_records", limit, "damaged"):
+    with troubled("max_damaged_records", limit, "damaged") as caught:
         list(eval_batches(dataset(damaged, limit), 16))
+    assert re.match(r"record \d+ of here ", caught.value.reason)
 
 
 def test_a_data_set_without_a_good_record_says_so(damaged):
@@ -266,5 +269,6 @@ def test_small_records_that_are_damaged_are_left_out(thumbnails, encoded):
     arrays = load_image_arrays([*records[:2], *wrong, *records[2:]], (8, 8, 1), 10, count)
     np.testing.assert_array_equal(arrays["image"], pixels)
     assert len(count) == 3
-    with troubled("max_damaged_records", 0, "damaged"):
+    with troubled("max_damaged_records", 0, "damaged") as caught:
         load_image_arrays([*records, wrong[0]], (8, 8, 1), 10, DamagedCount("here", 0))
+    assert "9 x 8" in caught.value.reason

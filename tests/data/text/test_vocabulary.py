@@ -66,7 +66,7 @@ WHOLE = "\n".join(SPECIAL_TOKENS)
 @pytest.mark.parametrize(
     ("content", "code", "quoted"),
     [
-        (None, "damaged", ""),
+        (None, "missing", ""),
         (b"", "damaged", ""),
         (b"\xff\n", "damaged", "UTF-8"),
         (f"{WHOLE}\na\na\n".encode(), "damaged", "['a']"),
