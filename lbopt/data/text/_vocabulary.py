@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 from lbopt import _typed_json, paths
 from lbopt._shown import one_line
 from lbopt.data.text._pieces import CONTINUED, SPECIAL_TOKENS, UNK
-from lbopt.errors import EnvironmentProblem, UserError, brief, require
+from lbopt.errors import Code, EnvironmentProblem, UserError, brief, require
 
 VOCABULARY_FILE = "vocab.txt"
 SETTINGS_FILE = "tokenizer_config.json"
@@ -128,7 +128,7 @@ def read_vocabulary(path: paths.GivenPath) -> list[str]:
         text = _typed_json.read_bytes(file, _typed_json.MOST_BYTES).decode()
     except (OSError, ValueError) as error:
         fix = f"it cannot be read as UTF-8 text ({error}); use a vocab.txt"
-        code = "missing" if isinstance(error, FileNotFoundError) else "damaged"
+        code: Code = "missing" if isinstance(error, FileNotFoundError) else "damaged"
         raise UserError("vocabulary", str(path), fix, code=code) from error
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     pieces = lines[:-1] if lines[-1] == "" else lines
