@@ -65,6 +65,8 @@ class ImportGraph:
     @functools.cache  # noqa: B019  there is one graph, which lives as long as the program
     def imports(self, path: pathlib.Path) -> frozenset[pathlib.Path]:
         """Return the files that one file needs: imported modules, fixtures and named configs."""
+        if path.suffix not in (".py", ".pyi"):
+            return frozenset()
         text = path.read_text()
         tree = ast.parse(text)
         found = {file for name in _names(tree) for file in self._files(name)}
@@ -73,6 +75,8 @@ class ImportGraph:
             found |= self._fixtures(path)
             words = set(re.findall(r"\w+", text))
             found |= {file for stem, file in self.configs.items() if stem in words}
+        if self.root / "tests" / "tpu" in path.parents:
+            found |= set((self.root / "tpu").rglob("*"))  # they run its scripts
         return frozenset(found - {path})
 
     def _fixtures(self, path: pathlib.Path) -> set[pathlib.Path]:

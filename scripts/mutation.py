@@ -1,9 +1,11 @@
 """Plant faults in a copy of lbopt, one at a time, and see which tests catch them.
 
-The faults are drawn at random, equally many from each package. The everyday tests run until the first
-failure, beginning with those nearest to the faulty module. The results are kept in a JSONL file, one
-fault a line; the same command resumes where it was stopped. A fault that changes nothing anybody could
-observe is no gap in the tests: set `"equivalent": true` in its line.
+The faults are drawn at random, equally many from each package. The tests run once without a fault, to
+find which of them execute which line. Then those that execute the faulty line run until the first
+failure, beginning with those nearest to the faulty module; all tests run for a line that is executed
+when its module is imported. The results are kept in a JSONL file, one fault a line; the same command
+resumes where it was stopped. A fault that changes nothing anybody could observe is no gap in the
+tests: set `"equivalent": true` in its line.
 """
 
 import argparse
@@ -26,11 +28,12 @@ from collections.abc import Iterator, Sequence
 
 from faults import Fault, all_faults
 from import_graph import ImportGraph
+from reached_lines import ReachedLines, measure
 
 ROOT = pathlib.Path(__file__).parents[1]
-STAGES = (8, 40, None)
-"""Number of test files in the first runs of pytest; most faults are caught by the nearest files."""
-EVERYDAY, SLOW = "not slow", "slow"
+STAGES = (40, 400, None)
+"""Number of tests in the first runs of pytest; most faults are caught by the nearest tests."""
+EVERYDAY, SLOW = "not slow", "slow and not exhaustive"
 
 
 @dataclasses.dataclass
@@ -89,7 +92,12 @@ def main(argv: Sequence[str]) -> int:
         save(file, mutants)
 
     with copy_of_tree() as folder:
-        tests = Tests(folder, options.workers, options.timeout_s)
+        data = file.with_suffix(".coverage")
+        if not data.exists():
+            selection = "not exhaustive" if options.also_slow else EVERYDAY
+            print("running the tests without a fault, to see what they execute", flush=True)
+            measure(folder, data, ["-m", selection, "-n", options.workers, "--dist", "worksteal"])
+        tests = Tests(folder, ReachedLines(ROOT, data), options.workers, options.timeout_s)
         for number, mutant in enumerate(mutants, 1):
             print(
                 f"{number}/{len(mutants)} {mutant.file}:{mutant.fault.line} {mutant.fault.kind}",
@@ -178,35 +186,46 @@ class Tests:
 
     Args:
       folder: The copy.
+      reached: Which tests execute which line.
       workers: Number of processes of pytest.
       timeout_s: Seconds after which a run counts as a failure: a fault may make a loop endless.
     """
 
-    def __init__(self, folder: pathlib.Path, workers: str, timeout_s: float):
+    def __init__(self, folder: pathlib.Path, reached: ReachedLines, workers: str, timeout_s: float):
         self.folder = folder
+        self.reached = reached
         self.workers = workers
         self.timeout_s = timeout_s
         self.graph = ImportGraph(folder)
         self.unsound: set[str] = set()
 
-    def first_failure(self, module: pathlib.Path, selection: str) -> str | None:
+    def first_failure(self, module: pathlib.Path, line: int, selection: str) -> str | None:
         """Return the first test that fails among those of a selection, None if all pass."""
-        near = list(self.graph.nearest_tests({module}))
-        others = [test for test in self.graph.tests() if test not in near]
-        waiting = [*near, *others, self.folder / "lbopt"]
-
+        waiting = self.tests_of(module, line)
         for stage in STAGES:
-            files, waiting = waiting[:stage], waiting[stage:] if stage else []
-            failed = self.run(
-                [
-                    *("-x", "-m", selection, "-n", self.workers),
-                    *(f"--deselect={test}" for test in sorted(self.unsound)),
-                    *map(str, files),
-                ]
-            )
+            now, waiting = waiting[:stage], waiting[stage:] if stage else []
+            if not now:
+                return None
+            deselected = [f"--deselect={test}" for test in sorted(self.unsound)]
+            names = self.folder / "tests-to-run.txt"
+            names.write_text("\n".join(now))
+            failed = self.run(["-x", "-m", selection, "-n", self.workers, *deselected, f"@{names}"])
             if failed is not None:
                 return failed
         return None
+
+    def tests_of(self, module: pathlib.Path, line: int) -> list[str]:
+        """Return the tests that execute a line, or all test files; the nearest come first."""
+        near = [str(file.relative_to(self.folder)) for file in self.graph.nearest_tests({module})]
+        files = [str(file.relative_to(self.folder)) for file in self.graph.tests()]
+        others = [file for file in files if file not in near]
+        in_order = [*near, *others, "lbopt"]
+
+        reaching = self.reached.tests(module.relative_to(self.folder), line)
+        if reaching is None:
+            return in_order
+        place = {file: number for number, file in enumerate(in_order)}
+        return sorted(reaching, key=lambda test: (place.get(test.partition("::")[0], -1), test))
 
     def run(self, arguments: Sequence[str]) -> str | None:
         """Run pytest; return the first failing test or another reason, None if all passed."""
@@ -277,7 +296,7 @@ def first_sound_failure(
         begin = time.monotonic()
         path.write_text(mutant.fault.plant(source))
         try:
-            found = tests.first_failure(path, selection)
+            found = tests.first_failure(path, mutant.fault.line, selection)
         finally:
             path.write_text(source)
         mutant.seconds += time.monotonic() - begin

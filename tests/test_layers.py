@@ -1,6 +1,7 @@
 """Import directions between packages, private modules, and the places of heavy libraries."""
 
 import ast
+import functools
 import pathlib
 import subprocess
 import sys
@@ -113,15 +114,17 @@ def room(file):
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@functools.cache
 def imported(file):
-    """Yield the dotted names that a file imports, also inside functions."""
+    """Return the dotted names that a file imports, also inside functions."""
+    names = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
 def rooms_imported(file):
