@@ -80,7 +80,8 @@ def agvm(
       eps: constant > 0 added to both sides of the quotient.
       adam_b2: decay rate of the second moment, for optimizers of Adam's family. Instead of
         gradients it compares a / (sqrt(v') + adam_eps), with
-        v' = adam_b2 v + (1 - adam_b2) (a / R)^2 and the optimizer's second moment v. None compares gradients.
+        v' = adam_b2 v + (1 - adam_b2) (a / R)^2 and the optimizer's second moment v. None compares
+        gradients.
       adam_eps: constant >= 0 in that quotient.
 
     Returns:

@@ -306,9 +306,9 @@ def as_optax(
       mesh: A one-axis mesh over which that axis is sharded; None for one device.
 
     Returns:
-      A transformation whose state is an `AggregatorState` with plain lists in `local`: an array with
-      a replica axis in the parameters' own containers would inherit their sharding. Its `update`
-      takes gradients [replicas, *shape] and returns ((updates, aux), state): pass it to
+      A transformation whose state is an `AggregatorState` with plain lists in `local`, since an
+      array with a replica axis in the parameters' own containers would inherit their sharding. Its
+      `update` takes gradients [replicas, *shape] and returns ((updates, aux), state): pass it to
       `optax.experimental.aggregating.process(..., aggregator_has_aux=True)`, or use `aggregate`.
       Aggregators that need the second moment take the keyword argument `second_moment`.
 

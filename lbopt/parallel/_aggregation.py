@@ -179,7 +179,7 @@ class Aggregation:
         return Aggregated(*mapped(rows, state.aggregator_state, extra))
 
     def mapped(self, rows: types.PyTree, state: TrainState) -> Aggregated:
-        """Aggregate in a function mapped over replicas, each with its own row of `local` ("pmap")."""
+        """Aggregate in a function mapped by "pmap": each replica has its own row of `local`."""
         own = state.aggregator_state
         own = own._replace(local=jax.tree.map(lambda x: x[None], own.local))
         found = self.aggregator.update(

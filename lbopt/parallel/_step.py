@@ -354,8 +354,8 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
         )
         return jax.lax.psum(metrics, DATA_AXIS)
 
-    # jax 0.10.2 takes an in_axes of three entries for one per leaf if there are three leaves, so the
-    # batch is one level down.
+    # If the arguments have three leaves, jax 0.10.2 takes an in_axes of three entries for one per
+    # leaf. The batch is one level down, which cannot be mistaken.
     split = _by_replica(mesh)
     mapped = jax.pmap(
         _stating(summed, mesh, DATA_AXIS),
