@@ -243,9 +243,8 @@ class MemberJob(Job):
         if self._problem is not None:
             raise self._problem
         if self._lost:
-            raise EnvironmentProblem(
-                "the guard of this process has ended; run the same command again", code="resource"
-            )
+            fix = "it has ended; run the same command again"
+            raise EnvironmentProblem("guard of this process", reason=fix, code="resource")
 
     def _listen(self) -> None:
         while (messages := self._wire.receive()) is not None:

@@ -6,6 +6,7 @@ import collections
 import functools
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -100,10 +101,10 @@ def available_devices() -> list[jax.Device]:
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:
-        said = str(error) or f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')!r}"
-        raise EnvironmentProblem(
-            f"no devices: {said}; install the platform's extra or unset JAX_PLATFORMS"
-        ) from error
+        wanted = os.environ.get("JAX_PLATFORMS")
+        said = f" ({error})" if str(error) else ""
+        fix = f"no devices{said}; install the platform's extra, or unset the variable"
+        raise EnvironmentProblem("JAX_PLATFORMS", wanted, fix, code="installation") from error
 
 
 def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
@@ -180,40 +181,41 @@ def put_batch(mesh: Mesh, batch: types.Batch) -> types.Batch:
 
 def check_batch(batch: types.Batch) -> int:
     """Return a batch's size; raise `UserError` unless its leaves are arrays of one length."""
-    sizes: dict[int, str] = {}
+    first: str | None = None
+    size = 0
     for name, leaf in zip(tree.leaf_names(batch), jax.tree.leaves(batch), strict=True):
-        shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
-        if shape is None or dtype is None:
-            raise UserError(
-                f"batch/{name} = {leaf!r:.40}: not an array; give np.asarray of one value per example"
-            )
-        if isinstance(dtype, np.dtype) and dtype.kind in "OSUMm":
-            raise UserError(
-                f"batch/{name}: dtype {dtype}; encode it as numbers of one shape, "
-                "or leave it out of the batch"
-            )
-        if not isinstance(leaf, jax.ShapeDtypeStruct):
-            try:
-                jax.typeof(leaf)
-            except (TypeError, ValueError) as error:
-                raise UserError(
-                    f"batch/{name}: {type(leaf).__name__} of dtype {dtype}, which JAX does not take; "
-                    "give a plain np.asarray of a native dtype of at most 64 bits"
-                ) from error
-        if not shape:
-            raise UserError(
-                f"batch/{name}: a scalar; give one value per example, "
-                f"np.full(batch_size, {name.split('/')[-1]})"
-            )
-        sizes.setdefault(shape[0], name)
-    require(sizes, "batch", batch, "it has no arrays; give {name: array [batch, ...]}")
-    if len(sizes) > 1:
-        (one, first), (other, second), *_ = sizes.items()
-        raise UserError(
-            f"batch/{second}: {other} examples, batch/{first} has {one}; "
-            "give all arrays the same leading axis"
-        )
-    return next(iter(sizes))
+        _check_leaf(f"batch/{name}", leaf)
+        if first is None:
+            first = name
+            size = leaf.shape[0]
+        number = leaf.shape[0]
+        fix = f"{number} examples, batch/{first} has {size}; give all the same leading axis"
+        require(number == size, f"batch/{name}", leaf, fix, code="mismatch")
+    require(first is not None, "batch", batch, "it has no arrays; give {name: array [batch, ...]}")
+    return size
+
+
+def _check_leaf(field: str, leaf: Any) -> None:
+    """Raise `UserError` unless a leaf of a batch is an array of examples that JAX takes."""
+    shape = getattr(leaf, "shape", None)
+    dtype = getattr(leaf, "dtype", None)
+    if shape is None or dtype is None:
+        fix = "not an array; give np.asarray of one value per example"
+        raise UserError(field, leaf, fix, code="type")
+    if isinstance(dtype, np.dtype) and dtype.kind in "OSUMm":
+        fix = f"dtype {dtype}; encode it as numbers of one shape, or leave it out of the batch"
+        raise UserError(field, leaf, fix, code="type")
+
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        try:
+            jax.typeof(leaf)
+        except (TypeError, ValueError) as error:
+            fix = f"{type(leaf).__name__} of dtype {dtype}, which JAX does not take; give a plain "
+            fix += "np.asarray of a native dtype of at most 64 bits"
+            raise UserError(field, leaf, fix, code="type") from error
+    if not shape:
+        fix = "a scalar; give one value per example, np.full(batch_size, value)"
+        raise UserError(field, leaf, fix, code="type")
 
 
 def check_divisible(

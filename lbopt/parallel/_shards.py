@@ -257,7 +257,7 @@ def gather_along_axes(mesh: Mesh, x: jax.Array) -> jax.Array:
 
 
 def _along_lines(mesh: Mesh, spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
-    """Return (dimension, mesh axes) in the order of the torus axes; axes of an entry share a line."""
+    """Return (dimension, mesh axes) in the order of the torus axes; an entry's axes share a line."""
     lines = _torus_lines(mesh)
     steps = []
     for line in sorted(set(lines)):
@@ -287,10 +287,9 @@ def check_placed(state: TrainState, sharding: TrainState) -> None:
         if getattr(leaf, "committed", False) and not leaf.sharding.is_equivalent_to(
             where, leaf.ndim
         ):
-            raise UserError(
-                f"{name}: it lies as {leaf.sharding}, and the step needs it elsewhere; "
-                "use jax.device_put(state, step.state_sharding(state))"
-            )
+            fix = "the step needs another sharding; use "
+            fix += "jax.device_put(state, step.state_sharding(state))"
+            raise UserError(name, leaf.sharding, fix, code="mismatch")
 
 
 def with_shardings(shapes: types.PyTree, shardings: types.PyTree) -> types.PyTree:

@@ -227,7 +227,7 @@ def build_mesh(parallel: ParallelConfig, devices: Sequence[jax.Device] | None = 
     Raises:
       UserError: naming the field that does not fit them.
     """
-    with errors.under("parallel"):
+    with errors.under("parallel", ("num_devices", "order")):
         mesh = make_mesh(parallel.num_devices, devices, parallel.order)
         taking_part = len({device.process_index for device in mesh.devices.flat})
         fix = (
