@@ -147,7 +147,8 @@ def agvm(
         rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
     ) -> Aggregated:
         count, scale, before = state.shared
-        grads, total = _protocol.widened(rows), group.num_replicas
+        grads = _protocol.widened(rows)
+        total = group.num_replicas
         modules = resolve_labels(labels, rows)
         within = count >= start if stop is None else (count >= start) & (count <= stop)
 

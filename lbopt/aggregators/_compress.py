@@ -147,7 +147,8 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
         return {"values": jnp.take_along_axis(x, places, -1), "places": places.astype(jnp.int32)}
 
     def decompress(message: Message, known: Known) -> jax.Array:
-        values, places = message["values"], message["places"]
+        values = message["values"]
+        places = message["places"]
         lead = values.shape[:-1]
         rows = jnp.arange(math.prod(lead), dtype=jnp.int32)[:, None]
         flat = jnp.zeros((len(rows), known.size), values.dtype)
@@ -264,7 +265,8 @@ def _packed(positive: jax.Array, known: Known) -> jax.Array:
 
     A matrix keeps its layout. Bit b of byte j is number b ceil(n / 8) + j.
     """
-    lead, length = positive.shape[: positive.ndim - len(known.shape)], -(-known.size // 8)
+    lead = positive.shape[: positive.ndim - len(known.shape)]
+    length = -(-known.size // 8)
     matrix = _eighths(known.shape)
     if not matrix:
         positive = jnp.pad(

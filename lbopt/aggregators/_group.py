@@ -187,7 +187,8 @@ class Shares:
         """Turn arrays [..., m, n] and [..., m] back into a pytree of arrays [..., *shape]."""
         leaves: list[Any] = [None] * len(self._shapes)
         for (width, numbers, _), rows in zip(self._stacks, packed, strict=True):
-            axis, start = rows.ndim - (2 if width else 1), 0
+            axis = rows.ndim - (2 if width else 1)
+            start = 0
             for number in numbers:
                 stop = start + self._height(number, width)
                 own = jax.lax.slice_in_dim(rows, start, stop, axis=axis)
@@ -196,8 +197,10 @@ class Shares:
         return jax.tree.unflatten(self._structure, leaves)
 
 
-_LANES, _TILE_ROWS = 128, 32
-"""Columns, and rows of 8-bit numbers, in a tile of a TPU."""
+_LANES = 128
+"""Columns of a tile of a TPU."""
+_TILE_ROWS = 32
+"""Rows of 8-bit numbers in a tile of a TPU."""
 
 
 def matrix_width(shape: tuple[int, ...]) -> int:

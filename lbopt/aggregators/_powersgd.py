@@ -99,7 +99,8 @@ def powersgd(
         plans = planned(params)
         keys = jax.random.split(jax.random.key(seed), (len(plans), 2))
         left: list[Any] = [()] * len(plans)
-        right, local = list(left), list(left)
+        right = list(left)
+        local = list(left)
         for leaf, plan in enumerate(plans):
             if plan.rank:
                 left[leaf] = jax.random.normal(
@@ -127,7 +128,10 @@ def powersgd(
             transposed: bool, local: list[Any], left: list[Any], right: list[Any]
         ) -> tuple[Any, ...]:
             ours, theirs = (right, left) if transposed else (left, right)
-            ours, theirs, local, out = list(ours), list(theirs), list(local), list(leaves)
+            ours = list(ours)
+            theirs = list(theirs)
+            local = list(local)
+            out = list(leaves)
 
             def product(own: jax.Array, other: jax.Array) -> jax.Array:
                 """Return P Q^T, [layers, m, n], or one of each replica."""

@@ -195,7 +195,8 @@ def remembered_state(
       opt_state: The optimizer's state after its update.
       old_opt_state: The optimizer's state before it.
     """
-    counts, old_counts = _skips(opt_state), _skips(old_opt_state)
+    counts = _skips(opt_state)
+    old_counts = _skips(old_opt_state)
     if not counts:
         return new
     skipped = jnp.any(jnp.stack(counts) > jnp.stack(old_counts))
@@ -368,7 +369,8 @@ def as_optax(
             return tuple(aggregator.update(rows, state, Group(num_replicas, axis), seen))
 
         if mesh is not None:
-            rows, whole = PartitionSpec(axis), PartitionSpec()
+            rows = PartitionSpec(axis)
+            whole = PartitionSpec()
             states = AggregatorState(rows, whole, whole)
             inside = jax.shard_map(
                 inside,
@@ -448,7 +450,8 @@ def aggregate(
     [-1.  -1.5]
     """
     require_transformation("tx", tx)
-    first, second = as_optax(aggregator, num_replicas, mesh), optax.with_extra_args_support(tx)
+    first = as_optax(aggregator, num_replicas, mesh)
+    second = optax.with_extra_args_support(tx)
 
     def init_fn(params: types.Params) -> tuple[AggregatorState, Any]:
         aggregator.check_chain(jax.eval_shape(tx.init, params), params)

@@ -390,7 +390,8 @@ class _Guard:
 
     def _from_member(self, message: dict[str, Any]) -> None:
         if "beat" in message:
-            self._state, self._spoke = message, time.monotonic()
+            self._state = message
+            self._spoke = time.monotonic()
         elif "failed" in message:
             self._has_spoken = True
             code = message["failed"]
@@ -480,7 +481,8 @@ class _Guard:
         Args:
           with_traceback: Whether to let the child print its stack first, after a hang.
         """
-        child, self._child = self._child, None
+        child = self._child
+        self._child = None
         if child is None:
             return
         if with_traceback and child.poll() is None:

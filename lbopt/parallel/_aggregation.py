@@ -37,7 +37,8 @@ from lbopt.parallel import _parts
 from lbopt.parallel._mesh import DATA_AXIS, num_slices
 from lbopt.parallel._state import TrainState
 
-REPLICA_AXIS, WITHIN_AXIS = "replica", "within"
+REPLICA_AXIS = "replica"
+WITHIN_AXIS = "within"
 
 _ITS_SURROUNDINGS = ("num_replicas", "opt_state", "tx")
 """Fields of errors of an aggregator that does not go with the replicas or the optimizer."""
@@ -102,7 +103,8 @@ class Aggregation:
             self.aggregator.check_chain(state.opt_state, state.params)
             if self.aggregator.needs_second_moment:
                 second_moment_of(state.opt_state)
-        wanted, got = jax.eval_shape(self.init, state.params), state.aggregator_state
+        wanted = jax.eval_shape(self.init, state.params)
+        got = state.aggregator_state
         ours: Any = jax.tree.structure(wanted)
         if ours != jax.tree.structure(got):
             fix = "the training state has none of its state; use state = step.place(state)"
@@ -147,7 +149,8 @@ class Aggregation:
 
     def sharding(self, state: AggregatorState) -> AggregatorState:
         """Return where each array of its state (or of the shapes) lies."""
-        mesh, specs = self._mesh, self._specs()
+        mesh = self._mesh
+        specs = self._specs()
         if self._pmapped_on is not None:
             mesh = self._pmapped_on
             specs = AggregatorState(
@@ -167,7 +170,8 @@ class Aggregation:
             return self.aggregator.update(
                 rows, state.aggregator_state, Group(self.num_replicas), extra
             )
-        whole, every = PartitionSpec(), PartitionSpec((REPLICA_AXIS, WITHIN_AXIS))
+        whole = PartitionSpec()
+        every = PartitionSpec((REPLICA_AXIS, WITHIN_AXIS))
         specs = self._specs()
         mapped = jax.shard_map(
             lambda *given: tuple(self._on_device(*given)),

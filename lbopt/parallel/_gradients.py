@@ -210,7 +210,8 @@ def weighed(
     """
     if weight is None:
         return grads
-    count, total = weight.size, jnp.sum(weight)
+    count = weight.size
+    total = jnp.sum(weight)
     if axis_name is not None:
         count *= jax.lax.axis_size(axis_name)
         total = jax.lax.psum(total, axis_name)

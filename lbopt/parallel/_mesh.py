@@ -116,7 +116,8 @@ def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
       by_compiler: the "jit" backend. Its mapped functions need Auto axes.
     """
     require(isinstance(mesh, Mesh), "mesh", mesh, "use lbopt.make_mesh()")
-    names, types_of_axes = mesh.axis_names, mesh.axis_types
+    names = mesh.axis_names
+    types_of_axes = mesh.axis_types
     fix = f"use lbopt.make_mesh(), or Mesh(mesh.devices.ravel(), ({DATA_AXIS!r},))"
     require(
         DATA_AXIS in names,

@@ -15,7 +15,8 @@ def shape_of_rows(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
 
     The number of devices divides m.
     """
-    size, width = math.prod(shape), matrix_width(shape)
+    size = math.prod(shape)
+    width = matrix_width(shape)
     if size and width:
         height = math.prod(shape) // width
         padding = row_padding(height, devices)

@@ -163,7 +163,8 @@ def on_one_device(reduction: Reduction | None) -> Strategy:
     """Return the reduction of one device with the whole batch: only an aggregator does work."""
     if not isinstance(reduction, Aggregate):
         return BY_COMPILER
-    number, over = reduction.replicas_per_device, reduction.over
+    number = reduction.replicas_per_device
+    over = reduction.over
     return aggregated(Aggregation(reduction.aggregator, None, number, over))
 
 

@@ -79,9 +79,11 @@ def _parts(mesh: Mesh) -> Mesh:
     """
     slices = num_slices(mesh)
     primes = _primes(mesh.size // slices)
-    names, shape = [f"part{axis}" for axis in range(len(primes))], primes
+    names = [f"part{axis}" for axis in range(len(primes))]
+    shape = primes
     if slices > 1:
-        names, shape = [SLICE_AXIS, *names], [slices, *primes]
+        names = [SLICE_AXIS, *names]
+        shape = [slices, *primes]
     return Mesh(mesh.devices.reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
 
 
@@ -226,7 +228,8 @@ def _scatter_one(mesh: Mesh, stacked: jax.Array, dtype: Any) -> jax.Array:
     spec = where.spec if not where.is_fully_replicated else PartitionSpec()
 
     def summed(row: jax.Array) -> jax.Array:
-        x, left = row[0].astype(dtype or row.dtype), set(parts.axis_names)
+        x = row[0].astype(dtype or row.dtype)
+        left = set(parts.axis_names)
         for dim, names in _along_lines(mesh, spec):
             x = jax.lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
             left -= set(names)
@@ -305,7 +308,8 @@ def _primes(number: int) -> list[int]:
     >>> _primes(12)
     [2, 2, 3]
     """
-    primes, candidate = [], 2
+    primes = []
+    candidate = 2
     while number > 1:
         while number % candidate == 0:
             primes.append(candidate)
