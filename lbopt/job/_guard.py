@@ -406,7 +406,7 @@ class _Guard:
         Args:
           code: Exit code of the process.
           line: What happened, without the name of the process.
-          kind: One of `hub.KINDS`.
+          kind: One of `_hub.KINDS`.
         """
         self._failed = code
         self._hub.send(failed=code, line=line, kind=kind)

@@ -115,7 +115,7 @@ class Hub:
 
     Attributes:
       address: (host, port) at which this host reaches the hub.
-      everywhere: Whether the hub listens on every interface; see `listening.listen`.
+      everywhere: Whether the hub listens on every interface; see `_listening.listen`.
     """
 
     def __init__(self, place: Place, secret: bytes):

@@ -311,13 +311,12 @@ def _differences(first: Any, other: Any, name: str) -> dict[str, tuple[Any, Any]
 
 def join_job() -> Job:
     """Return the job of this process: the one that its guard describes, or one of its own."""
-    described = os.environ.pop(
-        MEMBER_VARIABLE, None
-    )  # programs that this process starts are not members
+    # Programs that this process starts are not members, so the variable is removed.
+    described = os.environ.pop(MEMBER_VARIABLE, None)
     if described is None:
         return SoloJob()
     descriptor, *rest = json.loads(described)
     connection = socket.socket(fileno=descriptor)
-    # Else programs that this process starts would hide its end from the guard.
+    # A program that inherited the connection would hide this process's end from the guard.
     connection.set_inheritable(False)
     return MemberJob(connection, *rest)

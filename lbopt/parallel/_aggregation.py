@@ -92,7 +92,7 @@ class Aggregation:
         """Return the aggregator's first state; a pure function.
 
         Raises:
-          UserError: if the aggregator does not fit the parameters or the number of replicas.
+          UserError: If the aggregator does not fit the parameters or the number of replicas.
         """
         with self._refusing():
             return self.aggregator.first_state(self._parts_of(params), self.num_replicas)
@@ -119,7 +119,7 @@ class Aggregation:
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Name the aggregator in what it says of parameters and optimizers."""
+        """Name the aggregator in its errors about the replicas and the optimizer."""
         try:
             yield
         except UserError as error:
@@ -148,7 +148,7 @@ class Aggregation:
         return found if self._in_parts else found._replace(ring=found.ring / self._within)
 
     def sharding(self, state: AggregatorState) -> AggregatorState:
-        """Return where each array of its state (or of the shapes) lies."""
+        """Return the sharding of each array of the aggregator's state, or of its shapes."""
         mesh = self._mesh
         specs = self._specs()
         if self._pmapped_on is not None:
@@ -219,13 +219,14 @@ class Aggregation:
         return found._replace(updates=jax.tree.map(whole, found.updates, rows))
 
     def _specs(self) -> AggregatorState:
-        split = (WITHIN_AXIS,) if self._in_parts else ()  # of a scalar there is no axis to name
+        # Without shards the state may have scalars, which have no axis to name.
+        split = (WITHIN_AXIS,) if self._in_parts else ()
         return AggregatorState(
             PartitionSpec(REPLICA_AXIS, *split), PartitionSpec(*split), PartitionSpec()
         )
 
     def _parts_of(self, params: types.Params) -> types.Params:
-        """Return the parameters as the aggregator sees them: leaves, or rows of devices' shards."""
+        """Return the parameters in the aggregator's form: leaves, or rows for devices' shards."""
         return (
             jax.tree.map(lambda x: _parts.leaf_as_rows(x, self._within), params)
             if self._in_parts
@@ -233,7 +234,7 @@ class Aggregation:
         )
 
     def _part_shapes(self, params: types.Params) -> types.Params:
-        """Return the shapes of what one device sends."""
+        """Return the shapes of the arrays that one device sends."""
         if not self._in_parts:
             return params
 

@@ -47,7 +47,7 @@ def over_replicas(axis_name: str, state: types.PyTree) -> types.PyTree:
 
 
 def _of_first(x: jax.Array, axis_name: str) -> jax.Array:
-    """Broadcast the first replica's value: a sum to which the others add nothing."""
+    """Broadcast the first replica's value: sum over replicas, with zeros from the others."""
     if x.dtype == jax.dtypes.float0:
         return x
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):

@@ -1,4 +1,4 @@
-"""The device mesh and what is laid out on it."""
+"""The device mesh, and the placement of batches and replicated arrays on it."""
 
 from __future__ import annotations
 
@@ -111,9 +111,10 @@ def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
     """Raise `UserError` unless a mesh goes with a step.
 
     Args:
-      mesh: with an axis `data`.
-      mapped: the step maps replicas or splits its update, so that every device is a replica.
-      by_compiler: the "jit" backend. Its mapped functions need Auto axes.
+      mesh: Mesh with an axis `data`.
+      mapped: Whether the step maps replicas or shards its update, so that every device is a
+        replica.
+      by_compiler: Whether the backend is "jit", whose mapped functions need Auto axes.
     """
     require(isinstance(mesh, Mesh), "mesh", mesh, "use lbopt.make_mesh()")
     names = mesh.axis_names
@@ -137,7 +138,7 @@ def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of what every device holds whole."""
+    """Return the sharding of arrays that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 

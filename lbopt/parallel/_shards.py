@@ -112,7 +112,7 @@ def _torus_lines(mesh: Mesh) -> list[int]:
 
 
 def _taken(primes: list[int], shape: tuple[int, ...]) -> list[list[tuple[int, int]]]:
-    """Return which primes each dimension takes, as (number, prime)."""
+    """Return the primes that split each dimension, as (index among the primes, prime)."""
     taken: list[list[tuple[int, int]]] = [[] for _ in shape]
     left = list(shape)
     for axis, prime in enumerate(primes if math.prod(shape) >= MIN_SPLIT_ELEMENTS else ()):
@@ -129,19 +129,19 @@ class Layout:
     """The part of the parameters that each device of a step updates.
 
     Attributes:
-      mesh: the devices that have a shard each; None if every device updates everything.
-      along_axes: whether to gather along one axis of the torus at a time.
+      mesh: Devices that update one shard each; None if every device updates everything.
+      along_axes: Whether to gather along one axis of the torus at a time.
     """
 
     mesh: Mesh | None = None
     along_axes: bool = False
 
     def split(self, arrays: types.PyTree) -> types.PyTree:
-        """Within a traced function: let each device have its part of every array."""
+        """In a traced function, give each device its shard of every array."""
         return arrays if self.mesh is None else split(self.mesh, arrays)
 
     def gather(self, arrays: types.PyTree) -> types.PyTree:
-        """Within a traced function: let each device have every array whole."""
+        """In a traced function, give each device every array whole."""
         return arrays if self.mesh is None else gather(self.mesh, arrays, self.along_axes)
 
 
@@ -150,14 +150,14 @@ WHOLE = Layout()
 
 
 def split(mesh: Mesh, arrays: types.PyTree) -> types.PyTree:
-    """Within a traced function: let each device have its part of every array."""
+    """In a traced function, give each device its shard of every array."""
     return jax.tree.map(
         lambda x: jax.lax.with_sharding_constraint(x, split_sharding(mesh, x.shape)), arrays
     )
 
 
 def gather(mesh: Mesh, arrays: types.PyTree, along_axes: bool = False) -> types.PyTree:
-    """Gather every array on each device, in a traced function.
+    """In a traced function, give each device every array whole.
 
     With `along_axes`, arrays are gathered along one axis of the torus after the other.
     """
@@ -260,7 +260,7 @@ def gather_along_axes(mesh: Mesh, x: jax.Array) -> jax.Array:
 
 
 def _along_lines(mesh: Mesh, spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
-    """Return (dimension, mesh axes) in the order of the torus axes; an entry's axes share a line."""
+    """Return (dimension, mesh axes) in the order of the torus axes, one line of the torus each."""
     lines = _torus_lines(mesh)
     steps = []
     for line in sorted(set(lines)):
@@ -283,7 +283,7 @@ def state_sharding(mesh: Mesh, state: TrainState, shard_update: bool) -> TrainSt
 
 
 def check_placed(state: TrainState, sharding: TrainState) -> None:
-    """Raise `UserError` for the first array that was put elsewhere."""
+    """Raise `UserError` for the first array that was placed with another sharding."""
     for name, leaf, where in zip(
         tree.leaf_names(state), jax.tree.leaves(state), jax.tree.leaves(sharding), strict=True
     ):
@@ -296,7 +296,7 @@ def check_placed(state: TrainState, sharding: TrainState) -> None:
 
 
 def with_shardings(shapes: types.PyTree, shardings: types.PyTree) -> types.PyTree:
-    """Return the shapes with their shardings beside them."""
+    """Return the shapes with shardings attached."""
     return jax.tree.map(
         lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings
     )

@@ -18,12 +18,12 @@ class TrainState(flax.struct.PyTreeNode):
     """The state of a run; a pytree of arrays, all of which are checkpointed.
 
     Attributes:
-      step: int32 scalar, optimizer updates so far.
-      params: the parameters.
-      model_state: the model's other collections, for instance batch statistics.
-      opt_state: the optimizer's state.
-      rng: uint32 key data from which each step's randomness is derived (together with `step`).
-      aggregator_state: what the step's aggregator keeps (see `Step.place`); () without one.
+      step: Number of optimizer updates so far, int32 scalar.
+      params: The parameters.
+      model_state: The model's other collections, batch statistics for instance.
+      opt_state: The optimizer's state.
+      rng: Key data, uint32, from which each step's key is derived together with `step`.
+      aggregator_state: State of the step's aggregator (see `Step.place`); () without one.
     """
 
     step: jax.Array
