@@ -108,6 +108,7 @@ def agvm(
         stop = _scalars.whole("stop", stop, start)
     if not _scalars.is_number(alpha) or not 0 <= alpha <= 1:
         raise UserError("alpha", alpha, "give a number in [0, 1]")
+
     _scalars.require_bounds("clip", clip)
     _scalars.require_above("eps", eps, 0)
     _scalars.require_at_least("adam_eps", adam_eps, 0)
@@ -150,6 +151,8 @@ def agvm(
         grads = _protocol.widened(rows)
         total = group.num_replicas
         modules = resolve_labels(labels, rows)
+
+        # Outside of these steps the factors stay, and 1 is applied instead.
         within = count >= start if stop is None else (count >= start) & (count <= stop)
 
         def measured() -> tuple[Any, ...]:
@@ -157,9 +160,11 @@ def agvm(
             found = phi_modules(
                 modules, *(preconditioned(half, extra.second_moment, total) for half in halves)
             )
+            # The cosine to a gradient of zeros counts as 0.
             found = {
                 module: jnp.where(jnp.isnan(value), 1.0, value) for module, value in found.items()
-            }  # cos of 0 is 0
+            }
+
             goal = {
                 module: jnp.sqrt(
                     jnp.clip((found[anchor] + eps) / (value + eps), *(clip or (None, None)))
@@ -233,12 +238,14 @@ def _check_chain(opt_state: Any, params: types.Params) -> None:
             "make_train_step"
         )
         raise UserError("tx", reason=fix, code="conflict")
+
     if ModuleScaleState not in order:
         fix = (
             "no link applies the factors that agvm finds; put lbopt.scale_by_agvm(labels) last in "
             "the optimizer's chain"
         )
         raise UserError("tx", reason=fix, code="missing")
+
     after = [kind for kind in order[order.index(ModuleScaleState) + 1 :] if kind not in _MAY_FOLLOW]
     if after:
         fix = (

@@ -145,9 +145,11 @@ class Shares:
     def __init__(self, like: types.PyTree, num_devices: int):
         leaves, self._structure = jax.tree.flatten(like)
         self._shapes = [leaf.shape[1:] for leaf in leaves]
+
         widths: dict[int, list[int]] = {}
         for number, shape in enumerate(self._shapes):
             widths.setdefault(matrix_width(shape), []).append(number)
+
         flat = widths.pop(0, [])
         self._stacks: list[tuple[int, list[int], int]] = []
         for width, numbers in widths.items():

@@ -143,10 +143,13 @@ def powersgd(
                 equation = "Rlmn,lnr->Rlmr" if transposed else "Rlmn,lmr->Rlnr"
                 out[leaf] = jnp.einsum(equation, matrix, ours[leaf], precision="highest")
                 local[leaf] = matrix - product(ours[leaf], out[leaf])
+
+            # Only the factors of compressed leaves are sent, and the other leaves whole.
             out = group.mean(out)
             for leaf in chosen:
                 theirs[leaf] = out[leaf]
                 out[leaf] = product(ours[leaf], theirs[leaf])
+
             left, right = (theirs, ours) if transposed else (ours, theirs)
             return (
                 [x.reshape(row.shape[1:]) for x, row in zip(out, leaves, strict=True)],
@@ -168,6 +171,7 @@ def powersgd(
             updates, local, left, right = compressed(*given)
         else:
             updates, local, left, right = jax.lax.cond(count < start, whole, compressed, *given)
+
         updates = _protocol.cast_like(jax.tree.unflatten(structure, updates), rows)
         return Aggregated(
             updates, AggregatorState(local, (), PowerSgdState(count + 1, left, right)), {}

@@ -321,6 +321,7 @@ def as_optax(
     if not isinstance(aggregator, Aggregator):
         fix = "give one of lbopt.aggregators, lbopt.aps() for instance"
         raise UserError("aggregator", aggregator, fix)
+
     num_replicas = _scalars.whole("num_replicas", num_replicas)
     if num_replicas % devices:
         fix = f"give a multiple of the {devices} devices of the mesh"
@@ -349,6 +350,7 @@ def as_optax(
             fix = f"{aggregator.name} needs that of Adam; call update(..., second_moment=nu)"
             raise UserError("second_moment", None, fix, code="missing")
         _check_rows(grads, params, num_replicas)
+
         shapes = jax.tree.map(lambda row: jax.ShapeDtypeStruct(row.shape[1:], row.dtype), grads)
         require_state(state, AggregatorState)
         first = jax.eval_shape(lambda p: aggregator.first_state(p, num_replicas), shapes)
@@ -360,6 +362,8 @@ def as_optax(
                 "again, or lbopt.aggregators.rebuilt_state for another number of replicas"
             )
             raise UserError("opt_state", reason=fix, code="mismatch")
+
+        # The lists of `init_fn` become trees like the parameters again.
         state = state._replace(
             local=jax.tree.unflatten(jax.tree.structure(first.local), jax.tree.leaves(state.local))
         )
@@ -379,6 +383,7 @@ def as_optax(
                 out_specs=(whole, states, whole),
                 check_vma=False,
             )
+
         updates, new_state, aux = inside(grads, state, seen)
         return (updates, aux), new_state._replace(local=_in_lists(new_state.local))
 
@@ -466,6 +471,8 @@ def aggregate(
         if aggregator.needs_second_moment and extra.get("second_moment") is None:
             extra = {**extra, "second_moment": second_moment_of(state[1])}
         (updates, aux), aggregator_state = first.update(grads, state[0], params, **extra)
+
+        # Only the aggregator takes it; an optimizer may refuse arguments that it does not know.
         extra.pop("second_moment", None)
         updates, opt_state = second.update(updates, state[1], params, **extra, **aux)
         return updates, (

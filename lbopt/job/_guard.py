@@ -65,8 +65,10 @@ def run_guarded(place: Place, arguments: Sequence[str], saves: bool) -> int:
                 "address on this host, so process 0 listens on every interface; choose one with "
                 "--coordinator_bind_address",
             )
+
         wire = _connect(place, secret, hub, signals)
         code = _Guard(place, wire, arguments, saves, signals, everywhere).watch()
+
     if hub is not None:
         hub.join(SILENT_S)
         if closed := hub.strangers():
@@ -331,6 +333,7 @@ class _Guard:
                     return self._hub_is_gone(CHANGED)
                 if messages is None:
                     return self._hub_is_gone("it was killed, it is stuck, or its machine ended")
+
                 self._heard = time.monotonic()
                 for message in messages:
                     code = self._from_hub(message)

@@ -84,6 +84,7 @@ def _read(field: str, file: str) -> bytes:
             f"{error.strerror}; name a file with the job's secret, the same for all processes",
             code="missing" if isinstance(error, FileNotFoundError) else "damaged",
         ) from error
+
     require(
         not mode & 0o077,
         field,
@@ -118,6 +119,8 @@ def _of_user(environ: Mapping[str, str]) -> bytes:
     try:
         path = paths.of_user(environ, "XDG_CONFIG_HOME", ".config") / "lbopt" / "job_secret"
         _unfinished.remove(path.parent, re.compile(r"\.job_secret\.\d+(\.[0-9a-f]{8})?"))
+
+        # The file gets its name when it is complete, so that no process reads half a secret.
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             temporary = _unfinished.beside(path)

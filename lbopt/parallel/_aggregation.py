@@ -200,6 +200,8 @@ class Aggregation:
         group = Group(self.num_replicas, REPLICA_AXIS, WITHIN_AXIS if self._in_parts else None)
         if self._within == 1:
             return self.aggregator.update(rows, state, group, extra)
+
+        # All devices of a group send the same message if the aggregator needs whole leaves.
         wide = widened(rows)
         if not self._in_parts:
             summed = jax.tree.map(lambda x: jax.lax.pmean(x, WITHIN_AXIS), wide)

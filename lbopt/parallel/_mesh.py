@@ -52,6 +52,7 @@ def make_mesh(
             "here"
         )
         raise UserError("num_devices", wanted, fix)
+
     require_choice("order", order, ("given", "torus"))
     if order == "torus":
         if not all(hasattr(device, "coords") for device in available):
@@ -59,12 +60,14 @@ def make_mesh(
             raise UserError("order", order, fix, code="conflict")
         available = sorted(available, key=_position)
     available = sorted(available, key=slice_of)  # stable: within a slice the order stays
+
     chosen = available[:wanted]
     counts = collections.Counter(map(slice_of, chosen))
     if len(set(counts.values())) > 1:
         each = len(available) // len(set(map(slice_of, available)))
         fix = f"slices of {each} devices share the batch; give a multiple of {each}"
         raise UserError("num_devices", wanted, fix, code="mismatch")
+
     # Auto: shardings are propagated by the compiler; jax.make_mesh would default to explicit axes.
     return Mesh(np.asarray(chosen), (DATA_AXIS,), axis_types=(AxisType.Auto,))
 
@@ -126,8 +129,10 @@ def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
         names,
         f"the batch is split along an axis {DATA_AXIS!r}; {fix}",
     )
+
     alone = mesh.shape[DATA_AXIS] == mesh.size
     require(alone or not mapped, "mesh.axis_names", names, f"here each device is a replica; {fix}")
+
     refused = {AxisType.Manual} | ({AxisType.Explicit} if mapped and by_compiler else set())
     require(
         not refused & set(types_of_axes),

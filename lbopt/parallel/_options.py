@@ -129,6 +129,7 @@ class StepOptions:
         if self.shard_update and aggregator.needs_second_moment:
             fix = f"{aggregator.name} needs the optimizer's second moment whole; leave it False"
             raise UserError("shard_update", True, fix, code="conflict")
+
         if not self.pmapped:
             return
         for field, plain in (("replicas_per_device", 1), ("over", "replicas")):

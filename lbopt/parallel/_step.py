@@ -134,6 +134,7 @@ def _gradients(
     gradient_fn = make_gradient_fn(
         loss_fn, options.num_microsteps, options.compute_dtype, each_part
     )
+
     in_turn = 0 if strategy.aggregation is None else strategy.aggregation.replicas_per_device
     if in_turn:
         gradient_fn = for_replicas_in_turn(gradient_fn, in_turn, axis_name)
@@ -345,6 +346,7 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
     fix = "give a function (params, model_state, batch)"
     require(callable(metric_fn), "metric_fn", metric_fn, fix, code="type")
     check_mesh(mesh, backend == "pmap", backend != "pmap")
+
     if backend != "pmap":
         inputs = replicated_sharding(mesh), replicated_sharding(mesh), batch_sharding(mesh)
         step = _stating(metric_fn, mesh, None)
