@@ -256,7 +256,7 @@ def _check_chain(opt_state: Any, params: types.Params) -> None:
 
 
 def _links(state: Any, like_params: Any) -> list[type]:
-    """Return the types of the states in a chain, of wrappers and of what they wrap, in order.
+    """Return the types of the states in a chain in order, each wrapper before its inner states.
 
     Args:
       state: state of an optimizer, or a part of it.

@@ -172,7 +172,7 @@ class Shares:
         return math.prod(self._shapes[number]) // (width or 1)
 
     def pack(self, tree: types.PyTree) -> list[jax.Array]:
-        """Return the arrays [r, m, n] and, of what is narrow, [r, m]."""
+        """Return the arrays [r, m, n], and [r, m] for narrow leaves."""
         leaves = jax.tree.leaves(tree)
         packed = []
         for width, numbers, padding in self._stacks:

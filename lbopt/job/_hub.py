@@ -182,7 +182,7 @@ class Hub:
                 self._tick(time.monotonic())
 
     def _turn(self, timeout_s: float) -> None:
-        """Accept connections, handle the messages that have come, and send what is queued."""
+        """Accept connections, handle the messages that have come, and send queued bytes."""
         for key, events in self._selector.select(timeout_s):
             if isinstance(key.fileobj, socket.socket):
                 self._accept(key.fileobj)

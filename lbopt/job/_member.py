@@ -1,4 +1,4 @@
-"""A job as the process that computes sees it: what it tells the others, and what all agree on."""
+"""A job as seen by the process that computes: messages to the other processes, and agreement."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def _differences(first: Any, other: Any, name: str) -> dict[str, tuple[Any, Any]
 
 
 def join_job() -> Job:
-    """Return the job of this process: the one that its guard describes, or one of its own."""
+    """Return the job that this process's guard describes, or a job of this process alone."""
     # Programs that this process starts are not members, so the variable is removed.
     described = os.environ.pop(MEMBER_VARIABLE, None)
     if described is None:

@@ -112,7 +112,7 @@ def make_gradient_fn(
         if number == 1 or checked:
             return whole(*arguments)
 
-        # The program that was checked is the one that runs: the loss is traced once.
+        # The checked program itself runs, so the loss is traced once.
         program, like = jax.make_jaxpr(whole, return_shape=True)(*arguments)
         _check_weight(program.jaxpr, arguments, like, f"{number} replicas")
         checked.append(True)

@@ -1,4 +1,4 @@
-"""Reductions: how the gradients of replicas become the one that updates the parameters."""
+"""Reductions of the replicas' gradients to the gradient that updates the parameters."""
 
 from __future__ import annotations
 
