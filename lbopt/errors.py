@@ -68,7 +68,9 @@ class LboptError(Exception):
         also: Iterable[str] | Mapping[str, str] = (),
     ):
         if reason is None:  # a line without a field
-            field, value, reason = None, NO_VALUE, field or ""
+            reason = field or ""
+            field = None
+            value = NO_VALUE
         super().__init__(field, value, reason)
         self.field = field
         self.value = value

@@ -1,4 +1,4 @@
-"""Import directions between packages, private modules, and the places of heavy libraries."""
+"""Import directions, private modules, the places of heavy libraries, and assignments."""
 
 import ast
 import functools
@@ -173,6 +173,18 @@ def test_private_modules_are_known_below_their_own_package_only():
                 package, _, last = module.rpartition(".")
                 assert not last.startswith("_") or folder.startswith(f"{package}."), (file, module)
                 assert names.get(module) is None or is_public(module), f"{file} renames {module}"
+
+
+def test_an_assignment_gives_one_name_its_value():
+    """Only swaps, and the unpacking of one value, have several names on their left."""
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple | ast.List):
+                values = sorted(map(ast.unparse, node.value.elts))
+                for target in node.targets:
+                    names = getattr(target, "elts", None)
+                    swaps = names is None or sorted(map(ast.unparse, names)) == values
+                    assert swaps, f"{file}:{node.lineno}"
 
 
 @pytest.mark.parametrize(("one", "other"), STRANGERS)

@@ -80,7 +80,8 @@ def agvm(
       eps: constant > 0 added to both sides of the quotient.
       adam_b2: decay rate of the second moment, for optimizers of Adam's family. Instead of
         gradients it compares a / (sqrt(v') + adam_eps), with
-        v' = adam_b2 v + (1 - adam_b2) (a / R)^2 and the optimizer's second moment v. None compares gradients.
+        v' = adam_b2 v + (1 - adam_b2) (a / R)^2 and the optimizer's second moment v. None compares
+        gradients.
       adam_eps: constant >= 0 in that quotient.
 
     Returns:
@@ -107,6 +108,7 @@ def agvm(
         stop = _scalars.whole("stop", stop, start)
     if not _scalars.is_number(alpha) or not 0 <= alpha <= 1:
         raise UserError("alpha", alpha, "give a number in [0, 1]")
+
     _scalars.require_bounds("clip", clip)
     _scalars.require_above("eps", eps, 0)
     _scalars.require_at_least("adam_eps", adam_eps, 0)
@@ -146,8 +148,11 @@ def agvm(
         rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
     ) -> Aggregated:
         count, scale, before = state.shared
-        grads, total = _protocol.widened(rows), group.num_replicas
+        grads = _protocol.widened(rows)
+        total = group.num_replicas
         modules = resolve_labels(labels, rows)
+
+        # Outside of these steps the factors stay, and 1 is applied instead.
         within = count >= start if stop is None else (count >= start) & (count <= stop)
 
         def measured() -> tuple[Any, ...]:
@@ -155,9 +160,11 @@ def agvm(
             found = phi_modules(
                 modules, *(preconditioned(half, extra.second_moment, total) for half in halves)
             )
+            # The cosine to a gradient of zeros counts as 0.
             found = {
                 module: jnp.where(jnp.isnan(value), 1.0, value) for module, value in found.items()
-            }  # cos of 0 is 0
+            }
+
             goal = {
                 module: jnp.sqrt(
                     jnp.clip((found[anchor] + eps) / (value + eps), *(clip or (None, None)))
@@ -231,12 +238,14 @@ def _check_chain(opt_state: Any, params: types.Params) -> None:
             "make_train_step"
         )
         raise UserError("tx", reason=fix, code="conflict")
+
     if ModuleScaleState not in order:
         fix = (
             "no link applies the factors that agvm finds; put lbopt.scale_by_agvm(labels) last in "
             "the optimizer's chain"
         )
         raise UserError("tx", reason=fix, code="missing")
+
     after = [kind for kind in order[order.index(ModuleScaleState) + 1 :] if kind not in _MAY_FOLLOW]
     if after:
         fix = (
@@ -247,7 +256,7 @@ def _check_chain(opt_state: Any, params: types.Params) -> None:
 
 
 def _links(state: Any, like_params: Any) -> list[type]:
-    """Return the types of the states in a chain, of wrappers and of what they wrap, in order.
+    """Return the types of the states in a chain in order, each wrapper before its inner states.
 
     Args:
       state: state of an optimizer, or a part of it.

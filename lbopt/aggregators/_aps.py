@@ -111,6 +111,7 @@ def aps(
             _protocol.as_layers(x, axes).astype(jnp.float32)
             for x, axes in zip(leaves, layers, strict=True)
         ]
+
         key = group.key(_SEED, state.shared)
         if shift:
             by = shifts(grads, group)
@@ -122,8 +123,11 @@ def aps(
             quantize(g, to, overflow, noise).astype(dtype)
             for g, noise in zip(grads, drawn, strict=True)
         ]
+
         shares = Shares(said, group.num_devices)
         totals = [_added(group.exchange(x), to, overflow, accumulate) for x in shares.pack(said)]
+
+        # Sums in fp32 are rounded, to travel in the format as the gradients did.
         if accumulate == "fp32":
             noises: list[Any] = [None] * len(totals)
             if rounding == "stochastic":
@@ -138,6 +142,7 @@ def aps(
         ]
         if shift:
             sums = [ldexp(x, -s) for x, s in zip(sums, by, strict=True)]
+
         updates = [
             x.reshape(leaf.shape[1:]) / group.num_replicas
             for x, leaf in zip(sums, leaves, strict=True)

@@ -28,12 +28,13 @@ Message = dict[str, jax.Array]
 
 
 class Known(NamedTuple):
-    """What all replicas know of a leaf before anything is said of it.
+    """Facts about a leaf that all replicas share before they compress it.
 
     Attributes:
-      shape: of one layer.
-      key: for what is drawn, the same for all of them.
-      largest: of all their numbers, [layers, 1, ...] fp32, where the compressor asks for it.
+      shape: shape of one layer.
+      key: random key of the leaf at this step, the same on all replicas.
+      largest: largest magnitude over all replicas, [layers, 1, ...] fp32; None unless the
+        compressor is `scaled`.
     """
 
     shape: tuple[int, ...]
@@ -83,14 +84,11 @@ class Compressor:
     sum: Callable[[Message, Known], jax.Array] | None = None
 
     def wire_bytes(self, sizes: list[int], num_replicas: int) -> float:
-        """Return what a replica sends so that all know the mean of what all said.
+        """Return the bytes that a device with one replica sends per step, as a float.
 
         Args:
           sizes: n of each vector.
-          num_replicas: that take part.
-
-        Returns:
-          Bytes, a float: of what is sent by a device with one replica in a step.
+          num_replicas: number of replicas.
         """
         message = sum(self.message_bytes(n) for n in sizes)
         maxima = _wire.reduced(_wire.FP32 * len(sizes), num_replicas) if self.scaled else 0.0
@@ -147,7 +145,8 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
         return {"values": jnp.take_along_axis(x, places, -1), "places": places.astype(jnp.int32)}
 
     def decompress(message: Message, known: Known) -> jax.Array:
-        values, places = message["values"], message["places"]
+        values = message["values"]
+        places = message["places"]
         lead = values.shape[:-1]
         rows = jnp.arange(math.prod(lead), dtype=jnp.int32)[:, None]
         flat = jnp.zeros((len(rows), known.size), values.dtype)
@@ -264,7 +263,8 @@ def _packed(positive: jax.Array, known: Known) -> jax.Array:
 
     A matrix keeps its layout. Bit b of byte j is number b ceil(n / 8) + j.
     """
-    lead, length = positive.shape[: positive.ndim - len(known.shape)], -(-known.size // 8)
+    lead = positive.shape[: positive.ndim - len(known.shape)]
+    length = -(-known.size // 8)
     matrix = _eighths(known.shape)
     if not matrix:
         positive = jnp.pad(
@@ -291,7 +291,7 @@ def _bits(axis: int, rank: int) -> np.ndarray:
 
 
 def _eighths(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of an eighth of a matrix's rows; () for what is packed as one row."""
+    """Return the shape of an eighth of a matrix's rows; () for a leaf that is packed as one row."""
     width = matrix_width(shape)
     height = math.prod(shape) // width if width else 1
     return () if height % 8 else (height // 8, width)
@@ -367,16 +367,16 @@ def known_of(
 def mean(
     compressor: Compressor, group: Group, messages: list[Message], known: list[Known]
 ) -> list[jax.Array]:
-    """Return the mean over all replicas of what their messages say.
+    """Return the mean over all replicas of their decompressed messages.
 
     Args:
-      compressor: that made them.
+      compressor: compressor that made the messages.
       group: the replicas.
-      messages: of each leaf, arrays [r, layers, ...].
-      known: of each leaf, what was known when it was compressed.
+      messages: message of each leaf, arrays [r, layers, ...].
+      known: `Known` of each leaf, the same as at its compression.
 
     Returns:
-      [layers, *shape] of each leaf, fp32 or wider.
+      Mean of each leaf, [layers, *shape] in fp32 or wider.
     """
     if compressor.sum is not None:
         said = {

@@ -205,9 +205,11 @@ def _feedback(
         leaves = jax.tree.leaves(rows)
         grads = [_protocol.as_layers(x, axes) for x, axes in zip(leaves, layers, strict=True)]
         memories = _as_layers(state.local, grads)
+
         count = state.shared
         root = group.key(_SEED, count)
         keys = [jax.random.fold_in(root, leaf) for leaf in range(len(leaves))]
+
         if averaged is not None:
             grads = [
                 averaged(g, memory, count == 0) for g, memory in zip(grads, memories, strict=True)
@@ -224,6 +226,8 @@ def _feedback(
             known = _compress.known_of(compressor, group, wanted, keys)
             messages = [compressor.compress(*one) for one in zip(wanted, known, strict=True)]
             heard = _compress.mean(compressor, group, messages, known)
+
+            # A replica's memory follows its own message, not the mean.
             own = [compressor.decompress(*one) for one in zip(messages, known, strict=True)]
             memories = [remembered(*one) for one in zip(grads, memories, own, strict=True)]
             return memories, [a + b for a, b in zip(mean, heard, strict=True)] if mirrors else heard
@@ -240,6 +244,7 @@ def _feedback(
             memories, heard = jax.lax.cond(count == 0, whole, step, memories, mean)
         else:
             memories, heard = step(memories, mean)
+
         updates = [x.reshape(leaf.shape[1:]) for x, leaf in zip(heard, leaves, strict=True)]
         updates = jax.tree.unflatten(structure, updates)
         local = _as_parameters(memories, leaves, structure)

@@ -145,9 +145,11 @@ class Shares:
     def __init__(self, like: types.PyTree, num_devices: int):
         leaves, self._structure = jax.tree.flatten(like)
         self._shapes = [leaf.shape[1:] for leaf in leaves]
+
         widths: dict[int, list[int]] = {}
         for number, shape in enumerate(self._shapes):
             widths.setdefault(matrix_width(shape), []).append(number)
+
         flat = widths.pop(0, [])
         self._stacks: list[tuple[int, list[int], int]] = []
         for width, numbers in widths.items():
@@ -170,7 +172,7 @@ class Shares:
         return math.prod(self._shapes[number]) // (width or 1)
 
     def pack(self, tree: types.PyTree) -> list[jax.Array]:
-        """Return the arrays [r, m, n] and, of what is narrow, [r, m]."""
+        """Return the arrays [r, m, n], and [r, m] for narrow leaves."""
         leaves = jax.tree.leaves(tree)
         packed = []
         for width, numbers, padding in self._stacks:
@@ -187,7 +189,8 @@ class Shares:
         """Turn arrays [..., m, n] and [..., m] back into a pytree of arrays [..., *shape]."""
         leaves: list[Any] = [None] * len(self._shapes)
         for (width, numbers, _), rows in zip(self._stacks, packed, strict=True):
-            axis, start = rows.ndim - (2 if width else 1), 0
+            axis = rows.ndim - (2 if width else 1)
+            start = 0
             for number in numbers:
                 stop = start + self._height(number, width)
                 own = jax.lax.slice_in_dim(rows, start, stop, axis=axis)
@@ -196,8 +199,10 @@ class Shares:
         return jax.tree.unflatten(self._structure, leaves)
 
 
-_LANES, _TILE_ROWS = 128, 32
-"""Columns, and rows of 8-bit numbers, in a tile of a TPU."""
+_LANES = 128
+"""Columns of a tile of a TPU."""
+_TILE_ROWS = 32
+"""Rows of 8-bit numbers in a tile of a TPU."""
 
 
 def matrix_width(shape: tuple[int, ...]) -> int:

@@ -99,7 +99,8 @@ def powersgd(
         plans = planned(params)
         keys = jax.random.split(jax.random.key(seed), (len(plans), 2))
         left: list[Any] = [()] * len(plans)
-        right, local = list(left), list(left)
+        right = list(left)
+        local = list(left)
         for leaf, plan in enumerate(plans):
             if plan.rank:
                 left[leaf] = jax.random.normal(
@@ -127,7 +128,10 @@ def powersgd(
             transposed: bool, local: list[Any], left: list[Any], right: list[Any]
         ) -> tuple[Any, ...]:
             ours, theirs = (right, left) if transposed else (left, right)
-            ours, theirs, local, out = list(ours), list(theirs), list(local), list(leaves)
+            ours = list(ours)
+            theirs = list(theirs)
+            local = list(local)
+            out = list(leaves)
 
             def product(own: jax.Array, other: jax.Array) -> jax.Array:
                 """Return P Q^T, [layers, m, n], or one of each replica."""
@@ -139,10 +143,13 @@ def powersgd(
                 equation = "Rlmn,lnr->Rlmr" if transposed else "Rlmn,lmr->Rlnr"
                 out[leaf] = jnp.einsum(equation, matrix, ours[leaf], precision="highest")
                 local[leaf] = matrix - product(ours[leaf], out[leaf])
+
+            # Only the factors of compressed leaves are sent, and the other leaves whole.
             out = group.mean(out)
             for leaf in chosen:
                 theirs[leaf] = out[leaf]
                 out[leaf] = product(ours[leaf], theirs[leaf])
+
             left, right = (theirs, ours) if transposed else (ours, theirs)
             return (
                 [x.reshape(row.shape[1:]) for x, row in zip(out, leaves, strict=True)],
@@ -164,6 +171,7 @@ def powersgd(
             updates, local, left, right = compressed(*given)
         else:
             updates, local, left, right = jax.lax.cond(count < start, whole, compressed, *given)
+
         updates = _protocol.cast_like(jax.tree.unflatten(structure, updates), rows)
         return Aggregated(
             updates, AggregatorState(local, (), PowerSgdState(count + 1, left, right)), {}

@@ -195,7 +195,8 @@ def remembered_state(
       opt_state: The optimizer's state after its update.
       old_opt_state: The optimizer's state before it.
     """
-    counts, old_counts = _skips(opt_state), _skips(old_opt_state)
+    counts = _skips(opt_state)
+    old_counts = _skips(old_opt_state)
     if not counts:
         return new
     skipped = jnp.any(jnp.stack(counts) > jnp.stack(old_counts))
@@ -306,9 +307,9 @@ def as_optax(
       mesh: A one-axis mesh over which that axis is sharded; None for one device.
 
     Returns:
-      A transformation whose state is an `AggregatorState` with plain lists in `local`: an array with
-      a replica axis in the parameters' own containers would inherit their sharding. Its `update`
-      takes gradients [replicas, *shape] and returns ((updates, aux), state): pass it to
+      A transformation whose state is an `AggregatorState` with plain lists in `local`, since an
+      array with a replica axis in the parameters' own containers would inherit their sharding. Its
+      `update` takes gradients [replicas, *shape] and returns ((updates, aux), state): pass it to
       `optax.experimental.aggregating.process(..., aggregator_has_aux=True)`, or use `aggregate`.
       Aggregators that need the second moment take the keyword argument `second_moment`.
 
@@ -320,6 +321,7 @@ def as_optax(
     if not isinstance(aggregator, Aggregator):
         fix = "give one of lbopt.aggregators, lbopt.aps() for instance"
         raise UserError("aggregator", aggregator, fix)
+
     num_replicas = _scalars.whole("num_replicas", num_replicas)
     if num_replicas % devices:
         fix = f"give a multiple of the {devices} devices of the mesh"
@@ -348,6 +350,7 @@ def as_optax(
             fix = f"{aggregator.name} needs that of Adam; call update(..., second_moment=nu)"
             raise UserError("second_moment", None, fix, code="missing")
         _check_rows(grads, params, num_replicas)
+
         shapes = jax.tree.map(lambda row: jax.ShapeDtypeStruct(row.shape[1:], row.dtype), grads)
         require_state(state, AggregatorState)
         first = jax.eval_shape(lambda p: aggregator.first_state(p, num_replicas), shapes)
@@ -359,6 +362,8 @@ def as_optax(
                 "again, or lbopt.aggregators.rebuilt_state for another number of replicas"
             )
             raise UserError("opt_state", reason=fix, code="mismatch")
+
+        # The lists of `init_fn` become trees like the parameters again.
         state = state._replace(
             local=jax.tree.unflatten(jax.tree.structure(first.local), jax.tree.leaves(state.local))
         )
@@ -368,7 +373,8 @@ def as_optax(
             return tuple(aggregator.update(rows, state, Group(num_replicas, axis), seen))
 
         if mesh is not None:
-            rows, whole = PartitionSpec(axis), PartitionSpec()
+            rows = PartitionSpec(axis)
+            whole = PartitionSpec()
             states = AggregatorState(rows, whole, whole)
             inside = jax.shard_map(
                 inside,
@@ -377,6 +383,7 @@ def as_optax(
                 out_specs=(whole, states, whole),
                 check_vma=False,
             )
+
         updates, new_state, aux = inside(grads, state, seen)
         return (updates, aux), new_state._replace(local=_in_lists(new_state.local))
 
@@ -448,7 +455,8 @@ def aggregate(
     [-1.  -1.5]
     """
     require_transformation("tx", tx)
-    first, second = as_optax(aggregator, num_replicas, mesh), optax.with_extra_args_support(tx)
+    first = as_optax(aggregator, num_replicas, mesh)
+    second = optax.with_extra_args_support(tx)
 
     def init_fn(params: types.Params) -> tuple[AggregatorState, Any]:
         aggregator.check_chain(jax.eval_shape(tx.init, params), params)
@@ -463,6 +471,8 @@ def aggregate(
         if aggregator.needs_second_moment and extra.get("second_moment") is None:
             extra = {**extra, "second_moment": second_moment_of(state[1])}
         (updates, aux), aggregator_state = first.update(grads, state[0], params, **extra)
+
+        # Only the aggregator takes it; an optimizer may refuse arguments that it does not know.
         extra.pop("second_moment", None)
         updates, opt_state = second.update(updates, state[1], params, **extra, **aux)
         return updates, (

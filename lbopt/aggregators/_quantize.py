@@ -191,22 +191,26 @@ def _rounded(
     field = magnitude >> _MANTISSA  # the biased exponent, 0 for subnormal numbers
     exponent = jnp.maximum(field, 1)
     mantissa = (magnitude & (_ONE - 1)) | jnp.where(field > 0, _ONE, np.uint32(0))
+
     lowest = np.uint32(to.min_exponent + _BIAS)
     # Binades below the format's normal numbers.
     below = jnp.where(exponent < lowest, lowest - exponent, np.uint32(0))
     if overflow == "cpd":
         lost = jnp.minimum(below, 31)
         mantissa = jnp.where(field > 0, (mantissa >> lost) << lost, np.uint32(0))
+
     cut = np.uint32(_MANTISSA - to.mantissa_bits) + below
     mantissa = mantissa >> jnp.minimum(jnp.maximum(cut, 31) - 31, 31)
     cut = jnp.minimum(cut, 31)
     unit = jnp.uint32(1) << cut
+
     if noise is None:
         odd = (mantissa >> cut) & 1
         up = jnp.where(cut > 0, (unit >> 1) - 1 + odd, 0)
     else:
         up = noise & (unit - 1)
     kept = ((mantissa + up) >> cut) << cut
+
     # The leading bit, where there still is one, adds one to the exponent.
     bits = jnp.where(kept == 0, 0, ((exponent - 1) << _MANTISSA) + kept)
     far_below = (cut > _MANTISSA + 1) & (kept > 0)  # only stochastic rounding goes up from there

@@ -75,7 +75,8 @@ def run(argv: Sequence[str]) -> None:
     if argv[0] in ("-h", "--help"):
         show(*_usage().split("\n"))
         return
-    name, rest = argv[0], argv[1:]
+    name = argv[0]
+    rest = argv[1:]
     if name.startswith("-"):
         fix = "write the name of the data set first: lbopt prepare DATASET [--flag=VALUE ...]"
         raise UserError("DATASET", name, fix)

@@ -156,7 +156,8 @@ def _build(
             compressor = _compressor(config)
             return aggregators.econtrol(compressor, config.eta, config.dense_start, stacked)
         case "powersgd":
-            rank, rate = config.rank, config.min_rate
+            rank = config.rank
+            rate = config.min_rate
             return aggregators.powersgd(rank, min_rate=rate, stacked=stacked, **_start(config))
     return aggregators.plain_mean()
 

@@ -88,7 +88,8 @@ def check_fields(config: Any) -> None:
 
 
 def _matches(value: Any, hint: Any) -> bool:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin in (typing.Union, python_types.UnionType):
         return any(_matches(value, option) for option in arguments)
     if origin is tuple:
@@ -184,7 +185,8 @@ def completed_json(kind: type, data: Any) -> Any:
 def _with_defaults(kind: type, data: Any) -> Any:
     if not isinstance(data, dict):
         return data
-    hints, found = typing.get_type_hints(kind), dict(data)
+    hints = typing.get_type_hints(kind)
+    found = dict(data)
     for field in dataclasses.fields(kind):
         if field.name in data:
             found[field.name] = _value_with_defaults(hints[field.name], data[field.name])

@@ -183,7 +183,8 @@ def _check_images(data: DataConfig) -> None:
 
 
 def _check_pixels(data: DataConfig) -> None:
-    mean, std = data.pixel_mean, data.pixel_std
+    mean = data.pixel_mean
+    std = data.pixel_std
     for field, value in (("pixel_mean", mean), ("pixel_std", std)):
         fix = "give one number, or three: red, green, blue"
         require(len(value) in (1, 3), field, value, fix)
@@ -194,7 +195,8 @@ def _check_pixels(data: DataConfig) -> None:
 
 
 def _check_text(data: DataConfig) -> None:
-    length, size = data.sequence_length, data.vocab_size
+    length = data.sequence_length
+    size = data.vocab_size
     fix = f"give a number in [1, {LONGEST}]"
     require(1 <= length <= LONGEST, "sequence_length", length, fix)
     fix = f"give a number in [1, {LARGEST_VOCABULARY}]"

@@ -177,7 +177,8 @@ def without_unused(kind: type, data: Mapping[str, Any], *around: Any) -> dict[st
       data: Its JSON data. Fields that the dataclass does not have stay as they are.
       *around: The groups around it, from the inside out.
     """
-    hints, found = typing.get_type_hints(kind), dict(data)
+    hints = typing.get_type_hints(kind)
+    found = dict(data)
     for field in dataclasses.fields(kind):
         if field.name not in data:
             continue
@@ -263,7 +264,8 @@ def _unused(field: dataclasses.Field, value: Any, place: str, *groups: Any) -> U
     nearest = [when for when in alternatives if len(_unmet(when, groups)) == fewest]
     name = _unmet(nearest[0], groups)[0]
     wanted = [when[name] for when in nearest if name in _unmet(when, groups)]
-    now, default = _shown(_look_up(name, groups)), _shown(field.default)
+    now = _shown(_look_up(name, groups))
+    default = _shown(field.default)
     reason = f"has no effect with {{other}} = {now}, only {_choices(wanted)}; leave it {default}"
     also = {"other": name if "." in name else _joined(place, name)}
     return UserError(_joined(place, field.name), value, reason, code="unused", also=also)

@@ -123,7 +123,8 @@ def check_model(model: ModelConfig) -> None:
 
 
 def _check_widths(model: ModelConfig) -> None:
-    widths, hidden = model.widths, model.hidden
+    widths = model.widths
+    hidden = model.hidden
     fits = len(widths) > 0 and min(widths) > 0 and max(widths) <= WIDEST
     require(fits, "widths", widths, f"give at least one width, each in [1, {WIDEST}]")
     require(1 <= hidden <= WIDEST, "hidden", hidden, f"give a width in [1, {WIDEST}]")

@@ -129,7 +129,8 @@ def check_optimizer(optimizer: OptimizerConfig) -> None:
 
 
 def _check_clip(optimizer: OptimizerConfig) -> None:
-    stage, norm = optimizer.clip_stage, optimizer.max_grad_norm
+    stage = optimizer.clip_stage
+    norm = optimizer.max_grad_norm
     require_choice("clip_stage", stage, CLIP_STAGES)
     fix = "give a number > 0, or None for the variant's; clip_stage='none' switches clipping off"
     require(norm is None or 0 < norm < math.inf, "max_grad_norm", norm, fix)
@@ -139,7 +140,8 @@ def _check_clip(optimizer: OptimizerConfig) -> None:
 
 
 def _check_spikes(optimizer: OptimizerConfig) -> None:
-    stage, factor = optimizer.clip_stage, optimizer.spike_factor
+    stage = optimizer.clip_stage
+    factor = optimizer.spike_factor
     cuts = factor is not None and stage in ("replica", "mean")
     fix = f"{{clip_stage}} = {stage!r} cuts spikes off first; use 'accumulated' or 'none' there"
     require(not cuts, "spike_factor", factor, fix, code="conflict", also=["clip_stage"])
@@ -251,7 +253,8 @@ def _decayed_leaves(config: OptimizerConfig) -> types.Mask:
     """Return the mask of decayed leaves: the variant's, and the patterns of the config."""
     options = _variant(config)
     default = masks.weights_only if options is None else options.weight_decay_mask
-    exclude, include = config.weight_decay_exclude, config.weight_decay_include
+    exclude = config.weight_decay_exclude
+    include = config.weight_decay_include
     return _changed_mask(default, "weight_decay", exclude, include)
 
 
@@ -261,7 +264,8 @@ def _adapted_leaves(config: OptimizerConfig) -> types.Mask:
     default = masks.weights_only if options is None else options.trust_ratio_mask
     if isinstance(default, str):  # "as_weight_decay"
         default = _decayed_leaves(config)
-    exclude, include = config.trust_ratio_exclude, config.trust_ratio_include
+    exclude = config.trust_ratio_exclude
+    include = config.trust_ratio_include
     return _changed_mask(default, "trust_ratio", exclude, include)
 
 

@@ -90,7 +90,9 @@ def check_schedule(schedule: ScheduleConfig) -> None:
     for name in ("power", "warmup_power"):
         value = getattr(schedule, name)
         require(0 < value < LARGEST_INTEGER, name, value, "give a number > 0 (and below 2^31)")
-    end, first, start = schedule.end_factor, schedule.first_step, schedule.start_step
+    end = schedule.end_factor
+    first = schedule.first_step
+    start = schedule.start_step
     require(0 <= end <= 1, "end_factor", end, "give a number in [0, 1]")
     require(first in (0, 1), "first_step", first, "use 0 or 1")
     require(abs(start) < LARGEST_INTEGER, "start_step", start, "give a step below 2^31")
@@ -98,7 +100,9 @@ def check_schedule(schedule: ScheduleConfig) -> None:
 
 
 def _check_decay(schedule: ScheduleConfig) -> None:
-    steps, rate, stairs = schedule.decay_steps, schedule.decay_rate, schedule.stair_epochs
+    steps = schedule.decay_steps
+    rate = schedule.decay_rate
+    stairs = schedule.stair_epochs
     given = steps is None or 0 < steps < LARGEST_INTEGER
     require(given, "decay_steps", steps, "give a number > 0, or None")
     require(0 < rate <= 1, "decay_rate", rate, "give a number in (0, 1]")

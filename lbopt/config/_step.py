@@ -91,5 +91,6 @@ def _check_no_other_reduction(config: TrainConfig) -> None:
     fix = f"{{aggregator}} = {name!r} chooses how gradients are summed; leave it at its default"
     for field in ("reduce_dtype", "reduce_scatter"):
         value = getattr(config.parallel, field)
-        place, also = f"parallel.{field}", {"aggregator": "aggregator.name"}
+        place = f"parallel.{field}"
+        also = {"aggregator": "aggregator.name"}
         require(not value, place, value, fix, code="conflict", also=also)

@@ -154,7 +154,8 @@ class SweepConfig:
         at_least("microstep_size", self.microstep_size, 1)
         parts = self.train.parallel.num_microsteps
         fix = "{microstep_size} says how many; leave it 1"
-        place, also = "train.parallel.num_microsteps", ["microstep_size"]
+        place = "train.parallel.num_microsteps"
+        also = ["microstep_size"]
         require(parts == 1, place, parts, fix, code="conflict", also=also)
 
     def _check_arms(self) -> None:

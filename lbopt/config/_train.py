@@ -184,7 +184,8 @@ class TrainConfig:
 
     def phases(self) -> "list[TrainConfig]":
         """Return each phase as a config of its own; a run of one phase is its only one."""
-        first, second = dataclasses.replace(self, phase2=None), self.phase2
+        first = dataclasses.replace(self, phase2=None)
+        second = self.phase2
         if second is None:
             return [first]
         changed = dataclasses.replace(
@@ -213,7 +214,9 @@ def _check_length(config: TrainConfig) -> None:
     sizes = ("global_batch_size", "eval_global_batch_size")
     for field in (*sizes, "log_every_steps", "eval_every_steps"):
         at_least(field, getattr(config, field), 1)
-    epochs, every, steps = config.num_epochs, config.eval_every_epochs, config.num_steps
+    epochs = config.num_epochs
+    every = config.eval_every_epochs
+    steps = config.num_steps
     require(epochs > 0, "num_epochs", epochs, "give a number > 0")
     some = every is None or every > 0
     require(some, "eval_every_epochs", every, "give a number > 0, or None")
@@ -245,7 +248,8 @@ def _check_carried_state(config: TrainConfig) -> None:
     """Check that nothing stands in the way of a state that is carried from batch to batch."""
     if not config.data.carry_state:
         return
-    parallel, optimizer = config.parallel, config.optimizer
+    parallel = config.parallel
+    optimizer = config.optimizer
     two = config.phase2
     fix = "the state of text belongs to one batch size; leave it None"
     require(two is None, "phase2", two, fix, code="conflict")
@@ -271,10 +275,12 @@ def _check_carried_state(config: TrainConfig) -> None:
 
 
 def _check_model_fits_data(config: TrainConfig) -> None:
-    data, model = config.data, config.model
+    data = config.data
+    model = config.model
     fitting = FAMILIES[TASKS[data.name]]
     fix = f"{{data}} = {data.name!r} is for {' or '.join(fitting)}; change one of the two"
-    fits, also = model.name in fitting, {"data": "data.name"}
+    fits = model.name in fitting
+    also = {"data": "data.name"}
     require(fits, "model.name", model.name, fix, code="conflict", also=also)
     folded = data.space_to_depth
     fits = not folded or (model.name == "resnet" and model.stem == "space_to_depth")

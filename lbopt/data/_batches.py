@@ -221,7 +221,8 @@ class _Pieces:
     """
 
     def __init__(self, batches: Batches, bounds: Sequence[tuple[int, int]]):
-        self._batches, self.bounds = batches, bounds
+        self._batches = batches
+        self.bounds = bounds
 
     def __len__(self) -> int:
         return len(self._batches) * len(self.bounds)

@@ -14,8 +14,11 @@ import numpy as np
 from lbopt.data._arrays import ArrayDataset, Splits
 from lbopt.errors import EnvironmentProblem
 
-NUM_CLASSES, SIDE = 10, 8
-NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 1024, 386, 387
+NUM_CLASSES = 10
+SIDE = 8
+NUM_TRAIN = 1024
+NUM_VALIDATION = 386
+NUM_TEST = 387
 _WHITE = 16
 """The largest grey level of a pixel."""
 _SPLIT_KEY = 1797  # an arbitrary number; another one would change every published figure

@@ -81,7 +81,8 @@ def _module(config: Mapping[str, Any], head: str) -> Bert:
     activation = config.get("hidden_act", "gelu")
     require_choice("hidden_act", activation, ACTIVATIONS)
     attributes = _fields.read(FIELDS, config)
-    width, heads = attributes["width"], attributes["num_heads"]
+    width = attributes["width"]
+    heads = attributes["num_heads"]
     require(
         width % heads == 0,
         "num_attention_heads",

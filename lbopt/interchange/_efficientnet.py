@@ -113,13 +113,7 @@ def _stages(config: Mapping[str, Any]) -> tuple[Stage, ...]:
     columns = _fields.read(STAGE_FIELDS, config)
     count = len(columns["width"])
     for field in STAGE_FIELDS:
-        require(
-            len(columns[field.ours]) == count,
-            field.theirs,
-            list(columns[field.ours]),
-            f"give {count}, one for each of out_channels",
-            code="conflict",
-        )
+        _fields.require_one_for_each(field.theirs, columns[field.ours], "out_channels", count)
     return tuple(
         Stage(**dict(zip(columns, values, strict=True)))
         for values in zip(*columns.values(), strict=True)
@@ -127,9 +121,8 @@ def _stages(config: Mapping[str, Any]) -> tuple[Stage, ...]:
 
 
 def _config(module: EfficientNet, params: types.Params, image_size: int | None) -> dict[str, Any]:
-    for name, value in (("stem_width", STEM_WIDTH), ("head_width", HEAD_WIDTH)):
-        fix = f"transformers' EfficientNet has {value} and no field for it; use format safetensors"
-        require(getattr(module, name) == value, name, getattr(module, name), fix, code="choice")
+    _fields.require_without_field(module, "stem_width", STEM_WIDTH)
+    _fields.require_without_field(module, "head_width", HEAD_WIDTH)
 
     module = module.clone(symmetric_blocks=_symmetric_blocks(module, image_size))
     stages = [Stage(*stage) for stage in module.stages]

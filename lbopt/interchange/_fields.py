@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -116,6 +116,20 @@ def require_fixed(config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
             f"lbopt's network supports only {value!r}; give a model with that",
             code="choice",
         )
+
+
+def require_one_for_each(name: str, values: Sequence[Any], other: str, count: int) -> None:
+    """Raise `UserError` unless a list has as many values as another field, which has `count`."""
+    fix = f"give {count}, one for each of {other}"
+    require(len(values) == count, name, list(values), fix, code="conflict")
+
+
+def require_without_field(module: nn.Module, name: str, value: Any) -> None:
+    """Raise `UserError` unless an attribute has its only value in `transformers`."""
+    kind = type(module).__name__
+    fix = f"transformers' {kind} has {value} and no field for it; use format safetensors"
+    given = getattr(module, name)
+    require(given == value, name, given, fix, code="choice")
 
 
 def num_labels(config: Mapping[str, Any]) -> DerivedInt:

@@ -49,19 +49,14 @@ def _module(config: Mapping[str, Any]) -> ResNet:
     layer_type = config.get("layer_type", "bottleneck")
     require_choice("layer_type", layer_type, LAYER_TYPES)
     attributes = _fields.read(FIELDS, config)
-    stages = len(attributes["widths"])
-    require(
-        len(attributes["depths"]) == stages,
-        "depths",
-        list(attributes["depths"]),
-        f"give {stages}, one for each of hidden_sizes",
-        code="conflict",
-    )
+    widths = attributes["widths"]
+    _fields.require_one_for_each("depths", attributes["depths"], "hidden_sizes", len(widths))
+
     bottleneck = LAYER_TYPES[layer_type]
     require(
-        min(attributes["widths"]) >= 4 or not bottleneck,
+        min(widths) >= 4 or not bottleneck,
         "hidden_sizes",
-        list(attributes["widths"]),
+        list(widths),
         "a bottleneck is a quarter as wide; give widths of at least 4, or layer_type basic",
         code="conflict",
     )
@@ -81,9 +76,7 @@ def _config(module: ResNet, params: types.Params, image_size: int | None) -> dic
         "format safetensors"
     )
     require(module.stem != "conv3", "stem", module.stem, fix, code="choice")
-    fix = f"transformers' ResNet has {EPSILON} and no field for it; use format safetensors"
-    epsilon = module.batch_norm_epsilon
-    require(epsilon == EPSILON, "batch_norm_epsilon", epsilon, fix, code="choice")
+    _fields.require_without_field(module, "batch_norm_epsilon", EPSILON)
     return {
         **_fields.write(FIELDS, module),
         **FIXED,

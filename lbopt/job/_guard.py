@@ -65,8 +65,10 @@ def run_guarded(place: Place, arguments: Sequence[str], saves: bool) -> int:
                 "address on this host, so process 0 listens on every interface; choose one with "
                 "--coordinator_bind_address",
             )
+
         wire = _connect(place, secret, hub, signals)
         code = _Guard(place, wire, arguments, saves, signals, everywhere).watch()
+
     if hub is not None:
         hub.join(SILENT_S)
         if closed := hub.strangers():
@@ -331,6 +333,7 @@ class _Guard:
                     return self._hub_is_gone(CHANGED)
                 if messages is None:
                     return self._hub_is_gone("it was killed, it is stuck, or its machine ended")
+
                 self._heard = time.monotonic()
                 for message in messages:
                     code = self._from_hub(message)
@@ -390,7 +393,8 @@ class _Guard:
 
     def _from_member(self, message: dict[str, Any]) -> None:
         if "beat" in message:
-            self._state, self._spoke = message, time.monotonic()
+            self._state = message
+            self._spoke = time.monotonic()
         elif "failed" in message:
             self._has_spoken = True
             code = message["failed"]
@@ -405,7 +409,7 @@ class _Guard:
         Args:
           code: Exit code of the process.
           line: What happened, without the name of the process.
-          kind: One of `hub.KINDS`.
+          kind: One of `_hub.KINDS`.
         """
         self._failed = code
         self._hub.send(failed=code, line=line, kind=kind)
@@ -480,7 +484,8 @@ class _Guard:
         Args:
           with_traceback: Whether to let the child print its stack first, after a hang.
         """
-        child, self._child = self._child, None
+        child = self._child
+        self._child = None
         if child is None:
             return
         if with_traceback and child.poll() is None:

@@ -115,7 +115,7 @@ class Hub:
 
     Attributes:
       address: (host, port) at which this host reaches the hub.
-      everywhere: Whether the hub listens on every interface; see `listening.listen`.
+      everywhere: Whether the hub listens on every interface; see `_listening.listen`.
     """
 
     def __init__(self, place: Place, secret: bytes):
@@ -182,7 +182,7 @@ class Hub:
                 self._tick(time.monotonic())
 
     def _turn(self, timeout_s: float) -> None:
-        """Accept connections, handle the messages that have come, and send what is queued."""
+        """Accept connections, handle the messages that have come, and send queued bytes."""
         for key, events in self._selector.select(timeout_s):
             if isinstance(key.fileobj, socket.socket):
                 self._accept(key.fileobj)
@@ -500,17 +500,15 @@ class Hub:
             for index, process in self._processes.items()
             if not (process.down or process.done)
         }
-        others = [process for index, process in present.items() if index > 0]
-        first = [process for index, process in present.items() if index == 0]
-        for processes in (others, first):
-            for process in processes:
-                self._send(process.wire, end=self._told)
-            self._turn_until(
-                lambda processes=processes: all(process.down for process in processes),  # type: ignore[misc]
-                _KILLING_S,
-            )
+        self._end_processes([process for index, process in present.items() if index > 0])
+        self._end_processes([process for index, process in present.items() if index == 0])
         # A process of this job may be in the middle of its greeting.
         self._turn_until(lambda: not self._strangers, 1.0)
+
+    def _end_processes(self, processes: list[_Process]) -> None:
+        for process in processes:
+            self._send(process.wire, end=self._told)
+        self._turn_until(lambda: all(process.down for process in processes), _KILLING_S)
 
     def _turn_until(self, condition: Callable[[], bool], seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""A job as the process that computes sees it: what it tells the others, and what all agree on."""
+"""A job as seen by the process that computes: messages to the other processes, and agreement."""
 
 from __future__ import annotations
 
@@ -243,9 +243,8 @@ class MemberJob(Job):
         if self._problem is not None:
             raise self._problem
         if self._lost:
-            raise EnvironmentProblem(
-                "the guard of this process has ended; run the same command again", code="resource"
-            )
+            fix = "it has ended; run the same command again"
+            raise EnvironmentProblem("guard of this process", reason=fix, code="resource")
 
     def _listen(self) -> None:
         while (messages := self._wire.receive()) is not None:
@@ -311,14 +310,13 @@ def _differences(first: Any, other: Any, name: str) -> dict[str, tuple[Any, Any]
 
 
 def join_job() -> Job:
-    """Return the job of this process: the one that its guard describes, or one of its own."""
-    described = os.environ.pop(
-        MEMBER_VARIABLE, None
-    )  # programs that this process starts are not members
+    """Return the job that this process's guard describes, or a job of this process alone."""
+    # Programs that this process starts are not members, so the variable is removed.
+    described = os.environ.pop(MEMBER_VARIABLE, None)
     if described is None:
         return SoloJob()
     descriptor, *rest = json.loads(described)
     connection = socket.socket(fileno=descriptor)
-    # Else programs that this process starts would hide its end from the guard.
+    # A program that inherited the connection would hide this process's end from the guard.
     connection.set_inheritable(False)
     return MemberJob(connection, *rest)

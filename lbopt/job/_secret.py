@@ -1,6 +1,6 @@
 """The secret that the processes of a job share: where it is found, and how each side proves it.
 
-The secret itself is never sent. The hub sends a nonce to whoever connects, and the guard answers
+The secret itself is never sent. The hub sends a nonce on every new connection; the guard answers
 with an HMAC-SHA256 (RFC 2104) keyed by the secret; the hub proves in the same way that it knows the
 secret. Both nonces together give the keys that authenticate all later lines (`lbopt.job._wire`):
 
@@ -47,7 +47,7 @@ def find(flags: Mapping[str, str], environ: MutableMapping[str, str]) -> bytes:
     that share a home folder need no setting.
 
     Args:
-      flags: The flags of the job, from `place.given_flags`.
+      flags: The flags of the job, from `given_job_flags`.
       environ: The environment variables, `os.environ`.
 
     Raises:
@@ -84,6 +84,7 @@ def _read(field: str, file: str) -> bytes:
             f"{error.strerror}; name a file with the job's secret, the same for all processes",
             code="missing" if isinstance(error, FileNotFoundError) else "damaged",
         ) from error
+
     require(
         not mode & 0o077,
         field,
@@ -118,6 +119,8 @@ def _of_user(environ: Mapping[str, str]) -> bytes:
     try:
         path = paths.of_user(environ, "XDG_CONFIG_HOME", ".config") / "lbopt" / "job_secret"
         _unfinished.remove(path.parent, re.compile(r"\.job_secret\.\d+(\.[0-9a-f]{8})?"))
+
+        # The file gets its name when it is complete, so that no process reads half a secret.
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             temporary = _unfinished.beside(path)
@@ -125,7 +128,7 @@ def _of_user(environ: Mapping[str, str]) -> bytes:
                 descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with os.fdopen(descriptor, "w") as stream:
                     stream.write(secrets.token_hex(32) + "\n")
-                # Processes that start together agree on the secret of whoever links first.
+                # Processes that start together agree on the secret that is linked first.
                 with contextlib.suppress(FileExistsError):
                     os.link(temporary, path)
             finally:

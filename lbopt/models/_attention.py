@@ -83,7 +83,8 @@ def _backward(kept_share, residuals, gradient_BHKQ):
         context_BHKQ,
     ) = residuals
 
-    dtype, wide = value_BHKS.dtype, sums_BHQ.dtype
+    dtype = value_BHKS.dtype
+    wide = sums_BHQ.dtype
     gradient_BHKQ = gradient_BHKQ.astype(wide)
     means_BHQ = jnp.sum(gradient_BHKQ * context_BHKQ.astype(wide), 2) / sums_BHQ
     gradient_BHKQ = (gradient_BHKQ / (kept_share * sums_BHQ)[:, :, None]).astype(dtype)

@@ -277,7 +277,9 @@ class Layer(nn.Module):
         def project(name: str) -> jax.Array:
             return checkpoint_name(_HeadProjection(heads[2:], self.dtype, name=name)(x_BLD), "qkv")
 
-        query, key, value = project("query"), project("key"), project("value")
+        query = project("query")
+        key = project("key")
+        value = project("value")
         shape = (self.num_heads, length, length)
         keep, share = Dropout(self.attention_dropout_rate, name="attention_dropout").keep(
             batch, shape, self.train

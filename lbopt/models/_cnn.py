@@ -130,7 +130,8 @@ _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 def _trained(x: jax.Array, convolution: _conv.PatchConv, batch_norm: _norm.BatchNorm) -> jax.Array:
     """Run one stage in training mode and update the running statistics."""
-    params, running = batch_norm.variables["params"], batch_norm.variables["batch_stats"]
+    params = batch_norm.variables["params"]
+    running = batch_norm.variables["batch_stats"]
     kernel = convolution.get_variable("params", "kernel")
     y, *moments = _stage(x, kernel, params["scale"], params["bias"])
     for name, batch in zip(("mean", "var"), moments, strict=True):
@@ -223,7 +224,8 @@ def _pooled_backward(trials: int, kept: Any, gradients: Any) -> tuple[jax.Array,
     # Both expressions are the gradient of the convolution's output, written in two ways. A TPU's
     # compiler then fuses each into the convolution that uses it. A single shared array would be
     # written and read by an operation that costs more than both convolutions.
-    for_x, for_kernel = jnp.where(has_it, share + rest, rest), jnp.where(has_it, share, 0) + rest
+    for_x = jnp.where(has_it, share + rest, rest)
+    for_kernel = jnp.where(has_it, share, 0) + rest
     for_x, for_kernel = (
         one.reshape(convolved.shape).astype(convolved.dtype) for one in (for_x, for_kernel)
     )

@@ -40,12 +40,14 @@ class PatchConv(nn.Module):
         kernel = self.param("kernel", nn.initializers.he_normal(), shape, jnp.float32)
         kernel = kernel * (jax.lax.broadcast_to_rank(sign, kernel.ndim) if jnp.ndim(sign) else sign)
         dtype = self.dtype or x.dtype
-        x, kernel = x.astype(dtype), kernel.astype(dtype)
+        x = x.astype(dtype)
+        kernel = kernel.astype(dtype)
         if not self.by_patches:
             return jax.lax.conv_general_dilated(
                 x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
             )
-        patches, matrix = _patches(x, self.size), kernel.reshape(-1, self.features)
+        patches = _patches(x, self.size)
+        matrix = kernel.reshape(-1, self.features)
         return jax.lax.platform_dependent(patches, matrix, cpu=_flat_product, default=jnp.matmul)
 
 

@@ -179,7 +179,8 @@ class EfficientNet(nn.Module):
             skipped = stage.depth > 0
             # From here on the channels alone fill at least half of the lanes.
             if x.shape[-1] // folded >= _fold.LANES // 2:
-                x, folded = _fold.unfold_examples(x, folded), 1
+                x = _fold.unfold_examples(x, folded)
+                folded = 1
             arguments = stage, padding, self.squeeze_ratio, skipped, rate, norm, folded, self.dtype
             x = Block(*arguments, name=f"block{number}")(x, train)
 
@@ -213,7 +214,8 @@ class EfficientNet(nn.Module):
 
     def scaled(self, channels: int) -> int:
         """Scale channels and round to a multiple of the divisor, down by at most a tenth."""
-        wanted, divisor = channels * self.width_coefficient, self.depth_divisor
+        wanted = channels * self.width_coefficient
+        divisor = self.depth_divisor
         rounded = max(divisor, int(wanted + divisor / 2) // divisor * divisor)
         return rounded + divisor if rounded < 0.9 * wanted else rounded
 
@@ -255,7 +257,8 @@ def symmetric_blocks(network: EfficientNet, image_size: int) -> tuple[int, ...]:
     TensorFlow pads their input evenly; Hugging Face's configuration lists them as
     `depthwise_padding`.
     """
-    side, odd = -(-image_size // 2), []
+    side = -(-image_size // 2)
+    odd = []
     for number, block in enumerate(network.blocks()):
         if block.stride == 2:
             odd += [number] if side % 2 else []

@@ -239,7 +239,8 @@ def _moments(
         square = jnp.mean(jnp.square(wide), axes, keepdims=True)
     else:
         mean, square = _moments_of_product(mean, _product.second_moment(grouped, view), kernel)
-    mean, square = _fold.mean(mean, fold), _fold.mean(square, fold)
+    mean = _fold.mean(mean, fold)
+    square = _fold.mean(square, fold)
 
     peers = scope.peers(here, num_examples) if here.axis_name else []
     if peers is None or peers:

@@ -74,7 +74,8 @@ class StochasticDepth(nn.Module):
 
         `x` is [batch / examples, ..., examples * channels].
         """
-        rows, channels = x.shape[0], x.shape[-1] // self.examples
+        rows = x.shape[0]
+        channels = x.shape[-1] // self.examples
         keep, share = _draw_kept(self, "stochastic_depth_rate", rows * self.examples, (), train)
         if keep is None:
             return x

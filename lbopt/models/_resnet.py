@@ -33,7 +33,8 @@ class ResNetSize:
     bottleneck: bool
 
 
-_BASIC, _BOTTLENECK = (64, 128, 256, 512), (256, 512, 1024, 2048)
+_BASIC = (64, 128, 256, 512)
+_BOTTLENECK = (256, 512, 1024, 2048)
 RESNET_SIZES = {
     "18": ResNetSize((2, 2, 2, 2), _BASIC, False),
     "34": ResNetSize((3, 4, 6, 3), _BASIC, False),

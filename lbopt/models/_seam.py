@@ -48,6 +48,7 @@ def from_linen(module: nn.Module) -> Model:
         variables = {"params": params, **model_state}
         if not train:
             return module.apply(variables, inputs, train=False), model_state
+
         rngs = None if rng is None else {"dropout": rng, "example": rng}
         outputs, updated = module.apply(
             variables, inputs, train=True, mutable=list(model_state), rngs=rngs

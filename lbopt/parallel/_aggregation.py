@@ -37,7 +37,8 @@ from lbopt.parallel import _parts
 from lbopt.parallel._mesh import DATA_AXIS, num_slices
 from lbopt.parallel._state import TrainState
 
-REPLICA_AXIS, WITHIN_AXIS = "replica", "within"
+REPLICA_AXIS = "replica"
+WITHIN_AXIS = "within"
 
 _ITS_SURROUNDINGS = ("num_replicas", "opt_state", "tx")
 """Fields of errors of an aggregator that does not go with the replicas or the optimizer."""
@@ -91,7 +92,7 @@ class Aggregation:
         """Return the aggregator's first state; a pure function.
 
         Raises:
-          UserError: if the aggregator does not fit the parameters or the number of replicas.
+          UserError: If the aggregator does not fit the parameters or the number of replicas.
         """
         with self._refusing():
             return self.aggregator.first_state(self._parts_of(params), self.num_replicas)
@@ -102,7 +103,8 @@ class Aggregation:
             self.aggregator.check_chain(state.opt_state, state.params)
             if self.aggregator.needs_second_moment:
                 second_moment_of(state.opt_state)
-        wanted, got = jax.eval_shape(self.init, state.params), state.aggregator_state
+        wanted = jax.eval_shape(self.init, state.params)
+        got = state.aggregator_state
         ours: Any = jax.tree.structure(wanted)
         if ours != jax.tree.structure(got):
             fix = "the training state has none of its state; use state = step.place(state)"
@@ -117,7 +119,7 @@ class Aggregation:
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Name the aggregator in what it says of parameters and optimizers."""
+        """Name the aggregator in its errors about the replicas and the optimizer."""
         try:
             yield
         except UserError as error:
@@ -146,8 +148,9 @@ class Aggregation:
         return found if self._in_parts else found._replace(ring=found.ring / self._within)
 
     def sharding(self, state: AggregatorState) -> AggregatorState:
-        """Return where each array of its state (or of the shapes) lies."""
-        mesh, specs = self._mesh, self._specs()
+        """Return the sharding of each array of the aggregator's state, or of its shapes."""
+        mesh = self._mesh
+        specs = self._specs()
         if self._pmapped_on is not None:
             mesh = self._pmapped_on
             specs = AggregatorState(
@@ -167,7 +170,8 @@ class Aggregation:
             return self.aggregator.update(
                 rows, state.aggregator_state, Group(self.num_replicas), extra
             )
-        whole, every = PartitionSpec(), PartitionSpec((REPLICA_AXIS, WITHIN_AXIS))
+        whole = PartitionSpec()
+        every = PartitionSpec((REPLICA_AXIS, WITHIN_AXIS))
         specs = self._specs()
         mapped = jax.shard_map(
             lambda *given: tuple(self._on_device(*given)),
@@ -179,7 +183,7 @@ class Aggregation:
         return Aggregated(*mapped(rows, state.aggregator_state, extra))
 
     def mapped(self, rows: types.PyTree, state: TrainState) -> Aggregated:
-        """Aggregate in a function mapped over replicas, each with its own row of `local` ("pmap")."""
+        """Aggregate in a function mapped by "pmap": each replica has its own row of `local`."""
         own = state.aggregator_state
         own = own._replace(local=jax.tree.map(lambda x: x[None], own.local))
         found = self.aggregator.update(
@@ -196,6 +200,8 @@ class Aggregation:
         group = Group(self.num_replicas, REPLICA_AXIS, WITHIN_AXIS if self._in_parts else None)
         if self._within == 1:
             return self.aggregator.update(rows, state, group, extra)
+
+        # All devices of a group send the same message if the aggregator needs whole leaves.
         wide = widened(rows)
         if not self._in_parts:
             summed = jax.tree.map(lambda x: jax.lax.pmean(x, WITHIN_AXIS), wide)
@@ -215,13 +221,14 @@ class Aggregation:
         return found._replace(updates=jax.tree.map(whole, found.updates, rows))
 
     def _specs(self) -> AggregatorState:
-        split = (WITHIN_AXIS,) if self._in_parts else ()  # of a scalar there is no axis to name
+        # Without shards the state may have scalars, which have no axis to name.
+        split = (WITHIN_AXIS,) if self._in_parts else ()
         return AggregatorState(
             PartitionSpec(REPLICA_AXIS, *split), PartitionSpec(*split), PartitionSpec()
         )
 
     def _parts_of(self, params: types.Params) -> types.Params:
-        """Return the parameters as the aggregator sees them: leaves, or rows of devices' shards."""
+        """Return the parameters in the aggregator's form: leaves, or rows for devices' shards."""
         return (
             jax.tree.map(lambda x: _parts.leaf_as_rows(x, self._within), params)
             if self._in_parts
@@ -229,7 +236,7 @@ class Aggregation:
         )
 
     def _part_shapes(self, params: types.Params) -> types.Params:
-        """Return the shapes of what one device sends."""
+        """Return the shapes of the arrays that one device sends."""
         if not self._in_parts:
             return params
 

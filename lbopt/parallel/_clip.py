@@ -23,7 +23,7 @@ class GradientClip:
     """Clipping of the global gradient norm, and where in the step it happens.
 
     Attributes:
-      max_norm: the largest norm that passes unchanged, > 0.
+      max_norm: The largest norm that passes unchanged, > 0.
       stage: "replica": each replica's gradient of each microstep, before the mean over replicas
         (ALBERT, You, MLPerf: the clip then depends on the examples per replica). "mean": each
         microstep's gradient after the mean over replicas. "accumulated": the step's whole gradient,
@@ -65,10 +65,10 @@ def treat_part(
     """Build the treatment of each microstep's gradient on each replica.
 
     Args:
-      clip: the step's clip; stage "accumulated" does nothing here.
-      measure_noise: whether to measure the squared norm of what is averaged.
-      reduce: a replica's `Gradients` -> the mean over replicas, for stage "mean".
-      axis_name: the axis of the replicas; None if they are not mapped.
+      clip: Clip of the step; stage "accumulated" has no effect here.
+      measure_noise: Whether to measure the squared norm of each part's gradient.
+      reduce: Function from a replica's `Gradients` to the mean over replicas, for stage "mean".
+      axis_name: Axis over which replicas are mapped; None if they are not mapped.
     """
     reduces = clip is not None and clip.stage == "mean"
 
@@ -93,7 +93,7 @@ def treat_part(
 
 
 def _squares(grads: types.Params, weight: jax.Array | None, copies: int) -> PartSquares:
-    """Return what one of `copies` equal replicas adds to the sums over parts."""
+    """Return the share of one of `copies` equal replicas in the sums over parts."""
     square = jnp.square(global_norm(grads)).astype(jnp.float32)
     share = jnp.ones(()) / copies
     if weight is None:

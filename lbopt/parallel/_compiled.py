@@ -26,11 +26,11 @@ class Step:
     """A compiled step: call it, or `lower` it for a look at the program.
 
     Args:
-      compiled: the jitted or pmapped function.
-      mesh: the devices it runs on.
-      options: of a training step; the defaults for an evaluation step.
-      aggregation: the aggregator on the devices; None without one.
-      arrange: global batch -> the batch as the function takes it.
+      compiled: The jitted or pmapped function.
+      mesh: Devices that run it.
+      options: Options of a training step; None for an evaluation step.
+      aggregation: The aggregator on the devices; None without one.
+      arrange: Function from a global batch to the batch that `compiled` takes.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Step:
         It gets the aggregator's state and is laid out over the devices.
 
         Raises:
-          UserError: see `with_aggregator_state`.
+          UserError: As for `with_aggregator_state`.
         """
         state = apart(self.with_aggregator_state(state))
         return jax.device_put(state, self.state_sharding(state))
@@ -97,7 +97,7 @@ class Step:
             self.aggregation.check(rest[0])
             self._fits_aggregator = True
 
-        # A batch is checked once for all that are like it.
+        # A batch is checked only if its shapes or dtypes are not those of the last one.
         kinds = [
             (getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
             for leaf in jax.tree.leaves(batch)
@@ -154,7 +154,7 @@ class Step:
         return getattr(getattr(leaf, "sharding", None), "mesh", None) is self.mesh
 
     def _may_put(self, leaf: Any, where: NamedSharding) -> bool:
-        """Return whether nobody chose another place for an array."""
+        """Return whether an array may be moved: the caller has not placed it on purpose."""
         if isinstance(leaf, np.ndarray):
             return True
         if not _is_concrete(leaf) or self._lies_here(leaf):
@@ -194,8 +194,8 @@ class OnceShapesAreKnown:
     """A jitted step whose shardings depend on the state's shapes, which the first call brings.
 
     Args:
-      make: shardings of a state -> the jitted step.
-      sharding: state -> its shardings.
+      make: Function from the shardings of a state to the jitted step.
+      sharding: Function from a state to its shardings.
     """
 
     def __init__(

@@ -19,9 +19,9 @@ class PartSquares(NamedTuple):
     """Squared gradient norms of the parts of a batch, added up for a gradient-noise estimate.
 
     Attributes:
-      total: fp32 scalar, the sum over parts of weight times squared norm.
-      weight: fp32 scalar, the sum of the weights, each 1 where parts count alike.
-      parts: fp32 scalar, the number of parts.
+      total: Sum over parts of weight times squared norm, fp32 scalar.
+      weight: Sum of the weights, fp32 scalar; each weight is 1 if all parts have equal weight.
+      parts: Number of parts, fp32 scalar.
     """
 
     total: jax.Array
@@ -82,8 +82,7 @@ def make_gradient_fn(
 
     Returns:
       A `GradientFn`. Gradients have the dtype of the parameters; gradients of complex parameters
-        are
-      the conjugates of `jax.grad`'s, so that the loss falls against them, as Optax's transforms
+      are the conjugates of `jax.grad`'s, so that the loss falls against them, as Optax's transforms
       expect. Metrics are sums over the batch. Every microstep starts from the same model_state, and
       the resulting states are averaged, as batch statistics of replica groups are. Leaves of
       model_state without a mean (integers, bools, random keys) come from the last microstep. All
@@ -113,7 +112,7 @@ def make_gradient_fn(
         if number == 1 or checked:
             return whole(*arguments)
 
-        # The program that was checked is the one that runs: the loss is traced once.
+        # The checked program itself runs, so the loss is traced once.
         program, like = jax.make_jaxpr(whole, return_shape=True)(*arguments)
         _check_weight(program.jaxpr, arguments, like, f"{number} replicas")
         checked.append(True)
@@ -144,7 +143,7 @@ def make_gradient_fn(
 
         sums, others = jax.lax.scan(microstep, sums, (parts, keys))
 
-        # Sums become means; what has no mean is the last microstep's.
+        # Sums become means; leaves without a mean come from the last microstep.
         total = num_microsteps if sums.weight is None else _divisor(sums.weight)
         mean = lambda x, like: (x / num_microsteps).astype(like.dtype)  # noqa: E731
         last = jax.tree.map(lambda x: x[-1], others)
@@ -210,7 +209,8 @@ def weighed(
     """
     if weight is None:
         return grads
-    count, total = weight.size, jnp.sum(weight)
+    count = weight.size
+    total = jnp.sum(weight)
     if axis_name is not None:
         count *= jax.lax.axis_size(axis_name)
         total = jax.lax.psum(total, axis_name)
@@ -235,9 +235,9 @@ def _divisor(weight: jax.Array) -> jax.Array:
 
 
 def _check_weight(program: Any, arguments: tuple[Any, ...], results: Gradients, parts: str) -> None:
-    """Refuse a mean of which the metric `loss` says that its weight is found in the batch.
+    """Raise `UserError` if the loss is a mean and the metric `loss` has a weight from the batch.
 
-    Parts with unequal weights have means whose mean is not that of the whole batch.
+    Parts of such a batch may have unequal weights, and the mean of their means is not the batch's.
     """
     if results.weight is not None or "loss" not in results.metrics:
         return
@@ -267,7 +267,7 @@ def _as_array(x: Any, like: Any) -> jax.Array:
 
 
 def _deal(x: jax.Array, num_parts: int) -> jax.Array:
-    """Deal examples out to parts like cards: [batch, ...] -> [parts, batch / parts, ...]."""
+    """Put example i in part i mod num_parts: [batch, ...] -> [parts, batch / parts, ...]."""
     return jnp.moveaxis(x.reshape(x.shape[0] // num_parts, num_parts, *x.shape[1:]), 1, 0)
 
 

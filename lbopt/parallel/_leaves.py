@@ -47,7 +47,7 @@ def over_replicas(axis_name: str, state: types.PyTree) -> types.PyTree:
 
 
 def _of_first(x: jax.Array, axis_name: str) -> jax.Array:
-    """Broadcast the first replica's value: a sum to which the others add nothing."""
+    """Broadcast the first replica's value: sum over replicas, with zeros from the others."""
     if x.dtype == jax.dtypes.float0:
         return x
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -70,7 +70,8 @@ def with_dtypes_of(old: types.PyTree, new: types.PyTree) -> types.PyTree:
     Raises:
       UserError: If the new state lacks a leaf of the old one, or has it in another shape.
     """
-    before, after = tree.by_name(old), tree.by_name(new)
+    before = tree.by_name(old)
+    after = tree.by_name(new)
     for name, was in before.items():
         if name not in after:
             reason = "not in the state that the loss returns; return every leaf, changed or not"

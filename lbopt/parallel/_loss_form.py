@@ -1,4 +1,4 @@
-"""The form of what a loss function and a metric function return."""
+"""Checks of the values that loss functions and metric functions return."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lbopt.errors import UserError
 
 
 class Loss(NamedTuple):
-    """What a loss function said of a batch.
+    """The checked value of a loss function.
 
     Attributes:
-      mean: scalar, to be differentiated.
-      weight: fp32 scalar, what the mean was divided by; None if the function returned a mean.
-      model_state: the new state.
-      metrics: pairs in dtypes that add up.
+      mean: Mean loss of the batch, scalar; its gradient updates the parameters.
+      weight: Divisor of that mean, fp32 scalar; None if the function returned a mean.
+      model_state: The model's state after the batch.
+      metrics: Metrics in dtypes of at least 32 bits.
     """
 
     mean: jax.Array
@@ -30,11 +30,11 @@ class Loss(NamedTuple):
 
 
 def checked(returned: Any) -> Loss:
-    """Return what a loss function returned, with the mean taken of a (sum, weight).
+    """Check the value that a loss function returned.
 
     Raises:
-      UserError: it is not (loss, (model_state, metrics)), or the loss is neither one floating-point
-        number nor a pair (sum, weight) of such.
+      UserError: If it is not (loss, (model_state, metrics)), or the loss is neither one
+        floating-point number nor a pair (sum, weight) of such.
     """
     if not (_is_pair(returned) and _is_pair(returned[1])):
         reason = f"it returns {_containers(returned)}; return (loss, (model_state, metrics))"
@@ -45,20 +45,20 @@ def checked(returned: Any) -> Loss:
 
 
 def mean_and_weight(loss: Any) -> tuple[jax.Array, jax.Array | None]:
-    """Return the mean that a loss is, or that its pair (sum, weight) makes, and the weight.
+    """Return a loss's mean and its weight, None for a loss that is a mean already.
 
     Args:
-      loss: a `lbopt.types.Loss`, not checked yet.
+      loss: A `lbopt.types.Loss`, not checked yet.
 
     Raises:
-      UserError: it is neither one floating-point number nor a pair of such.
+      UserError: If it is neither one floating-point number nor a pair of such.
     """
     total, weight = loss if _is_pair(loss) else (loss, None)
     _require_number(total, jnp.floating, "the loss", "the mean over examples, or (sum, weight)")
     if weight is None:
         return total, None
 
-    # Nothing is learned by making the weight larger: it is a constant to the gradient.
+    # The weight is a constant to the gradient: a larger weight would lower the mean, not the sum.
     _require_number(weight, jnp.number, "the weight of the loss", "a number of examples or tokens")
     weight = jax.lax.stop_gradient(jnp.asarray(weight, jnp.float32))
     return total / jnp.where(weight == 0, jnp.ones_like(weight), weight), weight
@@ -78,11 +78,11 @@ def checked_metrics(metrics: Any, field: str) -> types.Metrics:
     """Return metrics in dtypes that add up: 32 bits or more.
 
     Args:
-      metrics: what a function returned as its metrics.
-      field: name of that function in a message.
+      metrics: The metrics that a function returned.
+      field: Name of that function in a message.
 
     Raises:
-      UserError: it is not {name: (sum, number of examples)}, both of them numbers.
+      UserError: If they are not {name: (sum, number of examples)}, both of them numbers.
     """
     if not isinstance(metrics, Mapping):
         reason = f"the metrics are {_containers(metrics)}; return "

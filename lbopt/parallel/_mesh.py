@@ -1,4 +1,4 @@
-"""The device mesh and what is laid out on it."""
+"""The device mesh, and the placement of batches and replicated arrays on it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import collections
 import functools
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -51,6 +52,7 @@ def make_mesh(
             "here"
         )
         raise UserError("num_devices", wanted, fix)
+
     require_choice("order", order, ("given", "torus"))
     if order == "torus":
         if not all(hasattr(device, "coords") for device in available):
@@ -58,12 +60,14 @@ def make_mesh(
             raise UserError("order", order, fix, code="conflict")
         available = sorted(available, key=_position)
     available = sorted(available, key=slice_of)  # stable: within a slice the order stays
+
     chosen = available[:wanted]
     counts = collections.Counter(map(slice_of, chosen))
     if len(set(counts.values())) > 1:
         each = len(available) // len(set(map(slice_of, available)))
         fix = f"slices of {each} devices share the batch; give a multiple of {each}"
         raise UserError("num_devices", wanted, fix, code="mismatch")
+
     # Auto: shardings are propagated by the compiler; jax.make_mesh would default to explicit axes.
     return Mesh(np.asarray(chosen), (DATA_AXIS,), axis_types=(AxisType.Auto,))
 
@@ -100,22 +104,24 @@ def available_devices() -> list[jax.Device]:
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:
-        said = str(error) or f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')!r}"
-        raise EnvironmentProblem(
-            f"no devices: {said}; install the platform's extra or unset JAX_PLATFORMS"
-        ) from error
+        wanted = os.environ.get("JAX_PLATFORMS")
+        said = f" ({error})" if str(error) else ""
+        fix = f"no devices{said}; install the platform's extra, or unset the variable"
+        raise EnvironmentProblem("JAX_PLATFORMS", wanted, fix, code="installation") from error
 
 
 def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
     """Raise `UserError` unless a mesh goes with a step.
 
     Args:
-      mesh: with an axis `data`.
-      mapped: the step maps replicas or splits its update, so that every device is a replica.
-      by_compiler: the "jit" backend. Its mapped functions need Auto axes.
+      mesh: Mesh with an axis `data`.
+      mapped: Whether the step maps replicas or shards its update, so that every device is a
+        replica.
+      by_compiler: Whether the backend is "jit", whose mapped functions need Auto axes.
     """
     require(isinstance(mesh, Mesh), "mesh", mesh, "use lbopt.make_mesh()")
-    names, types_of_axes = mesh.axis_names, mesh.axis_types
+    names = mesh.axis_names
+    types_of_axes = mesh.axis_types
     fix = f"use lbopt.make_mesh(), or Mesh(mesh.devices.ravel(), ({DATA_AXIS!r},))"
     require(
         DATA_AXIS in names,
@@ -123,8 +129,10 @@ def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
         names,
         f"the batch is split along an axis {DATA_AXIS!r}; {fix}",
     )
+
     alone = mesh.shape[DATA_AXIS] == mesh.size
     require(alone or not mapped, "mesh.axis_names", names, f"here each device is a replica; {fix}")
+
     refused = {AxisType.Manual} | ({AxisType.Explicit} if mapped and by_compiler else set())
     require(
         not refused & set(types_of_axes),
@@ -135,7 +143,7 @@ def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of what every device holds whole."""
+    """Return the sharding of arrays that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -180,40 +188,41 @@ def put_batch(mesh: Mesh, batch: types.Batch) -> types.Batch:
 
 def check_batch(batch: types.Batch) -> int:
     """Return a batch's size; raise `UserError` unless its leaves are arrays of one length."""
-    sizes: dict[int, str] = {}
+    first: str | None = None
+    size = 0
     for name, leaf in zip(tree.leaf_names(batch), jax.tree.leaves(batch), strict=True):
-        shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
-        if shape is None or dtype is None:
-            raise UserError(
-                f"batch/{name} = {leaf!r:.40}: not an array; give np.asarray of one value per example"
-            )
-        if isinstance(dtype, np.dtype) and dtype.kind in "OSUMm":
-            raise UserError(
-                f"batch/{name}: dtype {dtype}; encode it as numbers of one shape, "
-                "or leave it out of the batch"
-            )
-        if not isinstance(leaf, jax.ShapeDtypeStruct):
-            try:
-                jax.typeof(leaf)
-            except (TypeError, ValueError) as error:
-                raise UserError(
-                    f"batch/{name}: {type(leaf).__name__} of dtype {dtype}, which JAX does not take; "
-                    "give a plain np.asarray of a native dtype of at most 64 bits"
-                ) from error
-        if not shape:
-            raise UserError(
-                f"batch/{name}: a scalar; give one value per example, "
-                f"np.full(batch_size, {name.split('/')[-1]})"
-            )
-        sizes.setdefault(shape[0], name)
-    require(sizes, "batch", batch, "it has no arrays; give {name: array [batch, ...]}")
-    if len(sizes) > 1:
-        (one, first), (other, second), *_ = sizes.items()
-        raise UserError(
-            f"batch/{second}: {other} examples, batch/{first} has {one}; "
-            "give all arrays the same leading axis"
-        )
-    return next(iter(sizes))
+        _check_leaf(f"batch/{name}", leaf)
+        if first is None:
+            first = name
+            size = leaf.shape[0]
+        number = leaf.shape[0]
+        fix = f"{number} examples, batch/{first} has {size}; give all the same leading axis"
+        require(number == size, f"batch/{name}", leaf, fix, code="mismatch")
+    require(first is not None, "batch", batch, "it has no arrays; give {name: array [batch, ...]}")
+    return size
+
+
+def _check_leaf(field: str, leaf: Any) -> None:
+    """Raise `UserError` unless a leaf of a batch is an array of examples that JAX takes."""
+    shape = getattr(leaf, "shape", None)
+    dtype = getattr(leaf, "dtype", None)
+    if shape is None or dtype is None:
+        fix = "not an array; give np.asarray of one value per example"
+        raise UserError(field, leaf, fix, code="type")
+    if isinstance(dtype, np.dtype) and dtype.kind in "OSUMm":
+        fix = f"dtype {dtype}; encode it as numbers of one shape, or leave it out of the batch"
+        raise UserError(field, leaf, fix, code="type")
+
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        try:
+            jax.typeof(leaf)
+        except (TypeError, ValueError) as error:
+            fix = f"{type(leaf).__name__} of dtype {dtype}, which JAX does not take; give a plain "
+            fix += "np.asarray of a native dtype of at most 64 bits"
+            raise UserError(field, leaf, fix, code="type") from error
+    if not shape:
+        fix = "a scalar; give one value per example, np.full(batch_size, value)"
+        raise UserError(field, leaf, fix, code="type")
 
 
 def check_divisible(

@@ -1,4 +1,4 @@
-"""What a training step is asked to do, and which of it goes together."""
+"""The options of a training step, and the checks that they go together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StepOptions:
     """The options of `make_train_step`, which documents them.
 
     Raises:
-      UserError: naming the option that is not of its type or does not go with the others.
+      UserError: If an option has another type or does not go with the others; the error names it.
     """
 
     backend: Backend = "jit"
@@ -53,19 +53,19 @@ class StepOptions:
 
     @property
     def mapped(self) -> bool:
-        """Whether each replica differentiates its own part of the batch, under either backend."""
+        """Whether each replica differentiates its own slice of the batch, under either backend."""
         by_clip = self.clip is not None and self.clip.stage == "replica"
         by_noise = self.measure_noise and self.num_microsteps == 1
         return self.pmapped or self.reduction is not None or by_clip or by_noise
 
     @property
     def sharded(self) -> bool:
-        """Whether each device updates its part of the parameters."""
+        """Whether each device updates its shard of the parameters."""
         return self.shard_update or isinstance(self.reduction, ReduceScatter)
 
     @property
     def replicas_per_device(self) -> int:
-        """How many replicas each device runs one after another."""
+        """Number of replicas that each device runs sequentially."""
         found = self.reduction
         return found.replicas_per_device if isinstance(found, Aggregate) else 1
 
@@ -129,6 +129,7 @@ class StepOptions:
         if self.shard_update and aggregator.needs_second_moment:
             fix = f"{aggregator.name} needs the optimizer's second moment whole; leave it False"
             raise UserError("shard_update", True, fix, code="conflict")
+
         if not self.pmapped:
             return
         for field, plain in (("replicas_per_device", 1), ("over", "replicas")):

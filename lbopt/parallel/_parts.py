@@ -1,4 +1,4 @@
-"""A leaf as rows of which the devices of a slice have a part each, and back."""
+"""Leaves as rows that the devices of a slice divide among them, and back."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ def shape_of_rows(shape: tuple[int, ...], devices: int) -> tuple[int, ...]:
 
     The number of devices divides m.
     """
-    size, width = math.prod(shape), matrix_width(shape)
+    size = math.prod(shape)
+    width = matrix_width(shape)
     if size and width:
         height = math.prod(shape) // width
         padding = row_padding(height, devices)
         if padding is not None:
             return height + padding, width
-    return (
-        max(size, 1) + -max(size, 1) % devices,
-    )  # also of a leaf without numbers each has a part
+
+    # Each device has a row even of a leaf without numbers.
+    size = max(size, 1)
+    return (size + -size % devices,)
 
 
 def leaf_as_rows(x: jax.Array, devices: int) -> jax.Array:
-    """Return a leaf as rows that the devices divide; what is added are zeros."""
+    """Return a leaf as rows that the devices divide, padded with zeros."""
     shape = shape_of_rows(x.shape, devices)
     rows = x.reshape(-1, *shape[1:])
     return jnp.pad(rows, [(0, shape[0] - len(rows))] + [(0, 0)] * (len(shape) - 1))

@@ -41,15 +41,13 @@ def connect_processes(job: Job) -> None:
             coordinator_bind_address=job.jax_bind_address,
         )
     except Exception as error:  # whatever the runtime says
-        raise EnvironmentProblem(
-            f"JAX's processes cannot be brought together at {job.jax_address}: "
-            f"{' '.join(str(error).split())[:200]}; "
-            "see that this port of process 0 is free and can be reached"
-        ) from error
+        said = " ".join(str(error).split())[:200]
+        fix = f"JAX cannot connect the job's processes there ({said}); see that this port of "
+        fix += "process 0 is free and can be reached"
+        raise EnvironmentProblem("jax_address", job.jax_address, fix, code="resource") from error
+
     counted = jax.process_count()
     if counted != job.count:
-        raise EnvironmentProblem(
-            f"JAX counts {counted} processes, the job has {job.count}: "
-            "this platform's runtime was started before; "
-            "start all processes of the job anew"
-        )
+        fix = f"the job has {job.count}, and this platform's runtime was started before; start all "
+        fix += "processes of the job anew"
+        raise EnvironmentProblem("jax.process_count()", counted, fix, code="mismatch")

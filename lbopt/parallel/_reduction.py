@@ -1,4 +1,4 @@
-"""Reductions: how the gradients of replicas become the one that updates the parameters."""
+"""Reductions of the replicas' gradients to the gradient that updates the parameters."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ class Reduced(NamedTuple):
     """The outcome of a reduction.
 
     Attributes:
-      grads: pytree like the parameters.
-      aggregator_state: the new state of the aggregator; () without one.
-      extra: keyword arguments for the optimizer's `update`.
+      grads: Gradient that updates the parameters, a pytree like them.
+      aggregator_state: New state of the aggregator; () without one.
+      extra: Keyword arguments for the optimizer's `update`.
     """
 
     grads: types.Params
@@ -132,13 +132,14 @@ class Strategy(NamedTuple):
 
 
 def choose(reduction: Reduction | None, mesh: Mesh, mapped: bool, pmapped: bool) -> Strategy:
-    """Return how a step of this mesh reduces.
+    """Return the strategy of a step.
 
     Args:
-      reduction: as asked for; None for the compiler's, or if replicas are mapped an all-reduce.
-      mesh: the step's devices.
-      mapped: whether replicas are mapped for another reason.
-      pmapped: whether "pmap" maps the whole step.
+      reduction: The step's option; None for an all-reduce if replicas are mapped, and otherwise for
+        the compiler's reduction.
+      mesh: Devices of the step.
+      mapped: Whether replicas are mapped.
+      pmapped: Whether "pmap" maps the whole step.
     """
     match reduction:
         case Aggregate(aggregator, replicas_per_device, over):
@@ -160,15 +161,16 @@ def choose(reduction: Reduction | None, mesh: Mesh, mapped: bool, pmapped: bool)
 
 
 def on_one_device(reduction: Reduction | None) -> Strategy:
-    """Return the reduction of one device with the whole batch: only an aggregator does work."""
+    """Return the strategy of one device with the whole batch: only an aggregator has any effect."""
     if not isinstance(reduction, Aggregate):
         return BY_COMPILER
-    number, over = reduction.replicas_per_device, reduction.over
+    number = reduction.replicas_per_device
+    over = reduction.over
     return aggregated(Aggregation(reduction.aggregator, None, number, over))
 
 
 def aggregated(aggregation: Aggregation, pmapped: bool = False) -> Strategy:
-    """Return the reduction that is an aggregator's: it sees every replica's gradient."""
+    """Return the strategy of an aggregator, which gets every replica's gradient."""
 
     def combine(rows: types.PyTree, state: TrainState) -> Reduced:
         return Reduced(*(aggregation.mapped if pmapped else aggregation)(rows, state))
@@ -177,12 +179,13 @@ def aggregated(aggregation: Aggregation, pmapped: bool = False) -> Strategy:
 
 
 def mean(axis_name: str, dtype: Any, grads: types.Params) -> types.Params:
-    """Within a mapped function: sum over replicas and divide in fp32 or wider.
+    """In a mapped function, sum over replicas and divide in fp32 or wider.
 
     Args:
-      axis_name: the axis of the replicas.
-      dtype: what to sum in, complex numbers part by part; None for the gradients' own.
-      grads: one replica's.
+      axis_name: Axis over which replicas are mapped.
+      dtype: Dtype of the sum; complex numbers are summed as real and imaginary parts. None for the
+        gradients' own.
+      grads: Gradients of one replica.
     """
     if dtype is None:
         return jax.lax.pmean(grads, axis_name)

@@ -79,9 +79,11 @@ def _parts(mesh: Mesh) -> Mesh:
     """
     slices = num_slices(mesh)
     primes = _primes(mesh.size // slices)
-    names, shape = [f"part{axis}" for axis in range(len(primes))], primes
+    names = [f"part{axis}" for axis in range(len(primes))]
+    shape = primes
     if slices > 1:
-        names, shape = [SLICE_AXIS, *names], [slices, *primes]
+        names = [SLICE_AXIS, *names]
+        shape = [slices, *primes]
     return Mesh(mesh.devices.reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
 
 
@@ -110,7 +112,7 @@ def _torus_lines(mesh: Mesh) -> list[int]:
 
 
 def _taken(primes: list[int], shape: tuple[int, ...]) -> list[list[tuple[int, int]]]:
-    """Return which primes each dimension takes, as (number, prime)."""
+    """Return the primes that split each dimension, as (index among the primes, prime)."""
     taken: list[list[tuple[int, int]]] = [[] for _ in shape]
     left = list(shape)
     for axis, prime in enumerate(primes if math.prod(shape) >= MIN_SPLIT_ELEMENTS else ()):
@@ -127,19 +129,19 @@ class Layout:
     """The part of the parameters that each device of a step updates.
 
     Attributes:
-      mesh: the devices that have a shard each; None if every device updates everything.
-      along_axes: whether to gather along one axis of the torus at a time.
+      mesh: Devices that update one shard each; None if every device updates everything.
+      along_axes: Whether to gather along one axis of the torus at a time.
     """
 
     mesh: Mesh | None = None
     along_axes: bool = False
 
     def split(self, arrays: types.PyTree) -> types.PyTree:
-        """Within a traced function: let each device have its part of every array."""
+        """In a traced function, give each device its shard of every array."""
         return arrays if self.mesh is None else split(self.mesh, arrays)
 
     def gather(self, arrays: types.PyTree) -> types.PyTree:
-        """Within a traced function: let each device have every array whole."""
+        """In a traced function, give each device every array whole."""
         return arrays if self.mesh is None else gather(self.mesh, arrays, self.along_axes)
 
 
@@ -148,14 +150,14 @@ WHOLE = Layout()
 
 
 def split(mesh: Mesh, arrays: types.PyTree) -> types.PyTree:
-    """Within a traced function: let each device have its part of every array."""
+    """In a traced function, give each device its shard of every array."""
     return jax.tree.map(
         lambda x: jax.lax.with_sharding_constraint(x, split_sharding(mesh, x.shape)), arrays
     )
 
 
 def gather(mesh: Mesh, arrays: types.PyTree, along_axes: bool = False) -> types.PyTree:
-    """Gather every array on each device, in a traced function.
+    """In a traced function, give each device every array whole.
 
     With `along_axes`, arrays are gathered along one axis of the torus after the other.
     """
@@ -226,7 +228,8 @@ def _scatter_one(mesh: Mesh, stacked: jax.Array, dtype: Any) -> jax.Array:
     spec = where.spec if not where.is_fully_replicated else PartitionSpec()
 
     def summed(row: jax.Array) -> jax.Array:
-        x, left = row[0].astype(dtype or row.dtype), set(parts.axis_names)
+        x = row[0].astype(dtype or row.dtype)
+        left = set(parts.axis_names)
         for dim, names in _along_lines(mesh, spec):
             x = jax.lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
             left -= set(names)
@@ -257,7 +260,7 @@ def gather_along_axes(mesh: Mesh, x: jax.Array) -> jax.Array:
 
 
 def _along_lines(mesh: Mesh, spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
-    """Return (dimension, mesh axes) in the order of the torus axes; axes of an entry share a line."""
+    """Return (dimension, mesh axes) in the order of the torus axes, one line of the torus each."""
     lines = _torus_lines(mesh)
     steps = []
     for line in sorted(set(lines)):
@@ -280,21 +283,20 @@ def state_sharding(mesh: Mesh, state: TrainState, shard_update: bool) -> TrainSt
 
 
 def check_placed(state: TrainState, sharding: TrainState) -> None:
-    """Raise `UserError` for the first array that was put elsewhere."""
+    """Raise `UserError` for the first array that was placed with another sharding."""
     for name, leaf, where in zip(
         tree.leaf_names(state), jax.tree.leaves(state), jax.tree.leaves(sharding), strict=True
     ):
         if getattr(leaf, "committed", False) and not leaf.sharding.is_equivalent_to(
             where, leaf.ndim
         ):
-            raise UserError(
-                f"{name}: it lies as {leaf.sharding}, and the step needs it elsewhere; "
-                "use jax.device_put(state, step.state_sharding(state))"
-            )
+            fix = "the step needs another sharding; use "
+            fix += "jax.device_put(state, step.state_sharding(state))"
+            raise UserError(name, leaf.sharding, fix, code="mismatch")
 
 
 def with_shardings(shapes: types.PyTree, shardings: types.PyTree) -> types.PyTree:
-    """Return the shapes with their shardings beside them."""
+    """Return the shapes with shardings attached."""
     return jax.tree.map(
         lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings
     )
@@ -306,7 +308,8 @@ def _primes(number: int) -> list[int]:
     >>> _primes(12)
     [2, 2, 3]
     """
-    primes, candidate = [], 2
+    primes = []
+    candidate = 2
     while number > 1:
         while number % candidate == 0:
             primes.append(candidate)

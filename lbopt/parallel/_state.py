@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import tree, types
-from lbopt.errors import UserError
+from lbopt.errors import UserError, require
 from lbopt.transforms import require_transformation, warn_of_microsteps
 
 
@@ -18,12 +18,12 @@ class TrainState(flax.struct.PyTreeNode):
     """The state of a run; a pytree of arrays, all of which are checkpointed.
 
     Attributes:
-      step: int32 scalar, optimizer updates so far.
-      params: the parameters.
-      model_state: the model's other collections, for instance batch statistics.
-      opt_state: the optimizer's state.
-      rng: uint32 key data from which each step's randomness is derived (together with `step`).
-      aggregator_state: what the step's aggregator keeps (see `Step.place`); () without one.
+      step: Number of optimizer updates so far, int32 scalar.
+      params: The parameters.
+      model_state: The model's other collections, batch statistics for instance.
+      opt_state: The optimizer's state.
+      rng: Key data, uint32, from which each step's key is derived together with `step`.
+      aggregator_state: State of the step's aggregator (see `Step.place`); () without one.
     """
 
     step: jax.Array
@@ -94,10 +94,8 @@ def _strong(name: str, x: Any) -> Any:
     try:
         jax.typeof(x)
     except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{name} = {' '.join(repr(x).split())[:80]}: not an array that JAX takes; "
-            "leave it out, or give it to the model otherwise"
-        ) from error
+        fix = "not an array that JAX takes; leave it out, or give it to the model otherwise"
+        raise UserError(name, x, fix, code="type") from error
     weak = isinstance(x, bool | int | float | complex) or getattr(x, "weak_type", False)
     return jnp.array(x, jnp.result_type(x)) if weak else x
 
@@ -109,22 +107,17 @@ def split_seed(seed: int | jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _key(seed: Any) -> jax.Array:
-    dtype, shape = getattr(seed, "dtype", None), getattr(seed, "shape", ())
+    dtype = getattr(seed, "dtype", None)
+    shape = getattr(seed, "shape", ())
     if dtype == jnp.uint32 and shape == jax.random.key_data(jax.random.key(0)).shape:
         return jax.random.wrap_key_data(seed)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     number = isinstance(seed, int) or (dtype is not None and jnp.issubdtype(dtype, jnp.integer))
-    if shape or not (typed or number):
-        raise UserError(
-            f"seed = {' '.join(repr(seed).split())[:80]}: "
-            "give a whole number, or one random key (jax.random.key)"
-        )
+    fix = "give a whole number, or one random key (jax.random.key)"
+    require(not shape and (typed or number), "seed", seed, fix, code="type")
     if not typed:
         return jax.random.key(seed)
     kind, default = (jax.random.key_impl(key) for key in (seed, jax.random.key(0)))
-    if kind != default:
-        raise UserError(
-            f"seed = a key of {kind}: the keys of steps are of JAX's default kind, {default}; "
-            "give a number"
-        )
+    fix = f"a key of {kind}, and those of steps are of JAX's default kind, {default}; give a number"
+    require(kind == default, "seed", seed, fix, code="mismatch")
     return seed

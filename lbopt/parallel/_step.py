@@ -49,11 +49,12 @@ def make_step_fn(
     """Build one training step as a pure function.
 
     Args:
-      gradients: (params, model_state, batch, key) -> `Gradients`, the batch's or every replica's.
-      strategy: what makes them one gradient.
-      clip: the step's clip, here at its stage "accumulated".
-      tx: the optimizer.
-      layout: which part of the parameters each device updates.
+      gradients: Function (params, model_state, batch, key) -> `Gradients` of the batch or of every
+        replica.
+      strategy: Reduction of the replicas' gradients to one.
+      clip: Clip of the step, applied here if its stage is "accumulated"; None for no clip.
+      tx: The optimizer.
+      layout: The part of the parameters that each device updates.
     """
     optimizer = optax.with_extra_args_support(tx)
 
@@ -61,15 +62,15 @@ def make_step_fn(
         # The gradient of the loss over the batch, or over each replica's part of it.
         found = gradients(state.params, state.model_state, batch, state.step_key())
 
-        # One gradient for all: a mean over replicas, or what an aggregator makes of them.
+        # One gradient for all: the mean over replicas, or an aggregator's.
         with jax.named_scope(replicas.GRADIENTS):
             reduced = strategy.combine(found.grads, state)
 
-        # Each device goes on with its part of the parameters, which may be all.
+        # From here each device works on its shard of the parameters, or on all of them.
         grads, params = layout.split((reduced.grads, state.params))
         grads, norm = clip_at("accumulated", clip, grads)
 
-        # The update, with what the optimizer needs beside the gradient.
+        # Some optimizers also need measured norms, or an aggregator's scales.
         extra = {**noise_arguments(found.squares), **reduced.extra}
         with jax.named_scope(replicas.UPDATE):
             updates, opt_state = optimizer.update(grads, state.opt_state, params, **extra)
@@ -102,10 +103,10 @@ def step_on_one_device(
     """Build the training step of one device that sees the whole batch; a sweep maps it over trials.
 
     Args:
-      loss_fn: the loss, see `lbopt.types.LossFn`.
-      tx: the optimizer.
-      options: of the step; the backend and shards do not apply.
-      strategy: from `reduction.on_one_device`.
+      loss_fn: The loss, a `lbopt.types.LossFn`.
+      tx: The optimizer.
+      options: Options of the step; the backend and the sharding of the update have no effect.
+      strategy: Reduction, from `_reduction.on_one_device`.
     """
     options.check_parts(options.replicas_per_device)
     gradients = _gradients(loss_fn, options, strategy, axis_name=None)
@@ -115,7 +116,14 @@ def step_on_one_device(
 def _gradients(
     loss_fn: types.LossFn, options: StepOptions, strategy: Strategy, axis_name: str | None
 ) -> GradientFn:
-    """Return the gradients that `Strategy.combine` takes: the batch's, or one mapped replica's."""
+    """Build the function whose gradients `Strategy.combine` takes.
+
+    Args:
+      loss_fn: The loss, a `lbopt.types.LossFn`.
+      options: Options of the step.
+      strategy: Reduction of the replicas' gradients.
+      axis_name: Axis over which replicas are mapped; None if the function sees the whole batch.
+    """
 
     def handed_out(part: Gradients) -> types.PyTree:
         with jax.named_scope(replicas.GRADIENTS):
@@ -126,6 +134,7 @@ def _gradients(
     gradient_fn = make_gradient_fn(
         loss_fn, options.num_microsteps, options.compute_dtype, each_part
     )
+
     in_turn = 0 if strategy.aggregation is None else strategy.aggregation.replicas_per_device
     if in_turn:
         gradient_fn = for_replicas_in_turn(gradient_fn, in_turn, axis_name)
@@ -136,7 +145,7 @@ def _gradients(
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
         found = gradient_fn(params, model_state, batch, key)
 
-        # A clip of the mean took the mean of every microstep.
+        # With clip stage "mean" each microstep's gradient is a mean over replicas already.
         if clip is None or clip.stage != "mean":
             found = found._replace(grads=handed_out(found))
         found = found._replace(weight=None)
@@ -146,7 +155,7 @@ def _gradients(
 
 
 def _shared(found: Gradients, axis_name: str) -> Gradients:
-    """Within a mapped function: let all replicas have one model state and the sums of metrics."""
+    """In a mapped function, average the model state over replicas and sum their metrics."""
     with jax.named_scope(replicas.STATE):
         model_state = _leaves.over_replicas(axis_name, found.model_state)
     with jax.named_scope(replicas.METRICS):
@@ -209,17 +218,12 @@ def make_train_step(
 
     Returns:
       A `Step`. Its batch may be host arrays or arrays on the mesh, [global batch, ...]. Its state
-        is
-      replicated under both backends (except the optimizer's, with `shard_update`); its metrics are
-      sums over the global batch. A state that is not on the mesh yet is placed there. Floating
-        leaves
-      of the model's state are averaged over replicas and microsteps; leaves without a mean
-        (integers,
-      bools, random keys) come from the first replica after its last microstep. All keep their
-        dtypes.
-      The backends agree up to rounding, except that with `key_per_replica` random samples of the
-        loss
-      are per global batch under "jit" and per replica under "pmap".
+      is replicated under both backends (except the optimizer's, with `shard_update`); its metrics
+      are sums over the global batch. A state that is not on the mesh yet is placed there. Floating
+      leaves of the model's state are averaged over replicas and microsteps; leaves without a mean
+      (integers, bools, random keys) come from the first replica after its last microstep. All keep
+      their dtypes. The backends agree up to rounding, except that with `key_per_replica` random
+      samples of the loss are per global batch under "jit" and per replica under "pmap".
 
     Raises:
       UserError: For an option of another type or conflicting options; when called, for a batch that
@@ -270,9 +274,10 @@ def compile_step(
 
 
 def _over_replicas(gradients: GradientFn, mesh: Mesh, strategy: Strategy) -> GradientFn:
-    """Map gradients over replicas under "jit"; an aggregator's or scatter's input stays in place.
+    """Map gradients over replicas under "jit".
 
-    Unchecked, as in pmap: batch norm over groups of replicas needs axis_index_groups.
+    The rows that an aggregator or a scatter reduces stay on their devices. `check_vma` is off, as
+    in pmap, because batch norm over groups of replicas needs `axis_index_groups`.
     """
     whole = PartitionSpec()
     batch = PartitionSpec(DATA_AXIS)
@@ -288,7 +293,7 @@ def _over_replicas(gradients: GradientFn, mesh: Mesh, strategy: Strategy) -> Gra
 
 
 def _jitted(step: StepFn, mesh: Mesh, options: StepOptions, aggregation: Aggregation | None) -> Any:
-    """Compile a step for states that lie as its layout and aggregator ask."""
+    """Compile a step for states with the shardings that its layout and aggregator need."""
 
     def compiled(where: Any) -> Any:
         return jax.jit(
@@ -306,11 +311,11 @@ def _jitted(step: StepFn, mesh: Mesh, options: StepOptions, aggregation: Aggrega
 
 
 _BY_REPLICA: Any = TrainState(None, None, None, None, None, AggregatorState(0, None, None))
-"""Which arrays of a state have an axis of replicas, under "pmap"."""
+"""The arrays of a state that have an axis of replicas under "pmap"."""
 
 
 def _pmapped(step: StepFn, mesh: Mesh, aggregation: Aggregation | None, donate: bool) -> Any:
-    """Map a step over replicas; what the aggregator remembers of each lies with it."""
+    """Map a step over replicas; each device holds the aggregator's state of its own replica."""
     axes = None if aggregation is None else _BY_REPLICA
     return jax.pmap(
         _stating(step, mesh, DATA_AXIS, own_keys=aggregation is not None),
@@ -341,6 +346,7 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
     fix = "give a function (params, model_state, batch)"
     require(callable(metric_fn), "metric_fn", metric_fn, fix, code="type")
     check_mesh(mesh, backend == "pmap", backend != "pmap")
+
     if backend != "pmap":
         inputs = replicated_sharding(mesh), replicated_sharding(mesh), batch_sharding(mesh)
         step = _stating(metric_fn, mesh, None)
@@ -354,8 +360,8 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
         )
         return jax.lax.psum(metrics, DATA_AXIS)
 
-    # jax 0.10.2 takes an in_axes of three entries for one per leaf if there are three leaves, so the
-    # batch is one level down.
+    # If the arguments have three leaves, jax 0.10.2 takes an in_axes of three entries for one per
+    # leaf. The batch is one level down, which cannot be mistaken.
     split = _by_replica(mesh)
     mapped = jax.pmap(
         _stating(summed, mesh, DATA_AXIS),
@@ -380,7 +386,7 @@ def _stating(
 
 
 def _by_replica(mesh: Mesh) -> Callable[[types.Batch], types.Batch]:
-    """Return global batch [batch, ...] -> [devices, batch / devices, ...]."""
+    """Return the reshaping of a global batch, [batch, ...] to [devices, batch / devices, ...]."""
 
     def split(x: Any) -> Any:
         shape = (mesh.size, x.shape[0] // mesh.size, *x.shape[1:])

@@ -85,7 +85,8 @@ def _naming() -> contextlib.AbstractContextManager[None]:
 
 def _on_any_devices(config: TrainConfig, devices: Sequence[jax.Device] | None) -> TrainConfig:
     """Return the config of a run with the same network and state that fits any devices."""
-    found, parallel = copy.deepcopy(config), config.parallel
+    found = copy.deepcopy(config)
+    parallel = config.parallel
     there = len(available_devices() if devices is None else devices)
     found.parallel = ParallelConfig(
         parallel.backend if config.aggregator.name != "agvm" else "jit",
@@ -97,10 +98,8 @@ def _on_any_devices(config: TrainConfig, devices: Sequence[jax.Device] | None) -
     if found.phase2 is not None:
         found.phase2.num_microsteps = 1
     # AGVM asks for an even number of replicas; what the others remember is rebuilt for any.
-    found.aggregator.over, found.aggregator.replicas_per_device = (
-        "replicas",
-        1 + (config.aggregator.name == "agvm"),
-    )
+    found.aggregator.over = "replicas"
+    found.aggregator.replicas_per_device = 1 + (config.aggregator.name == "agvm")
     found.model.batch_norm_scope = "global"
     return found
 
@@ -167,11 +166,9 @@ def _spread(mesh: Mesh, trains: bool) -> tuple[int, list[int] | None]:
 
 def check_batch_fits(config: TrainConfig, problem: _problem.Problem, mesh: Mesh) -> None:
     """Check the batch against data, devices and batch norm, and the names of metrics."""
-    size, parts, examples = (
-        config.global_batch_size,
-        config.parallel.num_microsteps,
-        len(problem.splits.train),
-    )
+    size = config.global_batch_size
+    parts = config.parallel.num_microsteps
+    examples = len(problem.splits.train)
     fix = f"the training set has {examples} examples; use at most that"
     require(size <= examples, "global_batch_size", size, fix, code="mismatch")
     rows = config.aggregator.replicas_per_device
@@ -227,7 +224,7 @@ def build_mesh(parallel: ParallelConfig, devices: Sequence[jax.Device] | None = 
     Raises:
       UserError: naming the field that does not fit them.
     """
-    with errors.under("parallel"):
+    with errors.under("parallel", ("num_devices", "order")):
         mesh = make_mesh(parallel.num_devices, devices, parallel.order)
         taking_part = len({device.process_index for device in mesh.devices.flat})
         fix = (

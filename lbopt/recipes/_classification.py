@@ -42,7 +42,8 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
         return losses.softmax_cross_entropy(logits, labels, *smoothing)
 
     def loss_fn(params, model_state, batch, rng):
-        images, labels = inputs(batch), batch["label"]
+        images = inputs(batch)
+        labels = batch["label"]
         weights = None
         if loss.mixup_alpha:
             weights = mixup_weights(jax.random.fold_in(rng, _MIXUP), len(labels), loss.mixup_alpha)

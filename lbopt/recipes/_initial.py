@@ -154,10 +154,12 @@ def _as_scanned(params: types.Params, model: ModelConfig, place: str) -> types.P
     if model.scan_layers:
         layers = [tree.by_name(params[name]) for name in bert_layer_names(params)]
         shapes = [{name: np.shape(leaf) for name, leaf in layer.items()} for layer in layers]
-        count, change = len(layers) if shapes == shapes[:1] * len(layers) else 0, stack_layers
+        count = len(layers) if shapes == shapes[:1] * len(layers) else 0
+        change = stack_layers
     else:
         lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(params.get("layers"))}
-        count, change = sum(*lengths) if len(lengths) == 1 else 0, unstack_layers
+        count = sum(*lengths) if len(lengths) == 1 else 0
+        change = unstack_layers
     if count == 0:
         return params
     wanted = BERT_SIZES[model.size].num_layers
@@ -220,7 +222,8 @@ def _check_pieces(path: pathlib.Path, place: str, ours: Sequence[str]) -> None:
 
     A token [unused...] of that vocabulary may stand for any other.
     """
-    file, theirs = find_vocabulary(path), []
+    file = find_vocabulary(path)
+    theirs = []
     if file is not None:
         with contextlib.suppress(UserError):  # lbopt cannot read it: nothing to compare with
             theirs = read_vocabulary(file)

@@ -56,7 +56,8 @@ def _inputs(batch: types.Batch) -> Any:
 
 def _score(logits: jax.Array, batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
     """Return the loss of each token [batch, length], and all metrics."""
-    labels, counted = batch["next_tokens"], batch.get("mask")
+    labels = batch["next_tokens"]
+    counted = batch.get("mask")
     each = losses.softmax_cross_entropy(logits, labels)
     if counted is not None and counted.ndim == 1:
         counted = jnp.broadcast_to(counted[:, None], labels.shape)

@@ -46,7 +46,8 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
     ) -> tuple[jax.Array, types.Metrics]:
         """Return the loss of each example [batch], and all metrics."""
         present = batch.get("mask", jnp.ones(batch["input_ids"].shape[0], bool))
-        labels, used = batch["masked_labels"], batch["masked_weights"] > 0
+        labels = batch["masked_labels"]
+        used = batch["masked_weights"] > 0
         counted = used & present[:, None]
         tokens = losses.softmax_cross_entropy(outputs["prediction_logits"], labels)
         hits = jnp.argmax(outputs["prediction_logits"], -1) == labels
@@ -56,7 +57,8 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
             "masked_lm_loss": metrics.summed(tokens, counted),
         }
         if "next_sentence_label" in batch:
-            logits, label = outputs["next_sentence_logits"], batch["next_sentence_label"]
+            logits = outputs["next_sentence_logits"]
+            label = batch["next_sentence_label"]
             following = losses.softmax_cross_entropy(logits, label)
             each = each + following
             pairs = metrics.classification(logits, label, following, present)

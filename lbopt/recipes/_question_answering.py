@@ -48,7 +48,8 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
         ]
         first, last = (losses.softmax_cross_entropy(logits, label) for logits, label in pairs)
         right_first, right_last = (jnp.argmax(logits, -1) == label for logits, label in pairs)
-        each, present = (first + last) / 2, batch.get("mask")
+        each = (first + last) / 2
+        present = batch.get("mask")
         found = {
             "loss": metrics.summed(each, present),
             "accuracy": metrics.summed(right_first & right_last, present),

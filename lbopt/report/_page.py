@@ -195,6 +195,5 @@ def need(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise EnvironmentProblem(
-            f"the report needs {package}, which is not installed: pip install 'lbopt[demo]'"
-        ) from error
+        fix = "the report needs it, and it is not installed: pip install 'lbopt[demo]'"
+        raise EnvironmentProblem(package, reason=fix, code="installation") from error

@@ -263,6 +263,8 @@ def _momentum_links(
         momentum_dtype=momentum_dtype,
     )
     rate = _learning_rate.scale_by_learning_rate(learning_rate)
+
+    # One order for all leaves needs no masks.
     if order == plain_order:
         return [velocity, rate] if order == "outside" else [rate, velocity]
 

@@ -174,6 +174,7 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
                 "the aggregator lbopt.agvm with the same labels, which passes them"
             )
             raise UserError("agvm_scale", agvm_scale, fix, code="missing")
+
         modules = resolve_labels(labels, updates)
         if agvm_modules is not None:
             agvm_modules.check(modules)

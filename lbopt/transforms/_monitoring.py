@@ -86,6 +86,7 @@ def monitor_layers(
             return LayerNormsState(
                 _per_path.UNKNOWN_PARAMS, _per_path.UNKNOWN_PARAMS, _per_path.UNKNOWN_PARAMS
             )
+
         tree.check_inexact(params, "params")
         layers = stacks.resolve_stacked(stacked, params)
         masks.record_choice("stacked", layers)
@@ -97,6 +98,7 @@ def monitor_layers(
         def zeros() -> dict[str, jax.Array]:
             return _per_path.collect(params, jax.tree.map(zero, params, layers))
 
+        # Only numbers of fewer than 32 bits are likely to stay equal after an update.
         narrow = [name for name, p in tree.by_name(params).items() if _is_narrow(p)]
         stalled = {name: value for name, value in zeros().items() if name in narrow}
         return LayerNormsState(zeros(), zeros(), stalled)

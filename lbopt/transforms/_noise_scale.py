@@ -136,6 +136,7 @@ def track_noise_scale(
             also = {"norm": "small_square_norm", "number": "num_small"}
             field = "num_small" if num_small is None else "small_square_norm"
             raise UserError(field, None, fix, code="missing", also=also)
+
         tree.check_inexact(updates, "updates")
         _arguments.require_state(state, NoiseScaleState)
         big = tree.total(map(tree.square_norm, jax.tree.leaves(updates)))
@@ -148,6 +149,8 @@ def track_noise_scale(
             keep * old + (1 - keep) * new for old, new in zip(state[1:], estimate, strict=True)
         )
         after = NoiseScaleState(optax.safe_increment(state.count), *means)
+
+        # A gradient that is not finite leaves the means as they are.
         is_known = jnp.isfinite(estimate.square_norm) & jnp.isfinite(estimate.trace)
         return updates, jax.tree.map(lambda new, old: jnp.where(is_known, new, old), after, state)
 

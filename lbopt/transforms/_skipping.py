@@ -116,6 +116,8 @@ def skip_bad_updates(
         _arguments.require_state(state, SkipState)
         norm = _clipping.global_norm(updates, axis_name, sharded_mask).astype(jnp.float32)
         nonfinite = ~jnp.isfinite(norm)
+
+        # After `max_consecutive` skips in a row large norms are applied: they are no spikes.
         spike = jnp.zeros((), bool)
         if spike_factor is not None:
             settled = (state.applied >= warmup_updates) & (state.applied > 0)
@@ -135,6 +137,8 @@ def skip_bad_updates(
 
         updates, inner_state = jax.lax.cond(bad, skip, apply, updates, state.inner)
         consecutive = jnp.where(bad, state.consecutive + 1, 0)
+
+        # Only applied updates count for the typical norm.
         average = norm_decay * state.typical_norm + (1 - norm_decay) * norm
         typical_norm = jnp.where(state.applied == 0, norm, average)
         return updates, SkipState(

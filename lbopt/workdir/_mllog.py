@@ -15,7 +15,9 @@ from lbopt.errors import EnvironmentProblem
 from lbopt.workdir import _folder
 
 PREFIX = ":::MLLOG"
-_POINT, _START, _END = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
+_POINT = "POINT_IN_TIME"
+_START = "INTERVAL_START"
+_END = "INTERVAL_END"
 
 
 class _Metadata(TypedDict):

@@ -332,7 +332,8 @@ def test_a_platform_that_is_not_there(command, platform, study, small, tmp_path)
         timeout=120,
     )
     assert done.returncode == 3, done.stderr
-    assert done.stderr.splitlines()[-1].startswith(f"lbopt {command}: no devices")
+    refusal = f"lbopt {command}: JAX_PLATFORMS = {platform!r}: "
+    assert done.stderr.splitlines()[-1].startswith(refusal)
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "new").exists()
 

@@ -80,27 +80,25 @@ def test_a_mesh_takes_the_first_devices():
     assert list(lbopt.make_mesh(1, jax.devices()[2:]).devices.flat) == [jax.devices()[2]]
 
 
-BAD_BATCHES = {
-    "batch/t: a scalar; give one value per example": {"t": np.float32(1)},
-    "batch/t = 1.5: not an array": {"t": 1.5},
-    "batch/t = 'abc': not an array": {"t": "abc"},
-    "batch/t/1/0 = 3: not an array": {"t": [np.zeros(8), [3]]},
-    "batch/t: dtype <U1; encode it as numbers": {"t": np.array(["a"] * 8)},
-    "batch/t: dtype object; encode it as numbers": {"t": np.array([[1], [1, 2]] * 4, dtype=object)},
-    r"batch/t: dtype datetime64\[s\]": {"t": np.zeros(8, "datetime64[s]")},
-    "batch/t: ndarray of dtype >f4, which JAX does not take": {"t": np.zeros(8, ">f4")},
-    "batch/t: ndarray of dtype .*'<i4'.*, which JAX does not take": {
-        "t": np.zeros(8, [("one", "<i4")])
-    },
-    "batch/t: MaskedArray of dtype float64": {"t": np.ma.zeros(8)},
-    "batch/t: 4 examples, batch/a has 8; give all arrays the same leading axis": {"t": np.zeros(4)},
+BAD_LEAVES = {
+    "scalar": (np.float32(1), "type"),
+    "number": (1.5, "type"),
+    "text": ("abc", "type"),
+    "array of text": (np.array(["a"] * 8), "type"),
+    "array of objects": (np.array([[1], [1, 2]] * 4, dtype=object), "type"),
+    "array of times": (np.zeros(8, "datetime64[s]"), "type"),
+    "foreign byte order": (np.zeros(8, ">f4"), "type"),
+    "structured array": (np.zeros(8, [("one", "<i4")]), "type"),
+    "masked array": (np.ma.zeros(8), "type"),
+    "array of another length": (np.zeros(4), "mismatch"),
 }
 
 
-@pytest.mark.parametrize("message", BAD_BATCHES)
-def test_a_leaf_of_the_batch_that_is_no_array_of_examples_is_named(message):
+@pytest.mark.parametrize("kind", BAD_LEAVES)
+def test_a_leaf_of_the_batch_that_is_no_array_of_examples_is_named(kind):
     mesh = lbopt.make_mesh(4)
-    batch = {"a": np.zeros((8, 2)), **BAD_BATCHES[message]}
+    leaf, code = BAD_LEAVES[kind]
+    batch = {"a": np.zeros((8, 2)), "t": [np.zeros(8), [leaf]]}
     calls = [
         lambda: put_batch(mesh, batch),
         lambda: lbopt.make_eval_step(never, mesh)({}, {}, batch),
@@ -112,16 +110,16 @@ def test_a_leaf_of_the_batch_that_is_no_array_of_examples_is_named(message):
         for backend in ("jit", "pmap")
     ]
     for call in calls:
-        with pytest.raises(UserError, match=f"^{message}"):
+        with refused("batch/t/1/0", leaf, code):
             call()
 
 
 def test_a_batch_of_the_size_before_is_looked_at_too():
     step = lbopt.make_eval_step(lambda params, model_state, batch: {}, lbopt.make_mesh(4))
     step({}, {}, {"a": np.zeros(8, np.float32), "none": None})
-    with pytest.raises(UserError, match="batch/a: dtype object"):
+    with refused("batch/a", code="type"):
         step({}, {}, {"a": np.array([None] * 8)})
-    with pytest.raises(UserError, match=r"batch = \{\}: it has no arrays"):
+    with refused("batch", {}, "value"):
         step({}, {}, {})
 
 
@@ -168,9 +166,10 @@ def test_a_parameter_without_a_gradient_is_named(leaf, options):
 @pytest.mark.parametrize("options", [{}, {"backend": "pmap"}, {"shard_update": True}])
 def test_a_state_that_was_split_over_the_mesh_is_named(options):
     mesh = lbopt.make_mesh(4)
-    split = {"w": jax.device_put(jnp.zeros(8), NamedSharding(mesh, PartitionSpec("data")))}
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    split = {"w": jax.device_put(jnp.zeros(8), sharding)}
     step = lbopt.make_train_step(never, optax.sgd(0.1), mesh, **options)
-    with pytest.raises(UserError, match=r"^params/w: it lies as NamedSharding"):
+    with refused("params/w", sharding, "mismatch"):
         step(state().replace(params=split), {"x": np.zeros((8, 2), np.float32)})
 
 
@@ -186,11 +185,8 @@ def test_a_state_that_was_split_over_the_mesh_is_named(options):
     ],
 )
 def test_a_seed_that_is_none_is_refused_in_one_line(seed):
-    with pytest.raises(
-        UserError, match=r"^seed = .*: give a whole number, or one random key"
-    ) as said:
+    with refused("seed", seed, "type"):
         lbopt.TrainState.create({}, {}, optax.sgd(0.1), seed)
-    assert "\n" not in str(said.value)
 
 
 @pytest.mark.parametrize("bad", ["name", object(), np.array("a"), np.array(None)])
@@ -199,7 +195,7 @@ def test_a_leaf_that_is_no_array_is_named_where_the_state_is_made(bad):
         ("params/a/b", ({"a": {"b": bad}}, {})),
         ("model_state/a/b", ({}, {"a": {"b": bad}})),
     ):
-        with pytest.raises(UserError, match=f"^{where} = .*: not an array that JAX takes"):
+        with refused(where, bad, "type"):
             lbopt.TrainState.create(*leaves, optax.sgd(0.1))
 
 

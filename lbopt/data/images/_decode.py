@@ -219,7 +219,8 @@ def _grey(image: Image.Image) -> np.ndarray:
     values = np.asarray(image)
     tags = _tags(image)
     if image.mode == "F":
-        low, high = values.min(), values.max()
+        low = values.min()
+        high = values.max()
         if not (low >= 0 and high <= 1):  # a NaN is refused, too
             _refuse(image, f"floating point from {low:g} to {high:g}, not from 0 to 1")
         white = 1.0

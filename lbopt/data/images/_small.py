@@ -88,7 +88,8 @@ def load_image_arrays(
     Raises:
       EnvironmentProblem: If too many records are damaged, or all.
     """
-    images, labels = [], []
+    images = []
+    labels = []
     for index in range(len(records)):
         try:
             image, label = _read(records, index, shape, num_classes)

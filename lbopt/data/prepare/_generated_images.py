@@ -15,13 +15,16 @@ from lbopt.errors import EnvironmentProblem
 
 NUM_CLASSES = 10
 SIZES = {"train": 96, "validation": 40}
-GREY, CMYK = 5, 16
-"""Numbers of the training images in grey and in CMYK. A few of ImageNet's are, too."""
+GREY = 5
+"""Number of the training image that is grey, as a few of ImageNet's are."""
+CMYK = 16
+"""Number of the training image in CMYK, as a few of ImageNet's are."""
 
 _COLOURS = np.asarray(
     [[220, 60, 50], [60, 180, 70], [60, 80, 220], [220, 190, 50], [170, 70, 200]], np.float32
 )
-_SMALLEST, _LARGEST = 64, 96
+_SMALLEST = 64
+_LARGEST = 96
 _NOISE = 24.0
 
 

@@ -44,7 +44,8 @@ class Question(NamedTuple):
         >>> Question("1", "Who?", "It was  Ada\\tByron.", ("Ada Byron",), (8,)).span()
         (8, 17)
         """
-        text, start = self.answers[0], self.answer_starts[0]
+        text = self.answers[0]
+        start = self.answer_starts[0]
         words = text.split()
         if start < 0 or not words:
             return None

@@ -12,9 +12,11 @@ from lbopt.data.squad._examples import Question
 from lbopt.data.text import WordPiece
 from lbopt.errors import require
 
-SEQUENCE_LENGTH, DOC_STRIDE, MAX_QUERY_LENGTH = 384, 128, 64
-"""Numbers of tokens: max_seq_length, doc_stride and max_query_length in google-research/bert,
-run_squad.py."""
+# Numbers of tokens: max_seq_length, doc_stride and max_query_length in google-research/bert,
+# run_squad.py.
+SEQUENCE_LENGTH = 384
+DOC_STRIDE = 128
+MAX_QUERY_LENGTH = 64
 NUM_SPECIAL_POSITIONS = 3
 """Number of special tokens in [CLS] question [SEP] context [SEP]."""
 

@@ -15,9 +15,10 @@ from lbopt.errors import EnvironmentProblem, require
 
 MASKED_FRACTION = 0.15
 """Fraction of a sequence's tokens that are predicted (arXiv 1810.04805, section 3.1)."""
-REPLACED_BY_MASK, REPLACED = 0.8, 0.9
-"""Thresholds of a uniform number in [0, 1): below the first a predicted token becomes [MASK], below
-the second a random token, otherwise it stays (the same section)."""
+REPLACED_BY_MASK = 0.8
+"""Uniform numbers in [0, 1) below this turn a predicted token into [MASK] (the same section)."""
+REPLACED = 0.9
+"""Uniform numbers from `REPLACED_BY_MASK` to this turn it into a random token; above, it stays."""
 NUM_SPECIAL_POSITIONS = 3
 """Number of special tokens in [CLS] first [SEP] second [SEP]."""
 LEARNED_SPECIAL = SpecialIds(PAD, UNK, CLS, SEP, MASK)

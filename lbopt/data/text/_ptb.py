@@ -18,7 +18,8 @@ from lbopt.data._records import prepare_command
 from lbopt.errors import EnvironmentProblem, UserError, require
 
 FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
-END, UNKNOWN = "<eos>", "<unk>"
+END = "<eos>"
+UNKNOWN = "<unk>"
 
 
 class Ptb(NamedTuple):

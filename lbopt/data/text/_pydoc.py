@@ -21,10 +21,11 @@ from lbopt.data.text._wordpiece import (
     split_sentences,
 )
 
-TRAIN, VALIDATION = 0.8, 0.892
-"""Fractions of the text: topics that begin before the first are for training, topics that begin
-before the second for validation, the others for the test. With these numbers validation and test
-set are about equally large in Python 3.11 to 3.13."""
+TRAIN = 0.8
+"""Fraction of the text before which a topic of the training set begins."""
+VALIDATION = 0.892
+"""Fraction of the text before which a topic of the validation set begins; the others are the test
+set. Both sets are about equally large in Python 3.11 to 3.13."""
 
 
 class Corpus(NamedTuple):

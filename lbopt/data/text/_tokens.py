@@ -208,7 +208,8 @@ class StoreWriter:
         if not len(tokens):
             return
         if tokens.min() < 0 or tokens.max() >= len(self._pieces):
-            low, high = tokens.min(), tokens.max()
+            low = tokens.min()
+            high = tokens.max()
             raise ValueError(f"tokens {low} to {high}: the vocabulary has {len(self._pieces)}")
         with _on_disk(self.folder):
             self._write("tokens", tokens.astype(self._dtype))

@@ -118,9 +118,8 @@ def _check_saved(config: Mapping[str, Any]) -> None:
             for one in (study.search, *(arm.search for arm in study.arms if arm.search)):
                 check_search(one)
     except UserError as error:
-        raise EnvironmentProblem(
-            f"--workdir: config.json is not that of a study ({error}); restore it"
-        ) from error
+        fix = f"config.json is not that of a study ({error}); restore it"
+        raise EnvironmentProblem("--workdir", reason=fix, code="damaged") from error
 
 
 def _measured_sections(
