@@ -181,7 +181,9 @@ def _nvidia_mixed() -> TrainConfig:
     config.schedule = _ramp(6e-3, 65536, 2000)
     config.phase2.schedule = _ramp(4e-3, 32768, 200)
     for schedule, steps in ((config.schedule, 7038), (config.phase2.schedule, 1563)):
-        schedule.power, schedule.first_step, schedule.decay_steps = 0.5, 1, steps
+        schedule.power = 0.5
+        schedule.first_step = 1
+        schedule.decay_steps = steps
     config.about = About(
         paper=f"{_PAPER}, NVIDIA/DeepLearningExamples PyTorch BERT",
         note="Own choice: moments kept, evaluation batch, intervals.",
@@ -225,14 +227,13 @@ def _smoke() -> TrainConfig:
     config = get_config("32768")
     config.name = "bert_large_lamb:smoke"
     config.about = About(paper=_PAPER, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_steps = 16, 4
+    config.global_batch_size = 16
+    config.num_steps = 4
     config.data = DataConfig("pydoc_mlm", sequence_length=32, max_predictions=5)
     config.model = ModelConfig("bert", size="tiny", max_length=64)
-    config.schedule.base_batch_size, config.schedule.warmup_steps, config.schedule.decay_steps = (
-        16,
-        2,
-        7,
-    )
+    config.schedule.base_batch_size = 16
+    config.schedule.warmup_steps = 2
+    config.schedule.decay_steps = 7
     config.phase2 = PhaseConfig(
         num_steps=3,
         global_batch_size=8,
@@ -242,5 +243,7 @@ def _smoke() -> TrainConfig:
         schedule=_rest_of_the_line(5e-3, 4, 7),
     )
     config.checkpoint = CheckpointConfig(every_steps=1)
-    config.eval_global_batch_size, config.eval_every_steps, config.log_every_steps = 16, 4, 1
+    config.eval_global_batch_size = 16
+    config.eval_every_steps = 4
+    config.log_every_steps = 1
     return config

@@ -237,14 +237,16 @@ def _smoke() -> TrainConfig:
     config = get_config("8192")
     config.name = "bert_mlperf:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_steps, config.init_from = 16, 6, None
+    config.global_batch_size = 16
+    config.num_steps = 6
+    config.init_from = None
     config.data = DataConfig("pydoc_mlm", sequence_length=32, max_predictions=5)
     config.model = ModelConfig("bert", size="tiny", max_length=64)
-    config.schedule.base_batch_size, config.schedule.warmup_steps, config.schedule.start_step = (
-        16,
-        3,
-        -1,
-    )
+    config.schedule.base_batch_size = 16
+    config.schedule.warmup_steps = 3
+    config.schedule.start_step = -1
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_steps, config.log_every_steps = 16, 3, 1
+    config.eval_global_batch_size = 16
+    config.eval_every_steps = 3
+    config.log_every_steps = 1
     return config

@@ -103,21 +103,21 @@ def _smoke() -> TrainConfig:
     config = get_config("lamb-4096")
     config.name = "cifar10:smoke"
     config.about = About(paper=_PAPER, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_steps = 16, 4
-    config.data.builder, config.data.train_crop, config.data.image_size = (
-        "generated_images",
-        "resized",
-        16,
-    )
-    config.data.train_split, config.data.validation_split, config.data.test_split = (
-        "train",
-        "validation",
-        "validation",
-    )
+    config.global_batch_size = 16
+    config.num_steps = 4
+    config.data.builder = "generated_images"
+    config.data.train_crop = "resized"
+    config.data.image_size = 16
+    config.data.train_split = "train"
+    config.data.validation_split = "validation"
+    config.data.test_split = "validation"
     config.model.width_coefficient = 0.125
-    config.schedule.base_batch_size, config.schedule.warmup_steps = 16, 1
+    config.schedule.base_batch_size = 16
+    config.schedule.warmup_steps = 1
     config.parallel.num_microsteps = 1
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_epochs, config.eval_every_steps = 16, None, 4
+    config.eval_global_batch_size = 16
+    config.eval_every_epochs = None
+    config.eval_every_steps = 4
     config.log_every_steps = 1
     return config

@@ -48,7 +48,9 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     """Return the row `<optimizer>-<global batch size>`, or `smoke`."""
     if arg == "smoke":
         config = get_config("lamb-128")
-        config.num_epochs, config.log_every_steps, config.eval_every_steps = 2.0, 2, 8
+        config.num_epochs = 2.0
+        config.log_every_steps = 2
+        config.eval_every_steps = 8
         config.about.status = "not yet run"
         config.checkpoint = CheckpointConfig(every_steps=4)
         return config

@@ -43,7 +43,9 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     """Return the row `<optimizer>-<global batch size>`, or `smoke`."""
     if arg == "smoke":
         config = get_config("lamb-128")
-        config.num_epochs, config.log_every_steps, config.eval_every_steps = 2.0, 2, 8
+        config.num_epochs = 2.0
+        config.log_every_steps = 2
+        config.eval_every_steps = 8
         config.checkpoint.every_steps = 4
         return config
     name, size = parse_row(arg or "lamb-256", OPTIMIZERS)

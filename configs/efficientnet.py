@@ -95,7 +95,8 @@ def get_config(arg: str = LARGEST) -> TrainConfig:
         config.model.fold_examples = 8  # as scripts/benchmarks/cases.py compiles it
     config.about = _about(row)
     if row == LARGEST:
-        config.target_metric, config.target_value = "eval/accuracy", 0.83
+        config.target_metric = "eval/accuracy"
+        config.target_value = 0.83
     return config
 
 
@@ -211,18 +212,24 @@ def _smoke() -> TrainConfig:
     config = get_config(LARGEST)
     config.name = "efficientnet:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_epochs = 16, 1.0
-    config.data.builder, config.data.image_size = "generated_images", 32
-    config.model.size, config.model.width_coefficient, config.model.depth_coefficient = (
-        "b0",
-        0.25,
-        0.1,
-    )
-    config.model.dtype, config.model.fold_examples = "float32", 2
+    config.global_batch_size = 16
+    config.num_epochs = 1.0
+    config.data.builder = "generated_images"
+    config.data.image_size = 32
+    config.model.size = "b0"
+    config.model.width_coefficient = 0.25
+    config.model.depth_coefficient = 0.1
+    config.model.dtype = "float32"
+    config.model.fold_examples = 2
     config.model.batch_norm_scope = "examples:8"
-    config.schedule.base_batch_size, config.schedule.base_learning_rate = 16, 1.0
-    config.schedule.base_warmup_epochs, config.schedule.decay_steps = 0.4, 5.0
+    config.schedule.base_batch_size = 16
+    config.schedule.base_learning_rate = 1.0
+    config.schedule.base_warmup_epochs = 0.4
+    config.schedule.decay_steps = 5.0
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_epochs, config.log_every_steps = 16, 1.0, 1
-    config.target_metric, config.target_value = "", 0.0
+    config.eval_global_batch_size = 16
+    config.eval_every_epochs = 1.0
+    config.log_every_steps = 1
+    config.target_metric = ""
+    config.target_value = 0.0
     return config

@@ -163,12 +163,16 @@ def _smoke() -> TrainConfig:
     config = _ptb_small(640)
     config.name = "lstm_legw:smoke"
     config.about = About(paper=_PAPER, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_steps = 16, 8
+    config.global_batch_size = 16
+    config.num_steps = 8
     config.data = DataConfig("pydoc_lm", carry_state=True, sequence_length=16, vocab_size=256)
     config.model.width_coefficient = 0.1
-    config.schedule.base_batch_size, config.schedule.warmup_steps = 16, 2
+    config.schedule.base_batch_size = 16
+    config.schedule.warmup_steps = 2
     config.schedule.base_learning_rate = 1.0
     config.checkpoint.every_steps = 2
-    config.eval_global_batch_size, config.eval_every_epochs, config.eval_every_steps = 16, None, 4
+    config.eval_global_batch_size = 16
+    config.eval_every_epochs = None
+    config.eval_every_steps = 4
     config.log_every_steps = 1
     return config

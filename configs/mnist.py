@@ -118,11 +118,15 @@ def _smoke() -> TrainConfig:
     config = get_config("lamb-60000")
     config.name = "mnist:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_steps = 256, 8
+    config.global_batch_size = 256
+    config.num_steps = 8
     config.data = DataConfig("digits")
     config.model = ModelConfig("cnn", (8, 16), 32)
-    config.schedule.base_batch_size, config.schedule.warmup_steps = 256, 2
+    config.schedule.base_batch_size = 256
+    config.schedule.warmup_steps = 2
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_steps = 256, 4
-    config.target_metric, config.target_value = "", 0.0
+    config.eval_global_batch_size = 256
+    config.eval_every_steps = 4
+    config.target_metric = ""
+    config.target_value = 0.0
     return config

@@ -41,8 +41,11 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     """Return the row `<optimizer>-<global batch size>`, or `smoke`."""
     if arg == "smoke":
         config = get_config("lamb-128")
-        config.num_epochs, config.log_every_steps, config.eval_every_steps = 1.0, 2, 8
-        config.schedule.base_warmup_epochs, config.checkpoint.every_steps = 0.1, 4
+        config.num_epochs = 1.0
+        config.log_every_steps = 2
+        config.eval_every_steps = 8
+        config.schedule.base_warmup_epochs = 0.1
+        config.checkpoint.every_steps = 4
         return config
     name, size = parse_row(arg or "lamb-256", OPTIMIZERS)
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])

@@ -89,7 +89,8 @@ def _nus(row: str) -> TrainConfig:
         first_step=0,
     )
     if target is not None:
-        config.target_metric, config.target_value = "eval/accuracy", target
+        config.target_metric = "eval/accuracy"
+        config.target_value = target
     return config
 
 
@@ -114,7 +115,8 @@ def _you() -> TrainConfig:
         warmup_steps=782,
         first_step=0,
     )
-    config.target_metric, config.target_value = "eval/accuracy", 0.7633667
+    config.target_metric = "eval/accuracy"
+    config.target_value = 0.7633667
     return config
 
 
@@ -155,13 +157,21 @@ def _smoke() -> TrainConfig:
     config = get_config("32768")
     config.name = "resnet50_lamb:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_epochs = 16, 2.0
-    config.data.builder, config.data.image_size = "generated_images", 32
-    config.model.size, config.model.width_coefficient = "18", 0.125
-    config.model.dtype, config.model.fold_columns = "float32", False
+    config.global_batch_size = 16
+    config.num_epochs = 2.0
+    config.data.builder = "generated_images"
+    config.data.image_size = 32
+    config.model.size = "18"
+    config.model.width_coefficient = 0.125
+    config.model.dtype = "float32"
+    config.model.fold_columns = False
     config.model.batch_norm_scope = "examples:8"
-    config.schedule.base_batch_size, config.schedule.base_warmup_epochs = 16, 0.25
+    config.schedule.base_batch_size = 16
+    config.schedule.base_warmup_epochs = 0.25
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_epochs, config.log_every_steps = 16, 1.0, 1
-    config.target_metric, config.target_value = "", 0.0
+    config.eval_global_batch_size = 16
+    config.eval_every_epochs = 1.0
+    config.log_every_steps = 1
+    config.target_metric = ""
+    config.target_value = 0.0
     return config

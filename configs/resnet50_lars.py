@@ -105,8 +105,10 @@ def _nus(row: str) -> TrainConfig:
         first_step=0,
     )
     if batch == 32768:
-        config.schedule.warmup_rule, config.schedule.base_warmup_epochs = "epochs", 14.0
-    config.target_metric, config.target_value = "eval/accuracy", target
+        config.schedule.warmup_rule = "epochs"
+        config.schedule.base_warmup_epochs = 14.0
+    config.target_metric = "eval/accuracy"
+    config.target_value = target
     return config
 
 
@@ -215,13 +217,21 @@ def _smoke() -> TrainConfig:
     config = get_config("32768")
     config.name = "resnet50_lars:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_epochs = 16, 2.0
-    config.data.builder, config.data.image_size = "generated_images", 32
-    config.model.size, config.model.width_coefficient = "18", 0.125
-    config.model.dtype, config.model.fold_columns = "float32", False
+    config.global_batch_size = 16
+    config.num_epochs = 2.0
+    config.data.builder = "generated_images"
+    config.data.image_size = 32
+    config.model.size = "18"
+    config.model.width_coefficient = 0.125
+    config.model.dtype = "float32"
+    config.model.fold_columns = False
     config.model.batch_norm_scope = "examples:8"
-    config.schedule.base_batch_size, config.schedule.base_warmup_epochs = 16, 0.5
+    config.schedule.base_batch_size = 16
+    config.schedule.base_warmup_epochs = 0.5
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_epochs, config.log_every_steps = 16, 1.0, 1
-    config.target_metric, config.target_value = "", 0.0
+    config.eval_global_batch_size = 16
+    config.eval_every_epochs = 1.0
+    config.log_every_steps = 1
+    config.target_metric = ""
+    config.target_value = 0.0
     return config

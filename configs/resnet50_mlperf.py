@@ -325,17 +325,21 @@ def _smoke() -> TrainConfig:
     config = get_config("65536")
     config.name = "resnet50_mlperf:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_steps = 16, 12
-    config.data.builder, config.data.image_size = "generated_images", 32
-    config.model.size, config.model.width_coefficient = "18", 0.125
-    config.model.dtype, config.model.fold_columns = "float32", False
+    config.global_batch_size = 16
+    config.num_steps = 12
+    config.data.builder = "generated_images"
+    config.data.image_size = 32
+    config.model.size = "18"
+    config.model.width_coefficient = 0.125
+    config.model.dtype = "float32"
+    config.model.fold_columns = False
     config.model.batch_norm_scope = "examples:8"
-    config.schedule.base_batch_size, config.schedule.warmup_steps, config.schedule.decay_steps = (
-        16,
-        3.5,
-        9.5,
-    )
+    config.schedule.base_batch_size = 16
+    config.schedule.warmup_steps = 3.5
+    config.schedule.decay_steps = 9.5
     config.schedule.base_learning_rate = 1.0
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_epochs, config.log_every_steps = 16, 1.0, 1
+    config.eval_global_batch_size = 16
+    config.eval_every_epochs = 1.0
+    config.log_every_steps = 1
     return config

@@ -113,18 +113,22 @@ def _smoke() -> TrainConfig:
     config = get_config("large-lamb")
     config.name = "squad:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_epochs, config.num_steps, config.init_from = (
-        8,
-        1.0,
-        6,
-        None,
-    )
-    config.data.builder, config.data.vocab_size, config.data.vocab_file = "pydoc_squad", 1024, None
-    config.data.sequence_length, config.data.doc_stride, config.data.max_query_length = 64, 16, 16
+    config.global_batch_size = 8
+    config.num_epochs = 1.0
+    config.num_steps = 6
+    config.init_from = None
+    config.data.builder = "pydoc_squad"
+    config.data.vocab_size = 1024
+    config.data.vocab_file = None
+    config.data.sequence_length = 64
+    config.data.doc_stride = 16
+    config.data.max_query_length = 16
     config.model = ModelConfig("bert", size="tiny", max_length=64)
     config.schedule.warmup_steps = 2
     config.schedule.base_batch_size = 8
     config.checkpoint.every_steps = 2
-    config.eval_global_batch_size, config.eval_every_epochs, config.eval_every_steps = 8, None, 3
+    config.eval_global_batch_size = 8
+    config.eval_every_epochs = None
+    config.eval_every_steps = 3
     config.log_every_steps = 1
     return config

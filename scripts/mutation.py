@@ -30,7 +30,8 @@ from import_graph import ImportGraph
 ROOT = pathlib.Path(__file__).parents[1]
 STAGES = (8, 40, None)
 """Number of test files in the first runs of pytest; most faults are caught by the nearest files."""
-EVERYDAY, SLOW = "not slow", "slow"
+EVERYDAY = "not slow"
+SLOW = "slow"
 
 
 @dataclasses.dataclass
@@ -196,7 +197,8 @@ class Tests:
         waiting = [*near, *others, self.folder / "lbopt"]
 
         for stage in STAGES:
-            files, waiting = waiting[:stage], waiting[stage:] if stage else []
+            files = waiting[:stage]
+            waiting = waiting[stage:] if stage else []
             failed = self.run(
                 [
                     *("-x", "-m", selection, "-n", self.workers),

@@ -112,13 +112,23 @@ def get_config(arg: str = "") -> SweepConfig:
 
 
 def _make_small(config: SweepConfig) -> None:
-    config.name, config.train.num_epochs = "cifar10_limit:smoke", 1.0
-    data, model = config.train.data, config.train.model
-    data.builder, data.train_crop, data.image_size = "generated_images", "resized", 16
-    data.train_split, data.validation_split, data.test_split = "train", "validation", "validation"
-    model.width_coefficient, model.batch_norm_scope = 0.125, "examples:4"
-    config.arms, config.global_batch_sizes, config.final_seeds = config.arms[2:], (16, 32), (100,)
+    config.name = "cifar10_limit:smoke"
+    config.train.num_epochs = 1.0
+    data = config.train.data
+    model = config.train.model
+    data.builder = "generated_images"
+    data.train_crop = "resized"
+    data.image_size = 16
+    data.train_split = "train"
+    data.validation_split = "validation"
+    data.test_split = "validation"
+    model.width_coefficient = 0.125
+    model.batch_norm_scope = "examples:4"
+    config.arms = config.arms[2:]
+    config.global_batch_sizes = (16, 32)
+    config.final_seeds = (100,)
     config.search = SearchConfig(learning_rate_factors=(1.0,))
-    config.microstep_size, config.measure = 16, MeasureConfig()
+    config.microstep_size = 16
+    config.measure = MeasureConfig()
     for arm in config.arms:
         arm.schedule.base_batch_size = 32

@@ -76,11 +76,9 @@ def get_config(arg: str = "") -> SweepConfig:
         measure=MeasureConfig(distance=True),
     )
     if arg == "smoke":
-        config.train.num_steps, config.arms, config.global_batch_sizes = (
-            10,
-            config.arms[:1],
-            (128, 1024),
-        )
+        config.train.num_steps = 10
+        config.arms = config.arms[:1]
+        config.global_batch_sizes = (128, 1024)
         config.final_seeds = (100, 101)
     elif not arg:
         config.train.num_steps = 1000

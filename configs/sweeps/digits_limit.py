@@ -78,21 +78,22 @@ def get_config(arg: str = "") -> SweepConfig:
         measure=MeasureConfig(num_probes=6),
     )
     if arg == "target":
-        config.name, train = "digits_limit:target", config.train
-        train.num_epochs, train.eval_every_epochs = 40.0, 0.25
-        train.target_metric, train.target_value, train.stop_at_target = "eval/accuracy", 0.97, True
+        config.name = "digits_limit:target"
+        train = config.train
+        train.num_epochs = 40.0
+        train.eval_every_epochs = 0.25
+        train.target_metric = "eval/accuracy"
+        train.target_value = 0.97
+        train.stop_at_target = True
         for arm in config.arms:
             arm.schedule.decay = "constant"
     if arg == "smoke":
-        config.name, config.train.num_epochs, config.about.status = (
-            "digits_limit:smoke",
-            8.0,
-            "not yet run",
-        )
-        config.arms, config.global_batch_sizes = config.arms[-2:], (128, 1024)
-        config.search, config.final_seeds = (
-            SearchConfig(learning_rate_factors=(0.5, 1.0)),
-            (100, 101),
-        )
+        config.name = "digits_limit:smoke"
+        config.train.num_epochs = 8.0
+        config.about.status = "not yet run"
+        config.arms = config.arms[-2:]
+        config.global_batch_sizes = (128, 1024)
+        config.search = SearchConfig(learning_rate_factors=(0.5, 1.0))
+        config.final_seeds = (100, 101)
         config.measure.num_probes = 2
     return config

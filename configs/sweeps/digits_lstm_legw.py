@@ -71,18 +71,15 @@ def get_config(arg: str = "") -> SweepConfig:
         measure=MeasureConfig(num_probes=12, probe_parts=8),
     )
     if arg == "smoke":
-        config.name, config.about.status, config.train.num_epochs = (
-            "digits_lstm_legw:smoke",
-            "not yet run",
-            4.0,
-        )
-        config.train.model.hidden, config.global_batch_sizes, config.final_seeds = (
-            8,
-            (256, 1024),
-            (100, 101),
-        )
+        config.name = "digits_lstm_legw:smoke"
+        config.about.status = "not yet run"
+        config.train.num_epochs = 4.0
+        config.train.model.hidden = 8
+        config.global_batch_sizes = (256, 1024)
+        config.final_seeds = (100, 101)
         config.search = SearchConfig(learning_rate_factors=(1.0,), warmup_factors=(0.5, 1.0))
-        config.measure.num_probes, config.arms = 2, config.arms[::2]
+        config.measure.num_probes = 2
+        config.arms = config.arms[::2]
         for arm in config.arms:
             arm.schedule.base_warmup_epochs = 0.125
     return config

@@ -126,23 +126,26 @@ def get_config(arg: str = "") -> SweepConfig:
 
 
 def _make_small(config: SweepConfig) -> None:
-    config.name, config.train.num_epochs = "imagenet_limit:smoke", 2.0
-    data, model = config.train.data, config.train.model
-    data.builder, data.image_size, data.train_split, data.validation_split = (
-        "generated_images",
-        32,
-        "train",
-        "validation",
-    )
-    model.size, model.width_coefficient, model.dtype, model.fold_columns = (
-        "18",
-        0.125,
-        "float32",
-        False,
-    )
+    config.name = "imagenet_limit:smoke"
+    config.train.num_epochs = 2.0
+    data = config.train.data
+    model = config.train.model
+    data.builder = "generated_images"
+    data.image_size = 32
+    data.train_split = "train"
+    data.validation_split = "validation"
+    model.size = "18"
+    model.width_coefficient = 0.125
+    model.dtype = "float32"
+    model.fold_columns = False
     model.batch_norm_scope = "examples:4"
-    config.arms, config.global_batch_sizes, config.final_seeds = config.arms[2:], (16, 32), (100,)
+    config.arms = config.arms[2:]
+    config.global_batch_sizes = (16, 32)
+    config.final_seeds = (100,)
     config.search = SearchConfig(learning_rate_factors=(1.0,))
-    config.train.eval_global_batch_size, config.microstep_size, config.measure.num_probes = 16, 4, 0
+    config.train.eval_global_batch_size = 16
+    config.microstep_size = 4
+    config.measure.num_probes = 0
     for arm in config.arms:
-        arm.schedule.base_batch_size, arm.schedule.base_warmup_epochs = 32, 0.5
+        arm.schedule.base_batch_size = 32
+        arm.schedule.base_warmup_epochs = 0.5

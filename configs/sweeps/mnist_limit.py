@@ -105,17 +105,15 @@ def _arm(name: str, optimizer_name: str, optimizer: OptimizerConfig) -> Arm:
 
 
 def _make_small(config: SweepConfig) -> None:
-    config.name, config.train.data, config.train.num_epochs = (
-        "mnist_limit:smoke",
-        DataConfig("digits"),
-        16.0,
-    )
-    config.train.model, config.global_batch_sizes, config.final_seeds = (
-        ModelConfig("cnn", (4, 8), 16),
-        (512, 1024),
-        (100, 101),
-    )
-    config.arms, config.search.num_candidates, config.microstep_size = config.arms[::3], 2, 300
+    config.name = "mnist_limit:smoke"
+    config.train.data = DataConfig("digits")
+    config.train.num_epochs = 16.0
+    config.train.model = ModelConfig("cnn", (4, 8), 16)
+    config.global_batch_sizes = (512, 1024)
+    config.final_seeds = (100, 101)
+    config.arms = config.arms[::3]
+    config.search.num_candidates = 2
+    config.microstep_size = 300
     config.measure = MeasureConfig(num_probes=1, probe_parts=2)
     for arm in config.arms:
         arm.schedule.base_batch_size = 1024

@@ -68,13 +68,9 @@ def get_config(arg: str = "") -> SweepConfig:
         final_seeds=(100, 101, 102, 103, 104),
     )
     if arg == "smoke":
-        config.train.num_epochs, config.arms, config.global_batch_sizes = (
-            8.0,
-            config.arms[:3],
-            (128, 1024),
-        )
-        config.search, config.final_seeds = (
-            SearchConfig(learning_rate_factors=(0.5, 1.0)),
-            (100, 101),
-        )
+        config.train.num_epochs = 8.0
+        config.arms = config.arms[:3]
+        config.global_batch_sizes = (128, 1024)
+        config.search = SearchConfig(learning_rate_factors=(0.5, 1.0))
+        config.final_seeds = (100, 101)
     return config

@@ -74,13 +74,13 @@ def get_config(arg: str = "") -> SweepConfig:
         measure=MeasureConfig(num_probes=4, probe_parts=8),
     )
     if arg == "smoke":
-        config.name, config.about.status = "pydoc_lm_legw:smoke", "not yet run"
-        config.train.num_epochs, config.train.model.width_coefficient = 0.25, 0.02
-        config.global_batch_sizes, config.final_seeds, config.arms = (
-            (64, 128),
-            (100, 101),
-            config.arms[::2],
-        )
+        config.name = "pydoc_lm_legw:smoke"
+        config.about.status = "not yet run"
+        config.train.num_epochs = 0.25
+        config.train.model.width_coefficient = 0.02
+        config.global_batch_sizes = (64, 128)
+        config.final_seeds = (100, 101)
+        config.arms = config.arms[::2]
         config.search = SearchConfig(
             "successive_halving",
             learning_rate_range=(0.25, 4.0),

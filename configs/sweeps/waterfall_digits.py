@@ -79,11 +79,9 @@ def get_config(arg: str = "") -> SweepConfig:
         measure=MeasureConfig(num_probes=0),
     )
     if arg == "smoke":
-        config.train.num_epochs, config.global_batch_sizes, config.final_seeds = (
-            6.0,
-            (512, 1024),
-            (100, 101),
-        )
+        config.train.num_epochs = 6.0
+        config.global_batch_sizes = (512, 1024)
+        config.final_seeds = (100, 101)
         config.arms[-1].search = SearchConfig(learning_rate_factors=(1.0, 2.0))
     return config
 
@@ -117,37 +115,27 @@ def _decay(arm: Arm) -> None:
 
 
 def _legw(arm: Arm) -> None:
-    arm.schedule.scaling_rule, arm.schedule.warmup_rule, arm.schedule.base_warmup_epochs = (
-        "sqrt",
-        "legw",
-        0.25,
-    )
+    arm.schedule.scaling_rule = "sqrt"
+    arm.schedule.warmup_rule = "legw"
+    arm.schedule.base_warmup_epochs = 0.25
 
 
 def _adam(arm: Arm) -> None:
     if arm.optimizer.name == "momentum":
-        arm.optimizer, arm.schedule.base_learning_rate = (
-            OptimizerConfig("adamw", weight_decay=0.01),
-            0.008,
-        )
+        arm.optimizer = OptimizerConfig("adamw", weight_decay=0.01)
+        arm.schedule.base_learning_rate = 0.008
     else:
-        arm.optimizer, arm.schedule.base_learning_rate = (
-            OptimizerConfig("lamb", weight_decay=0.01),
-            0.02,
-        )
+        arm.optimizer = OptimizerConfig("lamb", weight_decay=0.01)
+        arm.schedule.base_learning_rate = 0.02
 
 
 def _trust(arm: Arm) -> None:
     if arm.optimizer.name == "momentum":
-        arm.optimizer, arm.schedule.base_learning_rate = (
-            OptimizerConfig("lars", weight_decay=1e-4),
-            4.0,
-        )
+        arm.optimizer = OptimizerConfig("lars", weight_decay=1e-4)
+        arm.schedule.base_learning_rate = 4.0
     else:
-        arm.optimizer, arm.schedule.base_learning_rate = (
-            OptimizerConfig("lamb", weight_decay=0.01),
-            0.02,
-        )
+        arm.optimizer = OptimizerConfig("lamb", weight_decay=0.01)
+        arm.schedule.base_learning_rate = 0.02
 
 
 def _smoothing(arm: Arm) -> None:

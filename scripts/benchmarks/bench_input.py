@@ -27,9 +27,11 @@ import simplejpeg
 from lbopt.data import DamagedCount, Reading, TfdsFolder, TrainBatches, read_batches
 from lbopt.data.images import ImageDataset, Policy, Preparation
 
-IMAGES, PIECE = 288, 32
+IMAGES = 288
+PIECE = 32
 """In the data set, and in a piece as recipes have it."""
-ROUNDS, CHILD_ROUNDS = 11, 3
+ROUNDS = 11
+CHILD_ROUNDS = 3
 RATE = "images/s/core"
 SIDE = 224
 TF_RECORDS = "images.tfrecord"
@@ -37,7 +39,9 @@ ONE_THREAD = Reading(1, 0, PIECE)
 READERS = (("2 reader threads", Reading(2, 0, PIECE)), ("2 worker processes", Reading(1, 2, PIECE)))
 LENGTHS = ((128, 20), (512, 80))
 TEXT_BATCH = 1024
-MEMORY_BATCH, MEMORY_THREADS, MEMORY_BATCHES = 1024, 16, 5
+MEMORY_BATCH = 1024
+MEMORY_THREADS = 16
+MEMORY_BATCHES = 5
 PIECES_AHEAD = 4
 """For each thread, if those are more than a batch, beside the batch that is put together: see `lbopt.data.read_batches`."""
 SLACK = 0.5
@@ -196,7 +200,8 @@ def _parts(folder: pathlib.Path) -> list[dict]:
     files = [records[index]["image"] for index in range(IMAGES)]
 
     def at(eighths: int) -> Any:
-        height, width = input_images.HEIGHT * eighths // 8, input_images.WIDTH * eighths // 8
+        height = input_images.HEIGHT * eighths // 8
+        width = input_images.WIDTH * eighths // 8
         return lambda: [
             simplejpeg.decode_jpeg(file, min_height=height, min_width=width).shape for file in files
         ]
@@ -293,7 +298,8 @@ def _text(folder: pathlib.Path) -> list[dict]:
             dataset.draw(first % len(dataset), first // len(dataset), 0)
 
         ours, peer, ratio = pairs.in_turn(draw, lambda theirs=theirs: next(theirs), ROUNDS)
-        tokens, name = TEXT_BATCH * length, f"text {length}: pairs of segments, masked"
+        tokens = TEXT_BATCH * length
+        name = f"text {length}: pairs of segments, masked"
         rows.append(
             pairs.row(
                 name, "tokens/s/core", tokens / ours, tokens / peer, input_text.NAME, ratio, 1.0
@@ -353,10 +359,8 @@ def _needs(measured: list[dict]) -> list[dict]:
     print(line.format(*header))
     rows = []
     for need in NEEDS:
-        needed, rate = (
-            need.global_batch_size / need.step_ms * 1e3 / need.hosts,
-            rates[need.measured],
-        )
+        needed = need.global_batch_size / need.step_ms * 1e3 / need.hosts
+        rate = rates[need.measured]
         figures = (f"{needed:.0f}", f"{rate:.0f}", f"{needed / rate:.2f}")
         print(line.format(need.name, need.step_ms, need.global_batch_size, need.hosts, *figures))
         rows.append(

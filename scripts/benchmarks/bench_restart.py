@@ -75,7 +75,8 @@ def run() -> list[dict]:
 def _saving(name: str) -> list[dict]:
     """Ours beside Orbax's own asynchronous save of the same state, the save before being finished; the limit is one step."""
     plan = build_run(load_config(str(ROOT / "configs" / name), [], TrainConfig))
-    state, batch = plan.init(), put_batch(plan.mesh, plan.batches[0])
+    state = plan.init()
+    batch = put_batch(plan.mesh, plan.batches[0])
     state = _train(plan, state, batch, 3)[0]
     _, seconds = _train(plan, state, batch, 10)
     step = statistics.median(seconds)
@@ -117,7 +118,8 @@ def _orbax(folder, state):
 
 def _blocked(plan, state, batch, step, make) -> float:
     """Return the median time that a save takes from the loop, with steps between saves; the first is not counted."""
-    state, seconds = plan.init(), []
+    state = plan.init()
+    seconds = []
     with tempfile.TemporaryDirectory() as folder, make(pathlib.Path(folder), state) as (save, wait):
         for _ in range(SAVES):
             state, _ = _train(plan, state, batch, max(2, int(0.5 / step)))

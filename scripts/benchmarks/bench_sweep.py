@@ -162,7 +162,8 @@ def _whole_study() -> dict:
 def _many() -> dict:
     """Compare what each further trial of a large study costs: start and compilation, which all share, do not count."""
     first, half, whole = (_seconds_of_tiny(count) for count in (100, 550, 1000))
-    early, late = (half - first) / 450, (whole - half) / 450
+    early = (half - first) / 450
+    late = (whole - half) / 450
     name = "mlp batch 1024, one step, trials 551 to 1000"
     return pairs.row(name, "trials/s", 1 / late, 1 / early, "trials 101 to 550", early / late, 0.8)
 
@@ -189,7 +190,8 @@ def _report() -> dict:
 def _on_tpu() -> list[dict]:
     if importlib.util.find_spec("libtpu") is None:
         return []
-    unit, peer = "Mcycles a step", "one v5e chip, 64 trials in turn"
+    unit = "Mcycles a step"
+    peer = "one v5e chip, 64 trials in turn"
     return [
         pairs.row(
             f"{name}, 64 trials on 4 chips", unit, ours / 1e6, alone / 1e6, peer, alone / ours, 10.0

@@ -19,7 +19,8 @@ import lbopt
 
 LARGE = (24, 1024)
 BASE = (12, 768)
-RATE, DECAY = 1e-3, 0.01
+RATE = 1e-3
+DECAY = 0.01
 LAYERS = lbopt.stacked_paths("^layers/")
 # name, ours, the peer in optax, words that ours must not exceed on v3
 MAIN = [
@@ -78,7 +79,8 @@ ROUNDS = 9
 
 def run() -> list[dict]:
     """Return the rows of all tables."""
-    unrolled, stacked = bert(*LARGE), bert(*LARGE, stacked=True)
+    unrolled = bert(*LARGE)
+    stacked = bert(*LARGE, stacked=True)
     rows = [row for case in MAIN for row in _on_tpu("v3", unrolled, *case, whole=True)]
     rows.append(_formulation(unrolled))
     rows += [row for case in MORE for row in _on_tpu("v3", unrolled, *case)]
@@ -98,7 +100,8 @@ def _by_leaf(params, opt_state, grads):
     t = (count + 1).astype(jnp.float32)
 
     def leaf(w, mv, g):
-        m, v = 0.9 * mv[0] + 0.1 * g, 0.999 * mv[1] + 0.001 * g * g
+        m = 0.9 * mv[0] + 0.1 * g
+        v = 0.999 * mv[1] + 0.001 * g * g
         u = m / (1 - 0.9**t) / (jnp.sqrt(v / (1 - 0.999**t)) + 1e-6) + DECAY * w
         ratio = jnp.linalg.norm(jnp.ravel(w)) / jnp.linalg.norm(jnp.ravel(u))
         return w - RATE * ratio * u, (m, v)
@@ -144,10 +147,12 @@ def _on_tpu(generation, tree, name, ours, peer, limit, whole=False, on_chip=Fals
     stacked = "layers" in tree
     theirs = None if peer is None else _known_cost(generation, stacked, peer)
     mine = _known_cost(generation, stacked, ours)
-    size, peer_name = size_of(tree), "optax"
+    size = size_of(tree)
+    peer_name = "optax"
 
     def row(what, unit, of, limit=None):
-        ours, peer = of(mine), None if theirs is None else of(theirs)
+        ours = of(mine)
+        peer = None if theirs is None else of(theirs)
         ratio = None if not peer else peer / max(ours, 1e-9)
         return pairs.row(
             f"{name}: {what}, TPU {generation}", unit, ours, peer, peer and peer_name, ratio, limit

@@ -32,7 +32,8 @@ class HandWritten:
 
     def __init__(self, model: str, optimizer: str, batch_size: int, epochs: int):
         self.train, self.validation, self.test = load_digits()
-        self.model, self.batch_size = MODELS[model](), batch_size
+        self.model = MODELS[model]()
+        self.batch_size = batch_size
         self.steps = epochs * len(self.train) // batch_size
         self.optimizer = OPTIMIZERS[optimizer]
         self.start = jax.jit(self._start)
@@ -42,7 +43,8 @@ class HandWritten:
     def trial(self, learning_rate: float, seed: int) -> tuple[float, float]:
         """Train once; return validation and test accuracy."""
         rng = np.random.default_rng(seed)
-        images, labels = self.train.arrays["image"], self.train.arrays["label"]
+        images = self.train.arrays["image"]
+        labels = self.train.arrays["label"]
         epochs = -(-self.steps * self.batch_size // len(labels))
         order = np.concatenate([rng.permutation(len(labels)) for _ in range(epochs)])
         params, stats, opt_state = self.start(seed)

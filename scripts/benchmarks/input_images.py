@@ -10,7 +10,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
-HEIGHT, WIDTH = 375, 500
+HEIGHT = 375
+WIDTH = 500
 """The commonest size in ImageNet."""
 NUM_CLASSES = 10
 QUALITIES = (90, 91, 92, 93, 94, 95)
@@ -60,7 +61,8 @@ def _picture(number: int) -> np.ndarray:
 
 def _texture(rng: np.random.Generator) -> np.ndarray:
     """Return noise of variance 1 whose amplitude falls as 1 / frequency."""
-    down, across = np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH)[None, :]
+    down = np.fft.fftfreq(HEIGHT)[:, None]
+    across = np.fft.rfftfreq(WIDTH)[None, :]
     frequency = np.maximum(np.hypot(down, across), 1 / WIDTH)
     waves = np.exp(2j * np.pi * rng.random(frequency.shape)) / frequency
     texture = np.fft.irfft2(waves, (HEIGHT, WIDTH))
@@ -78,7 +80,8 @@ def write(files: list[bytes], data_dir: pathlib.Path) -> None:
     import tensorflow_datasets as tfds
 
     class Photographs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        name, VERSION = BUILDER, tfds.core.Version("1.0.0")
+        name = BUILDER
+        VERSION = tfds.core.Version("1.0.0")
 
         def _info(self):
             kinds = {

@@ -88,7 +88,8 @@ def plain_batches(
                 ids[place] = mask
             elif draw < 0.9:
                 ids[place] = rng.randrange(5, len(pieces))
-        padding, unused = [0] * (length - len(ids)), [0] * (max_predictions - wanted)
+        padding = [0] * (length - len(ids))
+        unused = [0] * (max_predictions - wanted)
         return {
             "input_ids": np.asarray(ids + padding, np.int32),
             "token_type_ids": np.asarray(types + padding, np.int32),

@@ -12,7 +12,8 @@ SIZES = (4, 8, 16, 32, 64, 128, 256)
 
 def save(workdir: pathlib.Path) -> tuple[dict, int]:
     """Write it; return its config.json and the number of trials."""
-    fine, falling = (0.98,) * 7, (0.98, 0.98, 0.975, 0.97, 0.95, 0.9, 0.6)
+    fine = (0.98,) * 7
+    falling = (0.98, 0.98, 0.975, 0.97, 0.95, 0.9, 0.6)
     measured = {"growth": 0.5, "peak_step": lambda size: 10, "noise_scale": (80.0,) * 7}
     arms = {
         "momentum": Truth(falling, **measured),

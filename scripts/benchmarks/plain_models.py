@@ -78,7 +78,8 @@ class EfficientNet(nn.Module):
         for kernel, stride, expansion, channels, repeats in EFFICIENTNET_STAGES:
             for block in range(math.ceil(self.depth * repeats)):
                 step = stride if block == 0 else 1
-                inside, out = x.shape[-1] * expansion, self.channels(channels)
+                inside = x.shape[-1] * expansion
+                out = self.channels(channels)
                 y = x
                 if expansion != 1:
                     y = nn.swish(norm()(conv(inside, (1, 1))(y)))
@@ -148,7 +149,8 @@ class BareResNet50(nn.Module):
         x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
         for stage, depth in enumerate((3, 4, 6, 3)):
             for block in range(depth):
-                stride, width = 2 if stage > 0 and block == 0 else 1, 64 * 2**stage
+                stride = 2 if stage > 0 and block == 0 else 1
+                width = 64 * 2**stage
                 y = nn.relu(conv(width, (1, 1))(x))
                 y = nn.relu(conv(width, (3, 3), (stride, stride))(y))
                 y = conv(4 * width, (1, 1))(y)

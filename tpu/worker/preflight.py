@@ -109,7 +109,9 @@ def _join(arguments: argparse.Namespace) -> str:
             ) from error
     if explicit or arguments.expect_processes > 1:
         jax.distributed.initialize(initialization_timeout=arguments.timeout_s, **explicit)
-    host, processes, devices = socket.gethostname(), jax.process_count(), jax.device_count()
+    host = socket.gethostname()
+    processes = jax.process_count()
+    devices = jax.device_count()
     if (processes, devices) != (arguments.expect_processes, arguments.expect_devices):
         raise Problem(
             f"{host} sees {processes} processes and {devices} devices ({jax.default_backend()}), "
@@ -143,7 +145,8 @@ def _all_reduce() -> int:
 
 
 def _check_bucket(folder: str, name: str) -> None:
-    path, text = f"{folder.rstrip('/')}/{name}", f"written by {name}\n"
+    path = f"{folder.rstrip('/')}/{name}"
+    text = f"written by {name}\n"
     if not folder.startswith("gs://"):
         try:
             os.makedirs(folder, exist_ok=True)

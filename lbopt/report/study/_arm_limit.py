@@ -28,7 +28,8 @@ from lbopt.report.study._model import Arm, Cell, Failure, Study
 from lbopt.report.study._words import quoted, say
 from lbopt.sweep import ExampleScores
 
-OPTIMISE, GENERALISE = "optimise", "generalise"
+OPTIMISE = "optimise"
+GENERALISE = "generalise"
 _MOST = 0.5
 
 
@@ -41,7 +42,8 @@ def with_limit(study: Study, arm: Arm) -> Arm:
     if not study.has_limits or not cells:
         return arm
 
-    first, scores = cells[0], _scores(cells, study.metric)
+    first = cells[0]
+    scores = _scores(cells, study.metric)
     # Without a level to compare with, the mean of the other seeds would be that of the lucky ones.
     if scores is None or first.diverged or not math.isfinite(study.metric.centre(first.scores)):
         return dataclasses.replace(arm, limit=CannotTell("diverged"))
@@ -64,7 +66,8 @@ def resampled(study: Study, arm: Arm) -> np.ndarray:
 
 def _options(study: Study, arm: Arm) -> dict[str, Any]:
     """Return the arguments of the estimate; arms that are compared need different seeds."""
-    points, by_accuracy = study.config.limit_points, study.metric is ACCURACY
+    points = study.config.limit_points
+    by_accuracy = study.metric is ACCURACY
     return {
         "tolerance": points / 100 if by_accuracy else math.log1p(points / 100),
         "higher_is_better": by_accuracy,

@@ -156,7 +156,8 @@ def judge(
     hits = [one for one in found if one.judged]
     missed = sum(one.missed for one in hits)
     within = len(hits) - missed
-    what, notes = _WHAT.format(thing), [_range(scales), *_left_out(found), *without]
+    what = _WHAT.format(thing)
+    notes = [_range(scales), *_left_out(found), *without]
     if len(hits) < _FEWEST:
         few = say(_FEW, fewest=_FEWEST, judged=len(hits))
         return judged(name, UNKNOWN, what, few, *_ratios(thing, hits), *notes)

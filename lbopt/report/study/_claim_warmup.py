@@ -14,8 +14,10 @@ from lbopt.report.study._model import Candidate, Cell, Study
 from lbopt.report.study._statistics import pooled_slope
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
 
-STEPS, EPOCHS, GROWING = 0.0, -1.0, 1.0
-"""Exponents of the batch size that carry a number of warmup steps to another batch size."""
+# Exponents of the batch size by which a number of warmup steps is scaled to another batch size.
+STEPS = 0.0
+EPOCHS = -1.0
+GROWING = 1.0
 _NEAR = 1.5
 _SHUFFLES = 2000
 _NAME = "constant_warmup_steps"
@@ -165,7 +167,8 @@ def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
         [compare(cells, exponent, place) for place, cells in enumerate(arms.values())]
         for exponent in (EPOCHS, GROWING)
     )
-    pooled, growing = total(contests), total(against_growing)
+    pooled = total(contests)
+    growing = total(against_growing)
     growing_said = say(_COUNTS, contest=growing, other=_IN_PROPORTION)
     slopes = _slopes(arms)
     if growing.sign < 0:

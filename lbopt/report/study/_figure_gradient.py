@@ -58,8 +58,10 @@ def noise(study: Study, folder: pathlib.Path) -> _page.Section | None:
     if not noisy:
         return None
     shown = noisy[: 2 * _style.MOST_PANEL_ROWS]
-    against_batch, over_steps = _draw_noise(study, noisy), _draw_over_steps(study, shown)
-    alt, file = "Gradient noise scale against global batch size", folder / "noise_scale.png"
+    against_batch = _draw_noise(study, noisy)
+    over_steps = _draw_over_steps(study, shown)
+    alt = "Gradient noise scale against global batch size"
+    file = folder / "noise_scale.png"
     pictures = [
         _style.picture(against_batch, file, alt, _CAPTION),
         _style.picture(over_steps, folder / "noise_scale_over_steps.png", _ALT, _OVER_STEPS, True),
@@ -152,9 +154,12 @@ def _draw_phi(study: Study, arms: list[Arm]) -> Any:
 
 
 def _row(arm: Arm) -> list[str]:
-    found, limit, critical = arm.cells[0].noise, arm.limit, arm.critical_batch
+    found = arm.cells[0].noise
+    limit = arm.limit
+    critical = arm.critical_batch
     assert found is not None
-    at_limit, ratio = _at_limit(arm), ""
+    at_limit = _at_limit(arm)
+    ratio = ""
     if math.isfinite(found.scale) and found.scale:
         if isinstance(limit, Limit):
             ratio = f"{limit.global_batch_size / found.scale:.3g}"
@@ -201,11 +206,13 @@ def lipschitz(study: Study, folder: pathlib.Path) -> _page.Section | None:
     figure, grid = _style.panels(len(arms), 2, sharex="col")
     for (left, right), arm in zip(grid, arms, strict=True):
         for cell in arm.cells:
-            size, curve = cell.global_batch_size, curves[arm.name][cell.global_batch_size]
+            size = cell.global_batch_size
+            curve = curves[arm.name][cell.global_batch_size]
             colour = _style.batch_shade(study, size)
             per_step = size if train.num_steps else (train.num_epochs or 0.0) / cell.first.steps
             for panel, factor in ((left, 1.0), (right, per_step)):
-                steps, values = [factor * step for step, _ in curve], [value for _, value in curve]
+                steps = [factor * step for step, _ in curve]
+                values = [value for _, value in curve]
                 panel.plot(steps, values, **_style.PROBED, color=colour)
         for panel, name in ((left, "steps"), (right, horizontal)):
             _style.log_ticks(panel, "x", "y")

@@ -236,7 +236,8 @@ def _name_zero(axes: Any, bottom: float) -> None:
 
 def _heat_map(axes: Any, panel: _Panel, metric: Metric, scale: dict[str, Any]) -> Any:
     cell = panel.cell
-    rates, warmups = cell.tried("learning_rate"), cell.tried("warmup")
+    rates = cell.tried("learning_rate")
+    warmups = cell.tried("warmup")
     table = np.full((len(warmups), len(rates)), math.nan)
     losses = dict(zip(cell.candidates, panel.losses, strict=True))
     for one in best_by(cell.candidates, metric, "learning_rate", "warmup"):

@@ -114,7 +114,8 @@ def _past_limit(study: Study, arm: Arm) -> str:
     """Return what an arm has at the first batch past the limit, and what failed, as a clause."""
     if arm.failure is None:
         return ""
-    size, metric = arm.failure.global_batch_size, study.metric
+    size = arm.failure.global_batch_size
+    metric = study.metric
     (cell,) = (one for one in arm.cells if one.global_batch_size == size)
     score = metric.show(cell.test.mean)
     return f"; at {size} it has {score} and {_failed(arm.failure, metric)}"
@@ -122,7 +123,8 @@ def _past_limit(study: Study, arm: Arm) -> str:
 
 def _failed(failure: Failure, metric: Metric) -> str:
     """Return what failed at the first batch past the limit, as a clause."""
-    test, train = failure.test_lost, failure.train_lost
+    test = failure.test_lost
+    train = failure.train_lost
     if failure.kind is None:
         return (
             "whether training failed too cannot be told, as training has no finite score at both "
@@ -158,7 +160,8 @@ _SEVERAL = ", intervals by Welch at Holm's levels, 95 % for the {} comparisons t
 
 def _at_largest(study: Study) -> str:
     """Return the ranking at the largest batch, and the arms that the best is told apart from."""
-    metric, size = study.metric, study.sizes[-1]
+    metric = study.metric
+    size = study.sizes[-1]
     found = [(arm, cell) for arm in study.arms if (cell := arm.cell(size))]
     if len(found) < 2:
         return ""

@@ -388,7 +388,8 @@ def _seed_deviations(
 def _example_deviations(cells: Sequence[CellScores], num_resamples: int) -> np.ndarray:
     """Return [num_resamples, cells] deviations of the mean score on resampled test examples."""
     count = cells[0].values.shape[1]
-    profiles, noise = np.empty((len(cells), count)), np.empty(len(cells))
+    profiles = np.empty((len(cells), count))
+    noise = np.empty(len(cells))
     for index, cell in enumerate(cells):
         weights = np.ones(count) if cell.weights is None else cell.weights / np.mean(cell.weights)
         centred = weights * (cell.values - cell.scores[:, None])

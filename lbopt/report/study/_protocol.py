@@ -67,7 +67,8 @@ tell their
 
 def protocol(study: Study) -> list[str]:
     """Return search, choice, fidelity, target, limit and measures, a paragraph each."""
-    config, metric = study.config, study.metric
+    config = study.config
+    metric = study.metric
     by_accuracy = metric is ACCURACY
     searches = [config.search, *(arm.search for arm in config.arms if arm.search)]
     mean = "mean test loss, the logarithm of the perplexity,"

@@ -85,7 +85,8 @@ def _study(config: SweepConfig, metric: Metric, runs: Sequence[Tested]) -> Study
 
 def _judged(study: Study, arm: Arm) -> Arm:
     """Return an arm with its limit, what fails past it, its scaling and its critical batch."""
-    scaling, critical = _scaling(study, arm), _critical_batch(arm.cells)
+    scaling = _scaling(study, arm)
+    critical = _critical_batch(arm.cells)
     return dataclasses.replace(with_limit(study, arm), scaling=scaling, critical_batch=critical)
 
 
@@ -125,7 +126,8 @@ def _cell(
     # By seed: a bootstrap must not depend on the order in which trials ended.
     tested = sorted((pair for pair in runs if pair[0].is_final), key=lambda pair: pair[0].seed)
     final = tuple(run for run, _ in tested)
-    tried, scores = _candidates(searched, metric), metric.scores(final, "test")
+    tried = _candidates(searched, metric)
+    scores = metric.scores(final, "test")
     cut = cut_warmups(tried)
     probes = [run.probes for run in final if run.probes]
     lipschitz = _means((one.step, one.lipschitz) for one in probes)
@@ -304,7 +306,8 @@ def _means(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> Curve:
 
 def _waterfall(study: Study) -> Waterfall | None:
     """Return the waterfall at the largest batch; None if an arm has no finite result there."""
-    largest, metric = study.sizes[-1], study.metric
+    largest = study.sizes[-1]
+    metric = study.metric
     arms = {arm.name: arm for arm in study.arms}
     cells = [arms[name].cell(largest) for name in study.config.waterfall if name in arms]
     found = [cell for cell in cells if cell is not None and cell.test.mean is not None]
@@ -322,7 +325,8 @@ def _gain(
     metric: Metric, before: Sequence[float], after: Sequence[float]
 ) -> tuple[float, float | None, float | None, float | None, bool | None]:
     """Return the gain, its interval, its spread over single seeds, and whether it is told apart."""
-    base, noise = metric.centre(before), None
+    base = metric.centre(before)
+    noise = None
     if min(len(before), len(after)) > 1:
         both = math.hypot(statistics.stdev(before), statistics.stdev(after))
         noise = abs(metric.worse_by(base, base - both))

@@ -34,7 +34,8 @@ _OWN = "its own"
 
 def definitions(study: Study) -> list[tuple[str, str]]:
     """Return what all trials of a study have in common, as terms and what they are."""
-    config, train = study.config, study.config.train
+    config = study.config
+    train = study.config.train
     found = [
         ("data", _data(study)),
         ("model", _part(train.model)),
@@ -52,7 +53,8 @@ def definitions(study: Study) -> list[tuple[str, str]]:
 
 
 def _data(study: Study) -> str:
-    text, told = _part(study.config.train.data, _OF_THE_MACHINE), training_examples(study)
+    text = _part(study.config.train.data, _OF_THE_MACHINE)
+    told = training_examples(study)
     if told is None:
         return text
     low, high = told
@@ -66,7 +68,8 @@ def training_examples(study: Study) -> tuple[int, int] | None:
     The same number in most studies, as the steps of an epoch are rounded up. None where the length
     is given in steps, or where arms have data of their own.
     """
-    epochs, steps = study.config.train.num_epochs, study.config.train.num_steps
+    epochs = study.config.train.num_epochs
+    steps = study.config.train.num_steps
     cells = [(cell.global_batch_size, cell.first.steps) for arm in study.arms for cell in arm.cells]
     if steps or not epochs or not cells or any(arm.data for arm in study.config.arms):
         return None

@@ -107,13 +107,15 @@ def ahead_of(
     """
     chances = []
     for place, other in enumerate(others):
-        ours, theirs = metric.on_scale(best), metric.on_scale(other)
+        ours = metric.on_scale(best)
+        theirs = metric.on_scale(other)
         if (interval := welch_interval(ours, theirs)) is not None:
             same = interval == (0.0, 0.0)
             chances.append((1.0 if same else float(_welch(ours, theirs).pvalue), place))
 
     found = [Difference()] * len(others)
-    apart, level = True, _FAMILY_WISE
+    apart = True
+    level = _FAMILY_WISE
     for rank, (p, place) in enumerate(sorted(chances)):
         level = _FAMILY_WISE / (len(chances) - rank) if apart else level
         apart = apart and p <= level
@@ -225,7 +227,8 @@ def log_slope(groups: Sequence[tuple[float, Sequence[float]]], index: int = 0) -
         return Slope(round(slope, 9), None, None, "batch sizes")
     line = stats.linregress(x, [values.mean() for values in logs])
     half = float(stats.t.ppf(0.975, len(x) - 2) * line.stderr)
-    low, high = slope - half, slope + half
+    low = slope - half
+    high = slope + half
     return Slope(round(slope, 9), round(low, 9), round(high, 9), "batch sizes")
 
 
@@ -275,7 +278,8 @@ def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> Cr
       McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, section 2
       [recalled 90%].
     """
-    sizes, log_steps = np.asarray(batch_sizes, float), np.log(np.asarray(steps, float))
+    sizes = np.asarray(batch_sizes, float)
+    log_steps = np.log(np.asarray(steps, float))
     if len(set(sizes)) < 3 or np.ptp(log_steps) == 0:
         return None
 
@@ -295,7 +299,8 @@ def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> Cr
         options={"xatol": 1e-12},
     )
 
-    critical, least = float(np.exp(found.x)), float(np.exp(np.mean(left(found.x))))
+    critical = float(np.exp(found.x))
+    least = float(np.exp(np.mean(left(found.x))))
     r2 = float(1 - np.var(left(found.x)) / np.var(log_steps))
     return CriticalBatch(least, least * critical, critical, r2)
 

@@ -17,11 +17,17 @@ COLOURS = ("#7f7f7f", "#e69f00", "#d55e00", "#56b4e9", "#0072b2", "#009e73", "#c
 """Told apart without red and green (Okabe and Ito); with the markers they serve 8 arms."""
 MARKERS = "svD^oPX*"
 GREY = "#999999"
-WIDTH, PANELS_WIDTH = 5.2, 6.0
-"""Inches: 10 points are still read where a phone shows a figure 340 pixels wide."""
+WIDTH = 5.2
+"""Width of a figure in inches; text of 10 points stays readable on a phone of 340 pixels."""
+PANELS_WIDTH = 6.0
+"""Width of a figure with panels, in inches."""
 SMALL = 7.5
-LEGEND_LETTERS, TICK_LETTERS, TITLE_LETTERS = 58, 24, 32
-"""Letters after which a name is broken in a legend, beside an axis, and above a panel."""
+LEGEND_LETTERS = 58
+"""Letters after which a name is broken in a legend."""
+TICK_LETTERS = 24
+"""Letters after which a name is broken beside an axis."""
+TITLE_LETTERS = 32
+"""Letters after which a name is broken above a panel."""
 MOST_PANEL_ROWS = 8
 PROBED = {"linewidth": 1.3, "marker": "o", "markersize": 2}
 _LONG_TICKS = 38
@@ -86,7 +92,8 @@ def title(axes: Any, text: str, size: float = 9, letters: int | None = TITLE_LET
 
 def length_text(config: SweepConfig) -> str:
     """Return how long every trial is, in words."""
-    steps, epochs = config.train.num_steps, config.train.num_epochs
+    steps = config.train.num_steps
+    epochs = config.train.num_epochs
     length = f"{steps} steps" if steps else f"{epochs:g} epochs"
     return f"{length} at every batch size"
 

@@ -70,7 +70,9 @@ def _scaling(scaling: Scaling) -> dict[str, Any]:
 
 def _point(cell: Cell, metric: Metric) -> dict[str, Any]:
     """Return the numbers of a cell; accuracies are in [0, 1], noise scales in examples."""
-    chosen, first, name = cell.chosen, cell.first, metric.name
+    chosen = cell.chosen
+    first = cell.first
+    name = metric.name
     means = {f"{field}_mean": value for field, value in dataclasses.asdict(cell.means).items()}
     spread = {
         f"test_{name}_{field}": value for field, value in dataclasses.asdict(cell.test).items()

@@ -32,11 +32,15 @@ def results_table(study: Study) -> Table:
 
 
 def _line(arm: Arm, cell: Cell, metric: Metric) -> dict[str, str]:
-    first, chosen, edges = cell.first, cell.chosen, cell.edges
+    first = cell.first
+    chosen = cell.chosen
+    edges = cell.edges
     at_edge = " (edge)"
     warmup = " (cut)" if chosen.warmup in cell.cut_warmups else at_edge * edges.warmup
-    failed, critical = arm.failure, arm.critical_batch
-    fit, target = cell.diffusion, cell.target
+    failed = arm.failure
+    critical = arm.critical_batch
+    fit = cell.diffusion
+    target = cell.target
     past = failed is not None and failed.global_batch_size == cell.global_batch_size
     diverged = sum(run.diverged for run in cell.search)
     return {
@@ -68,7 +72,8 @@ def _line(arm: Arm, cell: Cell, metric: Metric) -> dict[str, str]:
 
 def _scores(cell: Cell, metric: Metric) -> dict[str, str]:
     """Return the test score with its spread over seeds, then the other splits and the losses."""
-    test, means = cell.test, cell.means
+    test = cell.test
+    means = cell.means
     show = _percent if metric is ACCURACY else lambda value: number(value, 4)
     judged = {
         "test %" if metric is ACCURACY else "test perplexity": show(test.mean),
@@ -186,9 +191,11 @@ def terminal_table(study: Study) -> str:
     sizes = sorted({cell.global_batch_size for arm in study.arms for cell in arm.cells})
     names = [printable(arm.name) for arm in study.arms]
     width = max(map(len, names))
-    what, last = f"test {metric.label} (mean over seeds)", "limit"
+    what = f"test {metric.label} (mean over seeds)"
+    last = "limit"
     if not study.has_limits:
-        what, last = "steps to the target (median over seeds)", "perfect to"
+        what = "steps to the target (median over seeds)"
+        last = "perfect to"
     header = "".join(f"{size:>8}" for size in sizes)
     lines = [what.ljust(width), f"{'batch'.ljust(width)}{header}  {last:>8}"]
     for name, arm in zip(names, study.arms, strict=True):

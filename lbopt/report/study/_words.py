@@ -9,7 +9,9 @@ from typing import Any
 
 from lbopt.report import _page
 
-HELD, NOT_HELD, UNKNOWN = "held", "did not hold", "cannot be told"
+HELD = "held"
+NOT_HELD = "did not hold"
+UNKNOWN = "cannot be told"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ def span(values: Iterable[float], form: str = "{:.3g}") -> str:
     ('0.5 to 2', '3')
     """
     found = list(values)
-    low, high = form.format(min(found)), form.format(max(found))
+    low = form.format(min(found))
+    high = form.format(max(found))
     return low if low == high else f"{low} to {high}"
 
 

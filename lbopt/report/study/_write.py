@@ -106,13 +106,15 @@ def _check_saved(config: Mapping[str, Any]) -> None:
         for field in fields:
             owner[field]
     study = _typed_json.convert(config, SweepConfig)
-    names, sizes = [arm.name for arm in study.arms], list(study.global_batch_sizes)
+    names = [arm.name for arm in study.arms]
+    sizes = list(study.global_batch_sizes)
     try:
         unique = names and len(set(names)) == len(names)
         require(unique, "config.arms", names, "one arm or more, each of its own name")
         ascending = sizes and sizes[0] > 0 and sizes == sorted(set(sizes))
         require(ascending, "config.global_batch_sizes", sizes, "one size or more, ascending")
-        epochs, fix = study.train.num_epochs, "give a number of epochs, or None"
+        epochs = study.train.num_epochs
+        fix = "give a number of epochs, or None"
         require(epochs is None or 1e-9 < epochs < 1e9, "config.train.num_epochs", epochs, fix)
         with errors.under("config.search"):
             for one in (study.search, *(arm.search for arm in study.arms if arm.search)):
@@ -157,7 +159,8 @@ def _measured_sections(
 def _protocol(study: Study) -> _page.Section:
     """Return how the study was done: in words, field by field, and arm by arm."""
     header, lines = arms_table(study.config)
-    paragraphs, terms = [*protocol(study), _DEFAULTS], definitions(study)
+    paragraphs = [*protocol(study), _DEFAULTS]
+    terms = definitions(study)
     return _page.Section("Protocol", paragraphs, header=header, rows=lines, definitions=terms)
 
 
