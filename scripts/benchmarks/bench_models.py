@@ -50,6 +50,7 @@ def _compile(case: cases.Case, build) -> StepCost:
 
 def _rows(case: cases.Case, ours: StepCost, plain: StepCost | None) -> list[dict]:
     name = f"{case.name}, {case.topology}"
+
     held = [
         _row(
             f"{name}: memory",
@@ -62,8 +63,9 @@ def _rows(case: cases.Case, ours: StepCost, plain: StepCost | None) -> list[dict
             f"{name}: compile", "s", ours, plain, lambda cost: cost.compile_seconds, ratio_limit=1.2
         ),
     ]
-    if case.loops:
+    if case.loops:  # cycles and collectives of a loop's body are counted once
         return held
+
     return [
         _row(f"{name}: step", "ms", ours, plain, lambda cost: 1e3 * cost.seconds, case.most_ms),
         _row(

@@ -1,6 +1,6 @@
-"""What one writes without a sweep: a compiled step with the learning rate as an argument, and loops around it.
+"""The peer for sweeps: hand-written loops around one compiled step that takes the learning rate.
 
-`python hand_written.py MODEL BATCH EPOCHS` runs one trial in a process of its own and prints its validation accuracy.
+`python hand_written.py MODEL BATCH EPOCHS` runs one trial and prints its validation accuracy.
 """
 
 import sys
@@ -26,8 +26,8 @@ class HandWritten:
     Args:
       model: "cnn", "lstm" or "mlp".
       optimizer: "momentum" or "adamw".
-      batch_size: examples per step.
-      epochs: length of a trial.
+      batch_size: Examples per step.
+      epochs: Length of a trial in epochs.
     """
 
     def __init__(self, model: str, optimizer: str, batch_size: int, epochs: int):
@@ -47,6 +47,7 @@ class HandWritten:
         labels = self.train.arrays["label"]
         epochs = -(-self.steps * self.batch_size // len(labels))
         order = np.concatenate([rng.permutation(len(labels)) for _ in range(epochs)])
+
         params, stats, opt_state = self.start(seed)
         for number in range(self.steps):
             picked = order[number * self.batch_size : (number + 1) * self.batch_size]
@@ -83,6 +84,6 @@ class HandWritten:
 
 
 if __name__ == "__main__":
-    print(
-        HandWritten(sys.argv[1], "momentum", int(sys.argv[2]), int(sys.argv[3])).trial(0.05, 0)[0]
-    )
+    model, batch_size, epochs = sys.argv[1:4]
+    peer = HandWritten(model, "momentum", int(batch_size), int(epochs))
+    print(peer.trial(0.05, 0)[0])
