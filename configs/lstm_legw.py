@@ -24,9 +24,10 @@ time are published for no row.
 
 The PTB rows follow ptb_word_lm.py: plain gradient descent with a clip, halving from epoch 4 on
 (small), windows of 20 and 35 tokens, and the state carried over. Its rate of 1 and clip of 5 for
-the sum over 20 steps become 20 and .25 for our mean. Own choices: every other base learning rate
-and every base warmup; for MNIST the 25 epochs, the constant rate, the clip and the 5000 validation
-images; for ptb-large power 2, rate and clip; evaluation batch, intervals. Default row: mnist-8192.
+the sum over 20 steps become 20 and .25 for our mean.
+Own choices: every other base learning rate and every base warmup; for MNIST the 25 epochs, the
+constant rate, the clip and the 5000 validation images; for ptb-large power 2, rate and clip;
+evaluation batch, intervals. Default row: mnist-8192.
 Status: not yet run.
 """
 

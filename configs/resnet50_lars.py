@@ -32,7 +32,8 @@ Own choices: number of examples that share batch statistics (64), evaluation bat
 the official rows, whose file sets only the learning rate: 90 epochs, momentum .9, decay 1e-4, label
 smoothing, the variant `tpu`; in nvcaffe-1024: no label smoothing, crops. Steps of the NUS rows are
 rounded up over the run (in the code, over every epoch). The settings of Ying et al. (1811.06992)
-are not known. Status: official-32768 is planned (configs/plans/); no row has been run here.
+are not known.
+Status: official-32768 is planned (configs/plans/); no row has been run here.
 """
 
 from lbopt.config import (
