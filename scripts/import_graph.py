@@ -27,7 +27,7 @@ class ImportGraph:
         self.configs = {path.stem: path for path in self.files if "configs" in path.parts}
 
     def distances(self, test: pathlib.Path) -> dict[pathlib.Path, int]:
-        """Return all files that a test imports, directly or not, each with its distance in imports."""
+        """Return all files that a test imports, also indirectly, with their distance in imports."""
         found = {test: 0}
         waiting = collections.deque([test])
         while waiting:

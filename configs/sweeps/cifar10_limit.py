@@ -10,9 +10,9 @@ trial is data-parallel over all devices.
 
 Own choices throughout, none of them tuned: 40 epochs, rates and warmup at batch 512, halving over
 learning rate and warmup, batch statistics over 25 images at every batch size, on 1, 2, 4 or 8
-devices, in microsteps of at most 375 a device, seeds. Default row: all of it. Rows (`:ROW`):
-(none); `smoke`, a narrow network on generated images (`lbopt prepare generated_images`). Status:
-not yet run.
+devices, in microsteps of at most 375 a device, seeds. Default row: all of it.
+Rows (`:ROW`): (none); `smoke`, a narrow network on generated images (`lbopt prepare
+generated_images`). Status: not yet run.
 """
 
 from lbopt.config import (
