@@ -107,6 +107,7 @@ def _arms(order: tuple[str, ...]) -> list[Arm]:
             search=AS_IT_IS,
         )
     ]
+
     for name in order:
         arm = copy.deepcopy(arms[-1])
         arm.name = NAMES[name]

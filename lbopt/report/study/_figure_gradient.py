@@ -57,6 +57,7 @@ def noise(study: Study, folder: pathlib.Path) -> _page.Section | None:
     noisy = [arm for arm in study.measured if any(cell.noise for cell in arm.cells)]
     if not noisy:
         return None
+
     shown = noisy[: 2 * _style.MOST_PANEL_ROWS]
     against_batch = _draw_noise(study, noisy)
     over_steps = _draw_over_steps(study, shown)
@@ -66,11 +67,13 @@ def noise(study: Study, folder: pathlib.Path) -> _page.Section | None:
         _style.picture(against_batch, file, alt, _CAPTION),
         _style.picture(over_steps, folder / "noise_scale_over_steps.png", _ALT, _OVER_STEPS, True),
     ]
+
     gauged = [arm for arm in study.measured if any(cell.phi is not None for cell in arm.cells)]
     if gauged:
         figure = _draw_phi(study, gauged)
         alt = "phi against global batch size"
         pictures.append(_style.picture(figure, folder / "phi.png", alt, _PHI))
+
     return _page.Section(
         "Gradient noise and the critical batch",
         _style.left_out(len(shown), len(noisy), "arms"),
@@ -159,12 +162,14 @@ def _row(arm: Arm) -> list[str]:
     critical = arm.critical_batch
     assert found is not None
     at_limit = _at_limit(arm)
+
     ratio = ""
     if math.isfinite(found.scale) and found.scale:
         if isinstance(limit, Limit):
             ratio = f"{limit.global_batch_size / found.scale:.3g}"
         elif isinstance(limit, NotReached):
             ratio = f"> {limit.fit.global_batch_sizes[-1] / found.scale:.3g}"
+
     return [
         arm.name,
         _examples(found.scale),

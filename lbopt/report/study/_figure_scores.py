@@ -73,6 +73,7 @@ def _draw(study: Study, near: tuple[float, float] | None = None) -> Any:
     arms = study.measured
     height = 4.6 + _NAME_INCHES * max(0, len(arms) - _FEW)
     figure, axes = _page.new_figure(_style.WIDTH, height)
+
     for arm in arms:
         look = _style.look(arm)
         sizes = [cell.global_batch_size for cell in arm.cells]
@@ -85,6 +86,7 @@ def _draw(study: Study, near: tuple[float, float] | None = None) -> Any:
         if isinstance(arm.limit, Limit):
             height = metric.shown(on_scores(metric, arm.limit.fit.threshold))
             _style.ring(axes, arm.limit.global_batch_size, height, look["color"])
+
     _style.batch_axis(axes, study.sizes)
     if metric is PERPLEXITY:
         _style.log_ticks(axes, "y")
@@ -190,6 +192,7 @@ def training(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw training beside test, a row of panels for each arm; None if runs stop at a target."""
     if not study.has_limits:
         return None
+
     arms = study.measured[: _style.MOST_PANEL_ROWS]
     figure, grid = _style.panels(len(arms), 2, sharex=True, sharey="col")
     for (left, right), arm in zip(grid, arms, strict=True):
@@ -200,6 +203,7 @@ def training(study: Study, folder: pathlib.Path) -> _page.Section | None:
         failed = arm.failure
         verdict = f" (fails to {failed.kind} at {failed.global_batch_size})" if failed else ""
         _style.title(right, "loss" + verdict * bool(failed and failed.kind), letters=None)
+
     _style.legend_below(figure, grid[0][0], fontsize=8, handlelength=4)
     _style.below(grid, "global batch size")
     alt = "Training and test accuracy and loss against batch size, a row of panels for each arm"
@@ -304,11 +308,14 @@ def _line(
             drawn.append((forms.index(form.bits), *map(study.metric.shown, ends)))
     if not drawn:
         return
+
+    # Arms may be listed in any order; the line goes through the formats from few bits to many.
     places, low, means, high = zip(*sorted(drawn), strict=True)
     reach = [
         [mean - end for mean, end in zip(means, low, strict=True)],
         [end - mean for mean, end in zip(means, high, strict=True)],
     ]
+
     look = {"linewidth": 2, "marker": "o"}
     if not shifted:
         look = {"linewidth": 1, "linestyle": "--", "marker": "x"}

@@ -111,7 +111,8 @@ def _same_search(arms: Sequence[Arm]) -> str:
     if len(counts) > 1 or len(lengths) > 1:
         spans = grouped((span(found, "{}"), name) for name, found in trials.items())
         return say(_UNEQUAL, counts=spans, least=min(lengths), most=max(lengths))
-    (count,), (length,) = counts, lengths
+    (count,) = counts
+    (length,) = lengths
     full = f" ({length:.3g} runs of full length)" * (length != count)
     each = f"{count} trial{'s' * (count != 1)} at each batch size{full}"
     return say(_SAME, each=each, differ=_differences([arm.search for arm in arms]))

@@ -92,6 +92,7 @@ _KEEPS = """{{ arm.name | name }} stays within {{ near }} of its score over smal
 def _limit(study: Study, arm: Arm) -> str:
     if arm.limit is None:
         return f"{quoted(arm.name)} has no result at the smallest batch yet."
+
     if isinstance(arm.limit, CannotTell):
         kept = f"The limit of {quoted(arm.name)} cannot be told: {why_unknown(study, arm)}"
     else:
@@ -251,6 +252,7 @@ def _target(study: Study) -> list[str]:
     """Return how the steps to the target scale, what it costs, and where it was not reached."""
     if not study.has_target:
         return []
+
     scaled = [(arm, arm.scaling) for arm in study.measured if arm.scaling]
     fitted = [arm for arm in study.measured if arm.critical_batch]
     costs = [say(_COST, arm=arm, fit=arm.critical_batch) for arm in fitted]
@@ -260,6 +262,7 @@ def _target(study: Study) -> list[str]:
         if (sizes := missed_sizes(arm))
     ]
     small = listed(small_batches(study))
+
     found = [
         (
             f"Examples to the target are at most {100 * EXCESS:g} % more than at batch {small}",

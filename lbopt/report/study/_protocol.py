@@ -72,6 +72,7 @@ def protocol(study: Study) -> list[str]:
     by_accuracy = metric is ACCURACY
     searches = [config.search, *(arm.search for arm in config.arms if arm.search)]
     mean = "mean test loss, the logarithm of the perplexity,"
+
     found = [
         _search(study),
         say(
@@ -100,6 +101,7 @@ def protocol(study: Study) -> list[str]:
             shared=not any(arm.data or arm.model for arm in config.arms),
         ),
     ]
+
     return [paragraph for paragraph in found if paragraph]
 
 

@@ -123,15 +123,17 @@ def _cell(
     size: int, runs: Sequence[Tested], search: SearchConfig, metric: Metric, has_target: bool
 ) -> Cell:
     searched = tuple(run for run, _ in runs if not run.is_final)
-    # By seed: a bootstrap must not depend on the order in which trials ended.
+    # Sorted by seed: a bootstrap must not depend on the order in which trials ended.
     tested = sorted((pair for pair in runs if pair[0].is_final), key=lambda pair: pair[0].seed)
     final = tuple(run for run, _ in tested)
+
     tried = _candidates(searched, metric)
     scores = metric.scores(final, "test")
     cut = cut_warmups(tried)
     probes = [run.probes for run in final if run.probes]
     lipschitz = _means((one.step, one.lipschitz) for one in probes)
     peaks = [_peak(run.probes) for run in final if run.probes and not run.diverged]
+
     return Cell(
         global_batch_size=size,
         search=searched,

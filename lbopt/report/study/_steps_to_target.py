@@ -184,7 +184,8 @@ def _saving(
     ends: np.ndarray,
 ) -> Saving:
     """Return the exponent between two batch sizes, each given with its resampled medians."""
-    (small, small_medians), (large, large_medians) = first, second
+    small, small_medians = first
+    large, large_medians = second
     log_factor = math.log(large.global_batch_size / small.global_batch_size)
 
     def exponent(steps: np.ndarray, next_steps: np.ndarray) -> np.ndarray:

@@ -77,6 +77,7 @@ def _point(cell: Cell, metric: Metric) -> dict[str, Any]:
     spread = {
         f"test_{name}_{field}": value for field, value in dataclasses.asdict(cell.test).items()
     }
+
     return {
         "global_batch_size": cell.global_batch_size,
         "steps": first.steps,

@@ -43,6 +43,7 @@ def _line(arm: Arm, cell: Cell, metric: Metric) -> dict[str, str]:
     target = cell.target
     past = failed is not None and failed.global_batch_size == cell.global_batch_size
     diverged = sum(run.diverged for run in cell.search)
+
     return {
         "arm": arm.name,
         "batch": str(cell.global_batch_size),
@@ -196,6 +197,7 @@ def terminal_table(study: Study) -> str:
     if not study.has_limits:
         what = "steps to the target (median over seeds)"
         last = "perfect to"
+
     header = "".join(f"{size:>8}" for size in sizes)
     lines = [what.ljust(width), f"{'batch'.ljust(width)}{header}  {last:>8}"]
     for name, arm in zip(names, study.arms, strict=True):

@@ -100,11 +100,17 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
 
 
 def _check_saved(config: Mapping[str, Any]) -> None:
-    """Refuse a config.json that somebody edited: what no study begins with has no report."""
-    # A field that is gone is not one that an earlier version lacked: its default was not what ran.
+    """Refuse a config.json that was edited so that no study can have written it.
+
+    Raises:
+      KeyError: If a field is missing.
+      EnvironmentProblem: If a field has an impossible value.
+    """
+    # These fields were always written, so a missing one was removed: its default may not have run.
     for owner, fields in ((config, _FIELDS), *((arm, _ARM_FIELDS) for arm in config["arms"])):
         for field in fields:
             owner[field]
+
     study = _typed_json.convert(config, SweepConfig)
     names = [arm.name for arm in study.arms]
     sizes = list(study.global_batch_sizes)
@@ -134,6 +140,7 @@ def _measured_sections(
     found = _page.Section("What was found", items=others)
     if not study.measured:
         return [found]
+
     header, lines = results_table(study)
     sections = [
         _figure_scores.scores(study, workdir),
@@ -153,6 +160,7 @@ def _measured_sections(
         _figure_search.warmups(study, workdir),
         _page.Section("Results", [_UNITS], header=header, rows=lines),
     ]
+
     return [section for section in sections if section is not None]
 
 
