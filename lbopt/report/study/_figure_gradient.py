@@ -1,4 +1,4 @@
-"""Figures of what was probed: noise scale, phi, Lipschitz constant and trust ratios."""
+"""Figures of the probes: noise scale, phi, Lipschitz constant and trust ratios."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def noise(study: Study, folder: pathlib.Path) -> _page.Section | None:
 
 
 def _gap(value: float | None) -> float:
-    """Return NaN for a number that a line cannot go through."""
+    """Return a number to plot; NaN, a gap in the line, if it is None or not finite."""
     return value if value is not None and math.isfinite(value) else math.nan
 
 
@@ -251,7 +251,7 @@ def _lipschitz_curves(arm: Arm) -> dict[int, Curve]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kind:
-    """A number of every layer or module: its field in `Probes`, and what the page says of it."""
+    """A number of every layer or module: its field in `Probes` and its texts on the page."""
 
     field: str
     file: str
@@ -323,7 +323,7 @@ def _layers(study: Study, folder: pathlib.Path, kind: _Kind) -> _page.Section | 
 
 
 def _layer_curves(kind: _Kind, cell: Cell) -> dict[str, Curve]:
-    """Return the mean curve of every layer that has such a number in a cell."""
+    """Return the mean curve of every layer of a cell that has this number."""
     columns = [(one.step, getattr(one, kind.field) or {}) for one in _probes(cell)]
     names = dict.fromkeys(name for _, column in columns for name in column)
     curves = {

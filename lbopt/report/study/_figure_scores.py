@@ -108,7 +108,7 @@ def _label(arm: Arm) -> str:
 
 
 def limits(study: Study, folder: pathlib.Path) -> _page.Section | None:
-    """Draw the limit of every arm with its interval; None if no arm has one that can be told."""
+    """Draw the limit of every arm with its interval; None if no arm has a known limit."""
     arms = [arm for arm in study.measured if arm.limit]
     if all(isinstance(arm.limit, CannotTell) for arm in arms):
         return None
@@ -158,7 +158,7 @@ def _draw_limit(axes: Any, place: int, arm: Arm) -> None:
 
 
 def _limit_row(study: Study, arm: Arm) -> list[str]:
-    """Return a line of the table; the reason takes the place of an interval that is not told."""
+    """Return a line of the table; without an interval it has the reason instead."""
     limit = arm.limit
     failed = arm.failure
     assert limit is not None
@@ -241,8 +241,8 @@ class _Format:
 
     Attributes:
       bits: exponent bits, mantissa bits.
-      shifted: whether each layer is shifted by a power of two; None in full precision, which is
-        both.
+      shifted: whether each layer is shifted by a power of two; None in full precision, where it
+        makes no difference.
     """
 
     bits: tuple[int, int]

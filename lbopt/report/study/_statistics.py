@@ -1,4 +1,4 @@
-"""Tests, intervals and fits of a study: SciPy with the rules for what too few seeds cannot tell."""
+"""Tests, intervals and fits of a study by SciPy, with rules for too few seeds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def welch_interval(
     """Return Welch's interval of the difference of two means, ours less theirs.
 
     None if a sample has fewer than two numbers or one that is not finite, or if neither sample
-    varies and the means differ: so few equal numbers do not tell how much others would vary.
+    varies and the means differ: a few equal numbers do not show how much others would vary.
 
     >>> [round(end, 3) for end in welch_interval([5.1, 4.9, 5.0], [4.0, 4.2, 3.8])]
     [0.584, 1.416]
@@ -99,8 +99,7 @@ def ahead_of(
       decided.
 
     Note:
-      The best arm is the best of these very seeds, so it is ahead of the others by a little chance
-      too.
+      The best arm is chosen by the same seeds, which favours it slightly.
 
     References:
       Holm, A simple sequentially rejective multiple test procedure, 1979.
@@ -183,7 +182,7 @@ class Slope:
       slope: exponent of x.
       low: lower end; None without an interval.
       high: upper end.
-      over: what the interval is over, "seeds" or "batch sizes".
+      over: source of the interval's uncertainty, "seeds" or "batch sizes".
     """
 
     slope: float

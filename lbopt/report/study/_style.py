@@ -1,4 +1,4 @@
-"""What figures share: a colour for each arm, a shade for each batch size, axes, panels, legends."""
+"""The style of all figures: colours of arms, shades of batch sizes, axes, panels, legends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lbopt.report import _page
 from lbopt.report.study._model import Arm, Study
 
 COLOURS = ("#7f7f7f", "#e69f00", "#d55e00", "#56b4e9", "#0072b2", "#009e73", "#cc79a7", "#000000")
-"""Told apart without red and green (Okabe and Ito); with the markers they serve 8 arms."""
+"""Colours that do not need red and green (Okabe and Ito); with the markers they serve 8 arms."""
 MARKERS = "svD^oPX*"
 GREY = "#999999"
 WIDTH = 5.2
@@ -76,12 +76,12 @@ def ring(axes: Any, x: float, y: float, colour: Any, size: float = 12, width: fl
 
 
 def label(text: str, width: int | None = None) -> str:
-    """Return a name as matplotlib is to be given it, broken into lines of `width` letters.
+    """Escape a name for matplotlib and break it into lines of `width` letters.
 
     >>> label("costs $2 $3"), label("_base"), label("momentum + linear", 12)
     ('costs \\\\$2 \\\\$3', ' _base', 'momentum +\\nlinear')
     """
-    shown = printable(text)  # first: line breaks of the name itself are shown, not made
+    shown = printable(text)  # first, so that line breaks within the name itself are shown, not made
     return _page.plain_label(shown if width is None else textwrap.fill(shown, width))
 
 
@@ -205,7 +205,7 @@ def thinned(values: Sequence[Any], most: int) -> list[Any]:
 
 
 def left_out(shown: int, total: int, what: str) -> list[str]:
-    """Return a sentence that says what a figure leaves out, if anything.
+    """Return a sentence on the arms or sizes that a figure leaves out, if there are any.
 
     >>> left_out(8, 9, "arms"), left_out(9, 9, "arms")
     (['Drawn for 8 of 9 arms; results.jsonl has all.'], [])
@@ -226,7 +226,7 @@ def legend_below(figure: Any, axes: Any, columns: int = 2, **options: Any) -> No
 
 
 def batch_legend(figure: Any, study: Study, dashed: str | None = None) -> None:
-    """Name the shades of the batch sizes below the figure, and what thin dashed lines are."""
+    """Name the shades of the batch sizes and the thin dashed lines below the figure."""
     lines = [(str(size), batch_shade(study, size)) for size in study.sizes]
     line_legend(figure, lines, "global batch size", 8, dashed)
 
@@ -266,7 +266,7 @@ def _legend(figure: Any, handles: Any, labels: Sequence[str], columns: int, **op
 
 
 def _columns(names: Sequence[str], width_inches: float, font_size: float, most: int) -> int:
-    """Return in how many columns names fit below a figure, rows filled alike.
+    """Return the number of columns in which names fit below a figure, with rows filled evenly.
 
     >>> _columns(["16", "64", "256"], 6.0, 8, most=8), _columns(["a" * 100, "b"], 6.0, 8, most=8)
     (3, 1)

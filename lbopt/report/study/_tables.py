@@ -21,10 +21,9 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def results_table(study: Study) -> Table:
-    """Return the table with everything, a line for each cell that was tested.
+    """Return the table of all results, with a line for each tested cell.
 
-    Accuracies are in percent. What was not measured is "", and a column in which all is "" is left
-    out.
+    Accuracies are in percent. Values that were not measured are "", and empty columns are left out.
     """
     lines = [_line(arm, cell, study.metric) for arm in study.measured for cell in arm.cells]
     kept = [name for name in lines[0] if any(line[name] for line in lines)]
@@ -92,7 +91,7 @@ def _scores(cell: Cell, metric: Metric) -> dict[str, str]:
 
 
 def _probed(cell: Cell) -> dict[str, str]:
-    """Return what was probed in the final runs."""
+    """Return the probed numbers of the final runs."""
     probes = [run.probes for run in cell.final if run.probes]
     step, peak = max(cell.lipschitz, key=lambda pair: pair[1], default=(None, None))
     phis = [[phi for phi in one.phi or () if phi is not None] for one in probes]
@@ -129,9 +128,8 @@ _COLUMNS = {
 def trials_table(study: Study) -> Table:
     """Return the table of all trials, ascending in arm name and batch size, search before final.
 
-    Accuracies are in [0, 1]. Of a split whose loss is not finite no score is shown: the accuracy of
-    outputs that are not numbers says nothing. The last column is the step at which a trial
-    diverged, "yes" if none is known.
+    Accuracies are in [0, 1]. If the loss of a split is not finite, its score is left out. The last
+    column is the step at which a trial diverged, "yes" if the step is not known.
     """
     splits = ("train", "validation", "test")
     scores = [f"{split} {study.metric.name}" for split in splits]
@@ -161,9 +159,9 @@ def trials_csv(rows: Sequence[Mapping[str, Any]]) -> str:
       rows: lines of `results.jsonl`.
 
     Returns:
-      A line of the fields' names, as they are first met, and then the rows in their order; what a
-      row does not have is empty. Text that a spreadsheet would take for a formula has an apostrophe
-      before it.
+      A line with the names of all fields, in the order of their first occurrence, then the rows in
+      their order; missing fields are empty. Text that a spreadsheet would take for a formula has an
+      apostrophe before it.
     """
     nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
     names = [

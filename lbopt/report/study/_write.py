@@ -50,9 +50,9 @@ class StudyReport:
 
     Attributes:
       file: path of report.html.
-      study: what it shows.
+      study: the study that it shows.
       table: test scores and limits, for the terminal.
-      findings: what was found, a sentence each.
+      findings: findings, a sentence each.
     """
 
     file: pathlib.Path
@@ -165,7 +165,7 @@ def _measured_sections(
 
 
 def _protocol(study: Study) -> _page.Section:
-    """Return how the study was done: in words, field by field, and arm by arm."""
+    """Return the protocol of the study in words, its fields, and its arms."""
     header, lines = arms_table(study.config)
     paragraphs = [*protocol(study), _DEFAULTS]
     terms = definitions(study)
