@@ -6,8 +6,8 @@ names the file of each number.
     lbopt train --config=configs/mnist.py:lamb-60000 --workdir=runs/mnist
 
 Data: `lbopt prepare mnist`. The results are the best single runs of sweeps over learning rate and
-warmup, SELECTED ON THE TEST SET; here too validation is the test set, so that the same thing is
-compared. Hardware and time are published for no row.
+warmup, SELECTED ON THE TEST SET. To compare with them, validation is the test set here too.
+Hardware and time are published for no row.
 
     row               steps    test accuracy, %    learning rate    warmup steps
     momentum-60000    35       93.74               .13              9
@@ -61,7 +61,7 @@ TABLE = {
     "adam-50000": (30, 0.04, 10, 98.12),
     "lamb-50000": (30, 0.12, 8, 98.54),
 }
-"""Row -> steps, learning rate, warmup steps, test accuracy in percent."""
+"""Steps, learning rate, warmup steps and test accuracy in percent of each row."""
 ROWS = (*TABLE, "smoke")
 
 
@@ -71,6 +71,7 @@ def get_config(arg: str = "lamb-60000") -> TrainConfig:
     require_choice("--config row", row, ROWS)
     if row == "smoke":
         return _smoke()
+
     name, batch = row.split("-")
     steps, rate, warmup, percent = TABLE[row]
     return TrainConfig(
@@ -114,15 +115,22 @@ def get_config(arg: str = "lamb-60000") -> TrainConfig:
 
 
 def _smoke() -> TrainConfig:
-    """Return the row lamb-60000 with a small network, on data that ship with scikit-learn."""
+    """Return the row lamb-60000 with a small network, on scikit-learn's digits."""
     config = get_config("lamb-60000")
     config.name = "mnist:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_steps = 256, 8
+
+    config.global_batch_size = 256
+    config.num_steps = 8
     config.data = DataConfig("digits")
     config.model = ModelConfig("cnn", (8, 16), 32)
-    config.schedule.base_batch_size, config.schedule.warmup_steps = 256, 2
+
+    config.schedule.base_batch_size = 256
+    config.schedule.warmup_steps = 2
+
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_steps = 256, 4
-    config.target_metric, config.target_value = "", 0.0
+    config.eval_global_batch_size = 256
+    config.eval_every_steps = 4
+    config.target_metric = ""
+    config.target_value = 0.0
     return config

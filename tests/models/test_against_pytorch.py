@@ -33,7 +33,9 @@ class Theirs:
     """Parameters as tensors with gradients, and the layers that both image networks share."""
 
     def __init__(self, params, state, num_groups, momentum, epsilon):
-        wide = lambda leaf: torch.tensor(np.asarray(leaf, np.float64), requires_grad=True)  # noqa: E731
+        def wide(leaf):
+            return torch.tensor(np.asarray(leaf, np.float64), requires_grad=True)
+
         self.params = jax.tree.map(wide, params)
         self.state = jax.tree.map(lambda leaf: np.array(leaf, np.float64), state)
         self.num_groups, self.momentum, self.epsilon = num_groups, momentum, epsilon
@@ -213,8 +215,13 @@ def their_bert(module, p, inputs):
 
     Devlin et al., arXiv 1810.04805; Vaswani et al., arXiv 1706.03762.
     """
-    dense = lambda at, x: x @ at["kernel"] + at["bias"]  # noqa: E731
-    norm = lambda at, x: F.layer_norm(x, x.shape[-1:], at["scale"], at["bias"], module.epsilon)  # noqa: E731
+
+    def dense(at, x):
+        return x @ at["kernel"] + at["bias"]
+
+    def norm(at, x):
+        return F.layer_norm(x, x.shape[-1:], at["scale"], at["bias"], module.epsilon)
+
     ids, segments, mask = (
         torch.tensor(inputs[name]) for name in ("input_ids", "token_type_ids", "attention_mask")
     )
@@ -289,5 +296,8 @@ def test_bert(head):
     sum(logits.sin().sum() for logits in expected.values()).backward()
     assert set(outputs) == set(expected)
     assert_close(outputs, {name: expected[name].detach().numpy() for name in sorted(outputs)}, 1e-5)
-    zero = lambda leaf: np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()  # noqa: E731
+
+    def zero(leaf):
+        return np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()
+
     assert_close(grads, jax.tree.map(zero, tensors), 1e-5)

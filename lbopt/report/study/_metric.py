@@ -42,7 +42,7 @@ class Metric:
     def scores(self, runs: Iterable[Run], split: str) -> tuple[float, ...]:
         """Return the score of every run on "train", "validation" or "test".
 
-        A run that diverged counts as the worst there is, as in the search: accuracy 0, perplexity
+        A run that diverged gets the worst possible score, as in the search: accuracy 0, perplexity
         infinity.
         """
         worst = 0.0 if self is ACCURACY else math.inf
