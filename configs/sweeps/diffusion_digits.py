@@ -2,10 +2,10 @@
 
     lbopt sweep --config=configs/sweeps/diffusion_digits.py --workdir=runs/diffusion_digits
 
-Hoffer et al. (arXiv 1705.08741, abstract) see the distance grow like log t in the initial phase of
-a high learning rate; the abstract of "The Limit of the Batch Size" (arXiv 2006.08517v1) says that
-its results contradict this. So the rate is constant here, nothing is decayed, and both curves are
-fitted from the end of warmup on. An MLP and a CNN with batch norm, whose weights nothing holds
+Hoffer et al. (arXiv 1705.08741v2, abstract) see the distance grow like log t in the initial phase
+of a high learning rate; the abstract of "The Limit of the Batch Size" (arXiv 2006.08517v1) says
+that its results contradict this. So the rate is constant here, nothing is decayed, and both curves
+are fitted from the end of warmup on. An MLP and a CNN with batch norm, whose weights nothing holds
 back, at three batch sizes.
 
 Rows (`:ROW`): (none), 1,000 steps at every batch size; `epochs`, 50 epochs at every batch size;
@@ -43,7 +43,7 @@ def get_config(arg: str = "") -> SweepConfig:
     config = SweepConfig(
         name=f"diffusion_digits{':' * bool(arg)}{arg}",
         about=About(
-            paper="1705.08741, The Limit of the Batch Size 2006.08517",
+            paper="Hoffer et al. 1705.08741v2, The Limit of the Batch Size 2006.08517v1",
             status="not yet run" if arg == "smoke" else "measured here",
         ),
         train=TrainConfig(

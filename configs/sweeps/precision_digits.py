@@ -3,7 +3,7 @@
     lbopt sweep --config=configs/sweeps/precision_digits.py --workdir=runs/precision_digits
 
 Eight replicas round their gradients to a format of 3 to 32 bits and sum them in fp32; the sum is rounded to the format too, as
-it would be to travel on. What is too large becomes the largest number. With APS (arXiv 1911.08907) each layer is shifted by the power of two that the format allows; without, the
+it would be to travel on. What is too large becomes the largest number. With APS (arXiv 1911.08907v3) each layer is shifted by the power of two that the format allows; without, the
 format is what it is. Batch norm sees a replica's part. Each arm has its own learning rate by the same search.
 
 Rows (`:ROW`): (none); `same`, in which partial sums are rounded to the format as well, as published; `smoke`, tiny.
@@ -58,7 +58,7 @@ def get_config(arg: str = "") -> SweepConfig:
     config = SweepConfig(
         name=f"precision_digits{':' * bool(arg)}{arg}",
         about=About(
-            paper="Auto-Precision Scaling 1911.08907",
+            paper="Auto-Precision Scaling 1911.08907v3",
             status="not yet run" if arg == "smoke" else "measured here",
         ),
         train=TrainConfig(name="precision_digits", num_epochs=20.0, model=model),

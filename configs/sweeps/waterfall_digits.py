@@ -2,7 +2,7 @@
 
     lbopt sweep --config=configs/sweeps/waterfall_digits.py --workdir=runs/waterfall_digits
 
-The form of the step-by-step recipe of "The Limit of the Batch Size" (arXiv 2006.08517), whose own increments are not known here: from
+The form of the step-by-step recipe of "The Limit of the Batch Size" (arXiv 2006.08517v1), whose own increments are not known here: from
 momentum with linear scaling, no warmup and a constant rate, one ingredient after another, each kept. Nothing is tuned until the last
 one: the others run at the rate that their rule gives, from rates tuned at batch 64. 20 epochs, so 320 steps at batch 64 and 20 at 1,024.
 
@@ -63,7 +63,7 @@ def get_config(arg: str = "") -> SweepConfig:
     config = SweepConfig(
         name=f"waterfall_digits{':' * bool(arg)}{arg}",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517",
+            paper="The Limit of the Batch Size 2006.08517v1",
             status="measured here" if arg in ROWS[:3] else "not yet run",
         ),
         train=TrainConfig(

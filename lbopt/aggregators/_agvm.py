@@ -98,7 +98,7 @@ def agvm(
       places clip and eps elsewhere [recalled 80%: not read there].
 
     References:
-      Large-batch Optimization for Dense Visual Predictions, arXiv:2210.11078;
+      Xue et al., Large-batch Optimization for Dense Visual Predictions, arXiv:2210.11078v1;
       github.com/Sense-X/AGVM at b60d598, `agvm_optimizer_hook.py`, whose defaults these are.
     """
     interval = _scalars.whole("interval", interval)

@@ -70,7 +70,7 @@ def aps(
       those of "same" and "kahan"; there a layer of zeros becomes NaN.
 
     References:
-      Wang et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv:1911.08907;
+      Han et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv:1911.08907v3;
       github.com/drcut/CPD at ddd9a67, `dist_util.py: sum_gradients`.
     """
     to = Format(exponent_bits, mantissa_bits)

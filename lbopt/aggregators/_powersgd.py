@@ -80,7 +80,7 @@ def powersgd(
 
     References:
       Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization,
-      arXiv:1905.13727; github.com/epfml/powersgd at f07be92, `powersgd.py`, whose defaults and
+      arXiv:1905.13727v3; github.com/epfml/powersgd at f07be92, `powersgd.py`, whose defaults and
       order of steps these are. There the rows of a matrix are the first dimension, as in PyTorch.
     """
     rank = _scalars.whole("rank", rank)

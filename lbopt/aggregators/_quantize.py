@@ -149,7 +149,7 @@ def float_quantize(
     References:
       Customized-Precision Deep Learning (CPD), github.com/drcut/CPD at ddd9a67, `float_kernel.cu`,
       for "cpd".
-      Wang et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv:1911.08907.
+      Han et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv:1911.08907v3.
     """
     to = Format(exponent_bits, mantissa_bits)
     require_choice("rounding", rounding, ROUNDINGS)

@@ -44,7 +44,7 @@ def gelu(x: jax.Array) -> jax.Array:
     It is computed in fp32 or wider; the backward pass keeps only `x`.
 
     References:
-      Hendrycks and Gimpel, arXiv 1606.08415.
+      Hendrycks and Gimpel, arXiv 1606.08415v5.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (wide * _normal_cdf(wide)).astype(x.dtype)

@@ -48,7 +48,7 @@ BERT_SIZES = {
 }
 """Published sizes.
 
-Base and large: Devlin et al., arXiv 1810.04805, section 3; tiny: Turc et al., arXiv 1908.08962.
+Base and large: Devlin et al., arXiv 1810.04805v2, section 3; tiny: Turc et al., arXiv 1908.08962v2.
 """
 
 SAVED = {

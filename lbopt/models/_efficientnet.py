@@ -48,7 +48,7 @@ EFFICIENTNET_STAGES = (
     Stage(5, 2, 6, 192, 4),
     Stage(3, 1, 6, 320, 1),
 )
-"""EfficientNet-B0: Tan and Le, arXiv 1905.11946, Table 1."""
+"""EfficientNet-B0: Tan and Le, arXiv 1905.11946v5, Table 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +323,7 @@ class SqueezeExcite(nn.Module):
       examples: number of examples folded into channels.
 
     References:
-      Hu et al., Squeeze-and-Excitation Networks, arXiv 1709.01507.
+      Hu et al., Squeeze-and-Excitation Networks, arXiv 1709.01507v4.
     """
 
     width: int

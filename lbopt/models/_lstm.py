@@ -21,7 +21,7 @@ Carry = tuple[tuple[jax.Array, jax.Array], ...]
 class LSTMClassifier(nn.Module):
     """One LSTM layer over the rows of an image, whose last state is classified.
 
-    This is the MNIST-LSTM of the paper on linear-epoch gradual warmup (LEGW, arXiv 1901.08256),
+    This is the MNIST-LSTM of the paper on linear-epoch gradual warmup (LEGW, arXiv 1901.08256v1),
     where each row is a time step. The cell and its initialisation are Flax's: LeCun-normal input
     kernels, orthogonal recurrent kernels and zero biases.
 
@@ -69,7 +69,7 @@ LSTM_SIZES = {
 }
 """Published sizes.
 
-Medium and large: Zaremba et al., arXiv 1409.2329, section 4.1; small: tensorflow/models,
+Medium and large: Zaremba et al., arXiv 1409.2329v5, section 4.1; small: tensorflow/models,
 ptb_word_lm.py.
 """
 
@@ -77,8 +77,8 @@ ptb_word_lm.py.
 class LSTMLanguageModel(nn.Module):
     """Embedding, LSTM layers with dropout between them, and a softmax over the vocabulary.
 
-    As in Zaremba et al. (arXiv 1409.2329), dropout applies to connections between layers and never
-    to those in time. LSTM biases start at zero, those of the forget gate included; all other
+    As in Zaremba et al. (arXiv 1409.2329v5), dropout applies to connections between layers and
+    never to those in time. LSTM biases start at zero, those of the forget gate included; all other
     parameters start uniform within plus and minus `init_scale`.
 
     Attributes:
@@ -162,7 +162,8 @@ class LSTMLayer(nn.Module):
       dtype: dtype of matmuls; gates and cell are fp32.
 
     References:
-      Hochreiter and Schmidhuber 1997, in the form of Zaremba et al., arXiv 1409.2329, section 3.1.
+      Hochreiter and Schmidhuber 1997, in the form of Zaremba et al., arXiv 1409.2329v5, section
+      3.1.
     """
 
     hidden: int

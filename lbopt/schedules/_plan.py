@@ -96,7 +96,7 @@ def scaling_plan(
 ) -> tuple[ScaledBatch, ...]:
     """Print and return the learning rate, warmup and run length for a list of batch sizes.
 
-    LEGW is the linear-epoch gradual warmup of You et al., arXiv 1901.08256.
+    LEGW is the linear-epoch gradual warmup of You et al., arXiv 1901.08256v1.
 
     Args:
       global_batch_sizes: batch sizes, in examples; the table has one line for each.

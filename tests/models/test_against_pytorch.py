@@ -200,7 +200,7 @@ def test_image_networks_in_training(case):
 def their_bert(module, p, inputs):
     """Post-norm layers over the sum of three embeddings.
 
-    Devlin et al., arXiv 1810.04805; Vaswani et al., arXiv 1706.03762.
+    Devlin et al., arXiv 1810.04805v2; Vaswani et al., arXiv 1706.03762v7.
     """
     dense = lambda at, x: x @ at["kernel"] + at["bias"]  # noqa: E731
     norm = lambda at, x: F.layer_norm(x, x.shape[-1:], at["scale"], at["bias"], module.epsilon)  # noqa: E731

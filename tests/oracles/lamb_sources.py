@@ -10,7 +10,7 @@ import numpy as np
 
 
 def paper(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, phi=None, skipped=lambda name: False):
-    """arXiv 1904.00962, Algorithm 2. Debiased moments, decay inside the direction and its norm.
+    """arXiv 1904.00962v5, Algorithm 2. Debiased moments, decay inside the direction and its norm.
 
     `phi=(low, high)` clamps ||w||; the zero test looks at the clamped norm. `skipped` leaves: no
     decay, ratio 1.
@@ -633,7 +633,7 @@ def flax(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.0, no_decay=lambda name: 
 
 
 def lans(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, skipped=lambda name: False):
-    """arXiv 2006.13484, Algorithm 2, with phi the identity.
+    """arXiv 2006.13484v2, Algorithm 2, with phi the identity.
 
     Each leaf's gradient is divided by its own norm; the step mixes a normalised momentum direction
     (weight b1) and a normalised gradient direction (1 - b1). `skipped` leaves: no decay, both

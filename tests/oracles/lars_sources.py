@@ -12,7 +12,7 @@ import numpy as np
 def paper(
     *, weight_decay, momentum=0.9, trust_coefficient=0.001, eps=0.0, skipped=lambda name: False
 ):
-    """arXiv 1708.03888, Algorithm 1 (the caller's lr holds the schedule; the paper has no eps).
+    """arXiv 1708.03888v3, Algorithm 1 (the caller's lr holds the schedule; the paper has no eps).
 
     Sum of norms in the denominator, lr and ratio inside the momentum. `skipped` leaves: lr inside,
     no decay, ratio 1.
@@ -49,7 +49,7 @@ def lamb_paper(
     phi=None,
     skipped=lambda name: False,
 ):
-    """arXiv 1904.00962, Algorithm 1: LARS in the LAMB paper, without trust coefficient and eps.
+    """arXiv 1904.00962v5, Algorithm 1: LARS in the LAMB paper, without trust coefficient and eps.
 
     Divides by the norm of the momentum, which averages the decayed gradient. `phi=(low, high)`
     clamps ||w||; the zero test looks at the clamped norm. `skipped` leaves: no decay, ratio 1.

@@ -5,7 +5,7 @@ from levels to degrees, pixels, thresholds or factors. Geometric operations take
 fill with grey, and choose their direction at random.
 
 References:
-  Cubuk et al., AutoAugment, arXiv 1805.09501; Cubuk et al., RandAugment, arXiv 1909.13719;
+  Cubuk et al., AutoAugment, arXiv 1805.09501v3; Cubuk et al., RandAugment, arXiv 1909.13719v2;
   tensorflow/tpu, models/official/efficientnet/autoaugment.py.
 
 Note:

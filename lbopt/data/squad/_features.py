@@ -185,7 +185,7 @@ class TrainingWindows(_QuestionWindows):
       words; here the answer must be where the record says.
 
     References:
-      Devlin et al., arXiv 1810.04805, section 4.2; google-research/bert, run_squad.py,
+      Devlin et al., arXiv 1810.04805v2, section 4.2; google-research/bert, run_squad.py,
       convert_examples_to_features.
     """
 

@@ -14,7 +14,7 @@ from lbopt.data.text._wordpiece import Document, SpecialIds
 from lbopt.errors import EnvironmentProblem, require
 
 MASKED_FRACTION = 0.15
-"""Fraction of a sequence's tokens that are predicted (arXiv 1810.04805, section 3.1)."""
+"""Fraction of a sequence's tokens that are predicted (arXiv 1810.04805v2, section 3.1)."""
 REPLACED_BY_MASK, REPLACED = 0.8, 0.9
 """Thresholds of a uniform number in [0, 1): below the first a predicted token becomes [MASK], below
 the second a random token, otherwise it stays (the same section)."""
@@ -123,7 +123,7 @@ class MaskedLMDataset:
         two tokens.
 
     References:
-      Devlin et al., arXiv 1810.04805, section 3.1 and appendix A.2; google-research/bert,
+      Devlin et al., arXiv 1810.04805v2, section 3.1 and appendix A.2; google-research/bert,
       create_pretraining_data.py, which makes a few versions of each example beforehand and shortens
       some sequences.
     """
