@@ -68,6 +68,9 @@ def gelu_tanh(x: jax.Array) -> jax.Array:
     """Return the tanh approximation of `gelu` that google-research/bert uses.
 
     It is computed in fp32 or wider; the backward pass keeps only `x`.
+
+    References:
+      google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:modeling.py, gelu.
     """
     return _gelu_tanh(x)
 

@@ -69,8 +69,8 @@ LSTM_SIZES = {
 }
 """Published sizes.
 
-Medium and large: Zaremba et al., arXiv 1409.2329v5, section 4.1; small: tensorflow/models,
-ptb_word_lm.py.
+Medium and large: Zaremba et al., arXiv 1409.2329v5, section 4.1; small:
+tensorflow/models@086660faed00c84086b05bee6cfa1a2c9f801712:tutorials/rnn/ptb/ptb_word_lm.py.
 """
 
 

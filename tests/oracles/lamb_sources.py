@@ -4,6 +4,9 @@ One function per source, sharing nothing, so that a slip stays in one. Each func
 `step(w, g, lr)`: `w` and `g` are dicts from leaf name to float64 array (any rank, 0-d included),
 `lr` is the learning rate of this step, and the result is a new dict of weights. Moments and the
 step counter live in the closure; the weights are taken from the argument each time.
+
+The commit and path of each source are those of the variant with the function's name in
+`lbopt.transforms.VARIANTS["lamb"]`.
 """
 
 import numpy as np

@@ -59,7 +59,8 @@ def random_box(
       A box inside the image.
 
     References:
-      tensorflow/tpu, models/official/resnet/resnet_preprocessing.py and
+      tensorflow/tpu@e380f765021a8853abfbfd53af727604039a7d8c:
+      models/official/resnet/resnet_preprocessing.py and
       models/official/efficientnet/preprocessing.py.
       pytorch/vision@6247d96d3ce658d553e4e2ceea5cedd77f715b29:torchvision/transforms/transforms.py,
       RandomResizedCrop.get_params, for "by_area".

@@ -13,8 +13,8 @@ from lbopt.data.text import WordPiece
 from lbopt.errors import require
 
 SEQUENCE_LENGTH, DOC_STRIDE, MAX_QUERY_LENGTH = 384, 128, 64
-"""Numbers of tokens: max_seq_length, doc_stride and max_query_length in google-research/bert,
-run_squad.py."""
+"""Numbers of tokens: max_seq_length, doc_stride and max_query_length in
+google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:run_squad.py."""
 NUM_SPECIAL_POSITIONS = 3
 """Number of special tokens in [CLS] question [SEP] context [SEP]."""
 
@@ -185,7 +185,8 @@ class TrainingWindows(_QuestionWindows):
       words; here the answer must be where the record says.
 
     References:
-      Devlin et al., arXiv 1810.04805v2, section 4.2; google-research/bert, run_squad.py,
+      Devlin et al., arXiv 1810.04805v2, section 4.2.
+      google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:run_squad.py,
       convert_examples_to_features.
     """
 
@@ -227,7 +228,8 @@ class EvaluationWindows(_QuestionWindows):
         context.
 
     References:
-      google-research/bert, run_squad.py, _check_is_max_context and write_predictions.
+      google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:run_squad.py,
+      _check_is_max_context and write_predictions.
     """
 
     def __init__(

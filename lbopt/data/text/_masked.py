@@ -123,7 +123,8 @@ class MaskedLMDataset:
         two tokens.
 
     References:
-      Devlin et al., arXiv 1810.04805v2, section 3.1 and appendix A.2; google-research/bert,
+      Devlin et al., arXiv 1810.04805v2, section 3.1 and appendix A.2.
+      google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:
       create_pretraining_data.py, which makes a few versions of each example beforehand and shortens
       some sequences.
     """
