@@ -187,7 +187,7 @@ def test_lstm_language_model(size, hidden, millions):
 
 
 def test_the_lstm_of_legw():
-    """MNIST row by row, 128 units (You et al., arXiv 1901.08256v1): four gates and the head.
+    """MNIST row by row, as in You et al., arXiv 1901.08256v1: four gates and the head.
 
     Each gate has 28 + 128 inputs and a bias.
     """
