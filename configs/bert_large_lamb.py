@@ -77,7 +77,7 @@ TOPOLOGIES = {
 """Slice of a v3 pod with each number of chips."""
 WARMUP_STEPS = 3125
 ROWS = (*PUBLISHED, "mixed", "nvidia-mixed", "smoke")
-_PAPER = "LAMB 1904.00962"
+_PAPER = "LAMB 1904.00962v1, Table 1"
 
 
 def get_config(arg: str = "32768") -> TrainConfig:
@@ -119,14 +119,14 @@ def _single(row: str) -> TrainConfig:
     split = "[recalled 80%]" if row == "32768" else "our own choice"
     config.about = About(
         paper=_PAPER,
-        published_result=f"SQuAD v1.1 dev F1 {f1} (arXiv v1)",
+        published_result=f"SQuAD v1.1 dev F1 {f1}",
         hardware=f"{cores} TPUs",
         time=time,
         topology=TOPOLOGIES[cores],
         status="planned by the TPU compiler",
-        note="Learning rate, warmup, steps [recalled 90%]; decay, clip, no bias correction as in "
-        f"google-research/albert; split over 128 and 512 tokens {split}. Own choice: predictions, "
-        "evaluation batch, intervals.",
+        note="Learning rate, warmup, steps of v5 [recalled 90%]; decay, clip, no bias correction "
+        f"as in google-research/albert; split over 128 and 512 tokens {split}. Own choice: "
+        "predictions, evaluation batch, intervals.",
     )
     return config
 
@@ -150,7 +150,7 @@ def _mixed() -> TrainConfig:
 
     config.about = About(
         paper=_PAPER,
-        published_result="SQuAD v1.1 dev F1 90.584 (arXiv v1)",
+        published_result="SQuAD v1.1 dev F1 90.584",
         hardware="1024 TPU v3",
         time="76.19 min",
         topology="v3:32x32",

@@ -176,7 +176,7 @@ def _row(row: str) -> TrainConfig:
     return TrainConfig(
         name=f"bert_mlperf:{row}",
         about=About(
-            paper=f"MLPerf BERT {'v0.7' if target == 0.712 else 'v1.0'}, LAMB 1904.00962",
+            paper=f"MLPerf BERT {'v0.7' if target == 0.712 else 'v1.0'}, LAMB 1904.00962v5",
             published_result=f"{_REACHED} {f'{target:.3f}'.lstrip('0')}, {result}",
             hardware=hardware,
             time=time,

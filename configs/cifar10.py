@@ -55,7 +55,7 @@ OPTIMIZERS = {
 MICROSTEPS = {"512": 1, "4096": 8, "45000": 75}
 """Number of microsteps of each batch size; 1, 2, 4 or 8 devices can share a microstep."""
 ROWS = (*(f"{name}-{size}" for name in OPTIMIZERS for size in MICROSTEPS), "smoke")
-_PAPER = "LAMB 1904.00962, LEGW 1901.08256, ResNet 1512.03385"
+_PAPER = "LAMB 1904.00962v5, LEGW 1901.08256v1, ResNet 1512.03385v1"
 
 
 def get_config(arg: str = "lamb-4096") -> TrainConfig:

@@ -62,7 +62,7 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     status = "measured here" if str(size) in MEASURED else "not yet run"
     return TrainConfig(
         name=f"digits_cnn:{name}-{size}",
-        about=About(paper="LAMB 1904.00962, LARS 1708.03888, LEGW 1901.08256", status=status),
+        about=About(paper="LAMB 1904.00962v5, LARS 1708.03888v3, LEGW 1901.08256v1", status=status),
         global_batch_size=size,
         num_epochs=20.0,
         model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8),

@@ -59,7 +59,7 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     return TrainConfig(
         name=f"digits_lstm:{name}-{size}",
         about=About(
-            paper="LEGW 1901.08256, LAMB 1904.00962",
+            paper="LEGW 1901.08256v1, LAMB 1904.00962v5",
             status="measured here" if str(size) in MEASURED else "not yet run",
         ),
         global_batch_size=size,

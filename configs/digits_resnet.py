@@ -56,7 +56,7 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     return TrainConfig(
         name=f"digits_resnet:{name}-{size}",
         about=About(
-            paper="ResNet 1512.03385, LAMB 1904.00962, LEGW 1901.08256",
+            paper="ResNet 1512.03385v1, LAMB 1904.00962v5, LEGW 1901.08256v1",
             status="measured here" if str(size) in MEASURED else "not yet run",
         ),
         global_batch_size=size,

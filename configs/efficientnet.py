@@ -175,7 +175,7 @@ def _imagenet(row: str, size: str, batch: int) -> TrainConfig:
 
 
 def _about(row: str) -> About:
-    paper = "EfficientNet 2011.00071, tensorflow/tpu"
+    paper = "EfficientNet 2011.00071v2, tensorflow/tpu"
     own = "Own choice: AutoAugment, crops, interpolation, evaluation batch, intervals"
     epochs = "350 epochs are the code's default"
     if row == LARGEST:

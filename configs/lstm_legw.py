@@ -57,7 +57,7 @@ ROWS = (
     "ptb-large-640",
     "smoke",
 )
-_PAPER = "LEGW 1901.08256"
+_PAPER = "LEGW 1901.08256v1"
 
 
 def get_config(arg: str = "mnist-8192") -> TrainConfig:
@@ -139,7 +139,7 @@ def _ptb(
 ) -> TrainConfig:
     return TrainConfig(
         about=About(
-            paper=f"{_PAPER}, LSTM 1409.2329",
+            paper=f"{_PAPER}, LSTM 1409.2329v5",
             published_result=RESULTS[f"ptb-{size}"],
             note="Large batch, its epochs and polynomial decay [recalled 50%]; sizes, windows, "
             "descent and small decay of ptb_word_lm.py. Own choice: warmup, power of the decay, "

@@ -1,7 +1,8 @@
-"""Full-batch MNIST in 30 or 35 steps: the small end of "The Limit of the Batch Size" (2006.08517).
+"""Full-batch MNIST in 30 or 35 steps: the small end of "The Limit of the Batch Size".
 
-Source: fastalgo/mnist_tpu@9d6ba7de9fdcacb2a911b5a648993c3d05677157; tests/configs/published.json
-names the file of each number.
+Paper: You et al., arXiv 2006.08517v1. Code:
+fastalgo/mnist_tpu@9d6ba7de9fdcacb2a911b5a648993c3d05677157; tests/configs/published.json names the
+file of each number.
 
     lbopt train --config=configs/mnist.py:lamb-60000 --workdir=runs/mnist
 
@@ -77,7 +78,7 @@ def get_config(arg: str = "lamb-60000") -> TrainConfig:
     return TrainConfig(
         name=f"mnist:{row}",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517, fastalgo/mnist_tpu",
+            paper="The Limit of the Batch Size 2006.08517v1, fastalgo/mnist_tpu",
             published_result=f"test accuracy {percent:.2f} %, selected on the test set",
             note="Own choice: network, intervals.",
         ),

@@ -54,7 +54,7 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     return TrainConfig(
         name=f"pydoc_bert:{name}-{size}",
         about=About(
-            paper="BERT 1810.04805, LAMB 1904.00962, LEGW 1901.08256",
+            paper="BERT 1810.04805v2, LAMB 1904.00962v5, LEGW 1901.08256v1",
             status="measured here" if str(size) in MEASURED else "not yet run",
         ),
         global_batch_size=size,

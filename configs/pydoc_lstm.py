@@ -53,7 +53,7 @@ def get_config(arg: str = "lamb-64") -> TrainConfig:
     return TrainConfig(
         name=f"pydoc_lstm:{name}-{size}",
         about=About(
-            paper="LSTM 1409.2329, LEGW 1901.08256, LAMB 1904.00962",
+            paper="LSTM 1409.2329v5, LEGW 1901.08256v1, LAMB 1904.00962v5",
             status="measured here" if str(size) in MEASURED else "not yet run",
         ),
         global_batch_size=size,

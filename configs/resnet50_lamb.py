@@ -74,7 +74,7 @@ def _nus(row: str) -> TrainConfig:
     result, target = PUBLISHED[row]
     config = _imagenet(row, batch, "by_area", "examples:64")
     config.about = About(
-        paper="LAMB 1904.00962, NUS-HPC-AI-Lab/pytorch-lamb",
+        paper="LAMB 1904.00962v5, NUS-HPC-AI-Lab/pytorch-lamb",
         published_result=result,
         note=f"Own choice: {_SETTING}, first update at rate 0, steps rounded up over the run "
         "(NUS rounds up every epoch).",
@@ -100,7 +100,7 @@ def _nus(row: str) -> TrainConfig:
 def _you() -> TrainConfig:
     config = _imagenet("you-32768", 32768, "by_height", "examples:128")
     config.about = About(
-        paper="LAMB 1904.00962, fastalgo/imagenet_resnet50_lamb",
+        paper="LAMB 1904.00962v5, fastalgo/imagenet_resnet50_lamb",
         published_result="top-1 76.33667 %, top-5 93.01758 % (log.out)",
         hardware="256 cores",
         topology="v3:8x16",  # the log does not name the generation

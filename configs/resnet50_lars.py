@@ -1,6 +1,6 @@
 """LARS on ResNet-50 / ImageNet at batches of 512 to 65536, with the warmups of LEGW.
 
-Papers: You et al., arXiv 1708.03888 (LARS) and 1901.08256 (LEGW). Code: NUS-HPC-AI-Lab's
+Papers: You et al., arXiv 1708.03888v3 (LARS) and 1901.08256v1 (LEGW). Code: NUS-HPC-AI-Lab's
 LARS-ImageNet-PyTorch at a8222c6, tensorflow/tpu at 95647b5, borisgin/nvcaffe-0.16 at 8896d33;
 tests/configs/published.json names the file of each number. `[recalled NN%]`: believed with that
 confidence, not read in a public source.
@@ -19,7 +19,7 @@ published for one row.
     32768             76.75       the same; 14 epochs of warmup (LEGW's table: 10 [recalled 90%])
     official-8192     -           defaults of tensorflow/tpu, models/official/resnet/lars_util.py
     official-16384    -           the same
-    official-32768    76.3        the same; 76.3 in 2.2 min on 1024 v3 chips: abstract of 1811.06992
+    official-32768    76.3        the same; 76.3 in 2.2 min on 1024 v3 chips: 1811.06992v2, abstract
     official-65536    -           the same
     nvcaffe-1024      -           the first code: nvcaffe-0.16, models/resnet50/solver_lars.prototxt
     smoke             -           a tiny ResNet on 96 generated images, half a minute on a CPU
@@ -31,7 +31,7 @@ decays from step 0. Default row: 32768.
 Own choices: number of examples that share batch statistics (64), evaluation batch, intervals; in
 the official rows, whose file sets only the learning rate: 90 epochs, momentum .9, decay 1e-4, label
 smoothing, the variant `tpu`; in nvcaffe-1024: no label smoothing, crops. Steps of the NUS rows are
-rounded up over the run (in the code, over every epoch). The settings of Ying et al. (1811.06992)
+rounded up over the run (in the code, over every epoch). The settings of Ying et al. (1811.06992v2)
 are not known.
 Status: official-32768 is planned (configs/plans/); no row has been run here.
 """
@@ -89,7 +89,7 @@ def _nus(row: str) -> TrainConfig:
     percent, target = PUBLISHED[row]
     config = _imagenet(row, batch, "by_area")
     config.about = About(
-        paper="LARS 1708.03888, LEGW 1901.08256, NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch",
+        paper="LARS 1708.03888v3, LEGW 1901.08256v1, NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch",
         published_result=f"top-1 {percent:.2f} % (NUS README)",
         note=f"Own choice: {_SETTING}, steps rounded up over the run (NUS rounds up every epoch).",
     )
@@ -121,15 +121,15 @@ def _official(row: str) -> TrainConfig:
     config = _imagenet(row, batch, "by_height")
     timed = row == "official-32768"
     config.about = About(
-        paper="LARS 1708.03888, tensorflow/tpu models/official/resnet/lars_util.py"
-        + (", Ying et al. 1811.06992" if timed else ""),
-        published_result="top-1 76.3 % (abstract of 1811.06992)" if timed else "-",
+        paper="LARS 1708.03888v3, tensorflow/tpu models/official/resnet/lars_util.py"
+        + (", Ying et al. 1811.06992v2" if timed else ""),
+        published_result="top-1 76.3 % (abstract of 1811.06992v2)" if timed else "-",
         hardware="1024 TPU v3 chips" if timed else "-",
         time="2.2 min" if timed else "-",
         topology="v3:32x32" if timed else "",
         status="planned by the TPU compiler" if timed else "not yet run",
         note=(
-            "Result and time are those of 1811.06992 at this batch; that it ran with these "
+            "Result and time are those of 1811.06992v2 at this batch; that it ran with these "
             "settings is not known. "
             if timed
             else ""
@@ -157,7 +157,7 @@ def _first() -> TrainConfig:
     """Return the settings of the first code: a quadratic ramp from 1 to 9, all tensors adapted."""
     config = _imagenet(FIRST, 1024, "by_area")
     config.about = About(
-        paper="LARS 1708.03888, borisgin/nvcaffe-0.16 models/resnet50/solver_lars.prototxt",
+        paper="LARS 1708.03888v3, borisgin/nvcaffe-0.16 models/resnet50/solver_lars.prototxt",
         note=f"Own choice: no label smoothing, crops, {_SETTING}.",
     )
 

@@ -244,7 +244,7 @@ def _row(row: str) -> TrainConfig:
     return TrainConfig(
         name=f"resnet50_mlperf:{row}",
         about=About(
-            paper="MLPerf ResNet-50 v0.6-v1.0, LARS 1708.03888",
+            paper="MLPerf ResNet-50 v0.6-v1.0, LARS 1708.03888v3",
             published_result=entry.result,
             hardware=entry.hardware,
             time=entry.time,

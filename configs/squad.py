@@ -11,13 +11,12 @@ for the others, as in folders of Transformers. Data: `lbopt prepare squad`.
     row            F1 to reach                             settings
     large-lamb     that of configs/bert_large_lamb.py      LAMB 3e-4 .. 5e-4 at batch 64
     large-adamw    -                                       AdamW 3e-5 .. 5e-5, also after LAMB
-    base-adamw     88.5 [recalled 90%] (1810.04805v2)      the same
+    base-adamw     88.5 (BERT 1810.04805v2, Table 2)       the same
     smoke          BERT-tiny on questions about Python, seconds on a CPU
 
 Source of the settings: google-research/albert@6ca4dfd0d13495a0a0ed7931f452018e08f93ced:
-optimization.py, its comments and both optimizers; each replica's own gradient is clipped.
-`[recalled NN%]`: believed with that confidence, not read in a public source. Hardware and time are
-published for no row. Default row: large-lamb.
+optimization.py, its comments and both optimizers; each replica's own gradient is clipped. Hardware
+and time are published for no row. Default row: large-lamb.
 
 Own choices: rates within those ranges, two epochs, a tenth of them for warmup, a linear decay
 counted from step 0 (the code's form), batch 32 for AdamW, windows of 384 tokens every 128, the
@@ -41,8 +40,8 @@ ROWS = ("large-lamb", "large-adamw", "base-adamw", "smoke")
 OPTIMIZERS = {"lamb": (64, 4e-4), "adamw": (32, 3e-5)}
 """Batch size and learning rate of each optimizer."""
 RESULTS = {
-    "large-lamb": "F1 91.460 after pre-training at 32768 (arXiv 1904.00962 v1)",
-    "base-adamw": "F1 88.5 [recalled 90%]",
+    "large-lamb": "F1 91.460 after pre-training at 32768 (arXiv 1904.00962v1, Table 1)",
+    "base-adamw": "F1 88.5 (arXiv 1810.04805v2, Table 2)",
 }
 
 
@@ -58,7 +57,7 @@ def get_config(arg: str = "large-lamb") -> TrainConfig:
     return TrainConfig(
         name=f"squad:{row}",
         about=About(
-            paper="SQuAD 1606.05250, LAMB 1904.00962, google-research/albert",
+            paper="SQuAD 1606.05250v3, LAMB 1904.00962v1, google-research/albert",
             published_result=RESULTS.get(row, "-"),
             note="Own choice: rate within the published range, epochs, warmup, windows, evaluation "
             f"batch, intervals, place of the checkpoint{'' if name == 'lamb' else ', batch'}.",

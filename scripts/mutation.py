@@ -2,9 +2,9 @@
 
 The faults are drawn at random, in equal numbers from each package. The tests run once without a
 fault, which shows the tests that execute each line. For each fault, the tests that execute its line
-run until the first failure, beginning with those nearest to the faulty module. If a line is executed
-when its module is imported, all tests run. The results are kept in a JSONL file, one fault a line;
-the same command resumes after a stop. If a fault makes no observable difference, set
+run until the first failure, beginning with those nearest to the faulty module. All tests run for a
+line that is executed when its module is imported. The results are kept in a JSONL file, one fault a
+line; the same command resumes after a stop. If a fault makes no observable difference, set
 `"equivalent": true` in its line: it then does not count as missed.
 """
 

@@ -1,7 +1,7 @@
 """Which tests execute which line of lbopt, measured by coverage in one run of the suite.
 
-Every process that a test starts is measured too, and its lines belong to that test. Functions that are
-traced by JAX run once: a later test that uses the compiled program does not execute their lines.
+The lines of a process that a test starts belong to that test. Functions that JAX traces run once: a
+later test that uses the compiled program does not execute their lines.
 """
 
 import ast
@@ -81,7 +81,7 @@ def measure(root: pathlib.Path, data: pathlib.Path, arguments: Sequence[str]) ->
 
 
 def _lines_of_statement(tree: ast.Module, line: int) -> range | None:
-    """Return the lines of the innermost statement on a line, None if it is in no function's body."""
+    """Return the lines of the innermost statement on a line, None outside of functions."""
     around = [  # from the outermost to the innermost
         node
         for node in ast.walk(tree)

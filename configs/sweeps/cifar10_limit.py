@@ -53,7 +53,7 @@ def get_config(arg: str = "") -> SweepConfig:
     config = SweepConfig(
         name="cifar10_limit",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517, ResNet 1512.03385",
+            paper="The Limit of the Batch Size 2006.08517v1, ResNet 1512.03385v1",
             note="Own choice throughout, not tuned.",
         ),
         train=TrainConfig(

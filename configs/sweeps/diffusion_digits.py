@@ -2,7 +2,7 @@
 
     lbopt sweep --config=configs/sweeps/diffusion_digits.py --workdir=runs/diffusion_digits
 
-Hoffer et al. (arXiv 1705.08741, abstract) see the distance grow like log t in the initial phase of
+Hoffer et al. (arXiv 1705.08741v2, abstract) see the distance grow like log t in the initial phase of
 a high learning rate; the abstract of "The Limit of the Batch Size" (arXiv 2006.08517v1) says that
 its results contradict this. So the learning rate is constant here, there is no weight decay, and
 both curves are fitted from the end of warmup on, for an MLP and a CNN with batch norm at three
@@ -45,7 +45,7 @@ def get_config(arg: str = "") -> SweepConfig:
     config = SweepConfig(
         name=f"diffusion_digits{':' * bool(arg)}{arg}",
         about=About(
-            paper="1705.08741, The Limit of the Batch Size 2006.08517",
+            paper="Hoffer et al. 1705.08741v2, The Limit of the Batch Size 2006.08517v1",
             status="not yet run" if arg == "smoke" else "measured here",
         ),
         train=TrainConfig(

@@ -42,7 +42,8 @@ def get_config(arg: str = "") -> SweepConfig:
     config = SweepConfig(
         name="digits_limit",
         about=About(
-            paper="LEGW 1901.08256, The Limit of the Batch Size 2006.08517", status="measured here"
+            paper="LEGW 1901.08256v1, The Limit of the Batch Size 2006.08517v1",
+            status="measured here",
         ),
         train=TrainConfig(
             name="digits_limit",

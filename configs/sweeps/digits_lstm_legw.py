@@ -50,7 +50,7 @@ def get_config(arg: str = "") -> SweepConfig:
 
     config = SweepConfig(
         name="digits_lstm_legw",
-        about=About(paper="LEGW 1901.08256", status="measured here"),
+        about=About(paper="LEGW 1901.08256v1", status="measured here"),
         train=TrainConfig(
             name="digits_lstm_legw", num_epochs=40.0, model=ModelConfig("lstm", hidden=64)
         ),

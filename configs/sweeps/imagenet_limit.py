@@ -61,7 +61,7 @@ def get_config(arg: str = "") -> SweepConfig:
     config = SweepConfig(
         name="imagenet_limit",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517",
+            paper="The Limit of the Batch Size 2006.08517v1",
             topology="v3:16x32",
             note="Own choice: arms, batch sizes, epochs, rates, warmup, search, seeds, microsteps. "
             "Largest batch [recalled 75%].",

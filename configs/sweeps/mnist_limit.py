@@ -48,7 +48,7 @@ def get_config(arg: str = "") -> SweepConfig:
     config = SweepConfig(
         name="mnist_limit",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517, fastalgo/mnist_tpu",
+            paper="The Limit of the Batch Size 2006.08517v1, fastalgo/mnist_tpu",
             published_result=PUBLISHED,
             note="Own choice: batch sizes, epochs, search, seeds, network, microsteps, halves of "
             "the test set.",

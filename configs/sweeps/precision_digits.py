@@ -4,7 +4,7 @@
 
 Eight replicas round their gradients to a format of 3 to 32 bits and sum them in fp32. The sum is
 rounded to the format too, as for sending it. Values that are too large become the largest number of
-the format. With auto-precision scaling (APS, arXiv 1911.08907) each layer's gradient is first
+the format. With auto-precision scaling (APS, arXiv 1911.08907v3) each layer's gradient is first
 scaled by the largest power of two that the format allows. Batch norm uses each replica's own
 examples. Each arm has its own learning rate, by the same search.
 
@@ -64,7 +64,7 @@ def get_config(arg: str = "") -> SweepConfig:
     config = SweepConfig(
         name=f"precision_digits{':' * bool(arg)}{arg}",
         about=About(
-            paper="Auto-Precision Scaling 1911.08907",
+            paper="Auto-Precision Scaling 1911.08907v3",
             status="not yet run" if arg == "smoke" else "measured here",
         ),
         train=TrainConfig(name="precision_digits", num_epochs=20.0, model=model),

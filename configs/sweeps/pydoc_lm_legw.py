@@ -51,7 +51,7 @@ def get_config(arg: str = "") -> SweepConfig:
 
     config = SweepConfig(
         name="pydoc_lm_legw",
-        about=About(paper="LEGW 1901.08256, LSTM 1409.2329", status="measured here"),
+        about=About(paper="LEGW 1901.08256v1, LSTM 1409.2329v5", status="measured here"),
         train=TrainConfig(
             name="pydoc_lm_legw",
             num_epochs=5.0,

@@ -3,7 +3,7 @@
     lbopt sweep --config=configs/sweeps/waterfall_digits.py --workdir=runs/waterfall_digits
 
 The study has the form of the step-by-step recipe of "The Limit of the Batch Size" (arXiv
-2006.08517), whose increments are not known here. It starts from momentum with linear scaling, no
+2006.08517v1), whose increments are not known here. It starts from momentum with linear scaling, no
 warmup and a constant rate, and adds one ingredient after another. Only the last ingredient is a
 search; before it every arm runs at the rate that its rule gives from rates tuned at batch 64. Every
 run has 20 epochs: 320 steps at batch 64 and 20 at 1,024.
@@ -67,7 +67,7 @@ def get_config(arg: str = "") -> SweepConfig:
     config = SweepConfig(
         name=f"waterfall_digits{':' * bool(arg)}{arg}",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517",
+            paper="The Limit of the Batch Size 2006.08517v1",
             status="measured here" if arg in ROWS[:3] else "not yet run",
         ),
         train=TrainConfig(

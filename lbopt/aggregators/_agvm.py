@@ -99,8 +99,9 @@ def agvm(
       places clip and eps elsewhere [recalled 80%: not read there].
 
     References:
-      Large-batch Optimization for Dense Visual Predictions, arXiv:2210.11078;
-      github.com/Sense-X/AGVM at b60d598, `agvm_optimizer_hook.py`, whose defaults these are.
+      Xue et al., Large-batch Optimization for Dense Visual Predictions, arXiv:2210.11078v1.
+      Sense-X/AGVM@b60d59813d238f4c7a37cf85ac51203f408c85e4:agvm/optim/agvm_optimizer_hook.py, whose
+      defaults these are.
     """
     interval = _scalars.whole("interval", interval)
     start = _scalars.whole("start", start, 0)

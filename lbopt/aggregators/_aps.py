@@ -70,8 +70,8 @@ def aps(
       those of "same" and "kahan"; there a layer of zeros becomes NaN.
 
     References:
-      Wang et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv:1911.08907;
-      github.com/drcut/CPD at ddd9a67, `dist_util.py: sum_gradients`.
+      Han et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv:1911.08907v3.
+      drcut/CPD@ddd9a67c7599214a4061ae04b28387171d29d96a:CPDtorch/utils/dist_util.py, sum_gradients.
     """
     to = Format(exponent_bits, mantissa_bits)
     require_choice("accumulate", accumulate, ACCUMULATIONS)

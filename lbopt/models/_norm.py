@@ -62,8 +62,8 @@ class BatchNorm(nn.Module):
         the groups do not divide the replicas or the batch. Raised when the module is applied.
 
     References:
-      Ying et al., Image Classification at Supercomputer Scale, arXiv 1811.06992 (distributed batch
-      normalization).
+      Ying et al., Image Classification at Supercomputer Scale, arXiv 1811.06992v2 (distributed
+      batch normalization).
     """
 
     stats_scope: str = "global"

@@ -78,7 +78,7 @@ def swapped(x: jax.Array) -> jax.Array:
 
 
 def mixed(images: jax.Array, weights: jax.Array) -> jax.Array:
-    """Mix every image with its neighbour (Zhang et al., arXiv 1710.09412).
+    """Mix every image with its neighbour (Zhang et al., arXiv 1710.09412v2).
 
     Args:
       images: Floating-point images [batch, ...].

@@ -325,7 +325,7 @@ def scale_by_layerwise_trust_ratio(
       trust_coefficient: factor > 0 on the ratio; 1 in LAMB, 0.001 in LARS.
       eps: constant >= 0 added to the denominator.
       trust_ratio_bounds: (low, high) for the ratio, or None. (0, 1) on LAMB is LAMBC
-        (arXiv:2011.13584).
+        (arXiv:2011.13584v1).
       weight_norm_bounds: phi of the LAMB paper, (low, high) for ||w||; None for the identity.
       weight_decay: coefficient wd >= 0; may be a traced scalar.
       weight_decay_mask: the leaves that are decayed.

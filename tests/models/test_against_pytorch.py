@@ -1,7 +1,7 @@
 """ResNet, EfficientNet and BERT against their equations in PyTorch, forward and backward.
 
-PyTorch computes in float64. In training: batch statistics (global and grouped), the gradient of every parameter,
-and the running statistics.
+PyTorch computes in float64. In training: batch statistics (global and grouped), the gradient of
+every parameter, and the running statistics.
 """
 
 import collections
@@ -156,8 +156,8 @@ CASES = {
 def assert_close(ours, theirs, tolerance):
     """Compare leaf by leaf, relative to the maximum of the leaf's layer.
 
-    A bias before a convolution and batch norm has no gradient, a scale at the same place has one; both
-    are sums of the same terms, so they are rounded alike.
+    A bias before a convolution and batch norm has no gradient, and a scale at the same place has
+    one. Both are sums of the same terms, so they are rounded alike.
     """
 
     def layer_of(path):
@@ -213,7 +213,7 @@ def test_image_networks_in_training(case):
 def their_bert(module, p, inputs):
     """Post-norm layers over the sum of three embeddings.
 
-    Devlin et al., arXiv 1810.04805; Vaswani et al., arXiv 1706.03762.
+    Devlin et al., arXiv 1810.04805v2; Vaswani et al., arXiv 1706.03762v7.
     """
 
     def dense(at, x):

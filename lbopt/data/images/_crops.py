@@ -39,7 +39,7 @@ def random_box(
     sampling: str = "by_area",
     attempts: int = 10,
 ) -> Box:
-    """Return a random box for a random-resized crop (Szegedy et al., arXiv 1409.4842, section 6).
+    """Return a random box for a random-resized crop (Szegedy et al., arXiv 1409.4842v1, section 6).
 
     Args:
       rng: Source of the random numbers.
@@ -59,9 +59,17 @@ def random_box(
       A box inside the image.
 
     References:
-      tensorflow/tpu, models/official/resnet/resnet_preprocessing.py and
-      models/official/efficientnet/preprocessing.py; the sampling itself is that of TensorFlow's
-      kernel and of torchvision's RandomResizedCrop [recalled 90%: neither was read].
+      tensorflow/tpu@e380f765021a8853abfbfd53af727604039a7d8c:
+      models/official/resnet/resnet_preprocessing.py and
+      models/official/efficientnet/preprocessing.py.
+      pytorch/vision@6247d96d3ce658d553e4e2ceea5cedd77f715b29:torchvision/transforms/transforms.py,
+      RandomResizedCrop.get_params, for "by_area".
+      tensorflow/tensorflow@27b00cb6ae84b1f8ca5d54c6dac7d37067be46bb:tensorflow/core/kernels/image/
+      sample_distorted_bounding_box_op.cc, GenerateRandomCrop, for "by_height".
+
+    Note:
+      TensorFlow's kernel adds or takes one row where rounding puts the area outside its range, and
+      never puts a box that is smaller than the image at its last row or column. Neither is so here.
     """
     require_choice("sampling", sampling, SAMPLINGS)
     size_of = _by_area if sampling == "by_area" else _by_height

@@ -60,7 +60,7 @@ def lipschitz_peak_stays(study: Study) -> Claim | None:
       The claim; None if no such arm was probed at two batch sizes or more.
 
     References:
-      You et al., Large-Batch Training for LSTM and Beyond, arXiv 1901.08256 [recalled 80%].
+      You et al., Large-Batch Training for LSTM and Beyond, arXiv 1901.08256v1 [recalled 80%].
     """
     legw = [arm for arm in study.arms if arm.config.schedule.warmup_rule == "legw"]
     return judge_peaks([(arm.name, arm.cells) for arm in legw])

@@ -64,8 +64,8 @@ def diffusion_is_logarithmic(study: Study) -> Claim | None:
       The claim; None if no cell has fits.
 
     References:
-      Hoffer et al., arXiv 1705.08741 [recalled 80%]; contradicted by You et al., The Limit of the
-      Batch Size, arXiv 2006.08517.
+      Hoffer et al., Train Longer, Generalize Better, arXiv 1705.08741v2, abstract; contradicted by
+      You et al., The Limit of the Batch Size, arXiv 2006.08517v1, abstract.
     """
     constant = [arm for arm in study.arms if arm.config.schedule.decay == "constant"]
     arms = [

@@ -147,8 +147,8 @@ def judge(
       without: clauses that name arms with nothing to predict.
 
     References:
-      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162 [recalled
-      90%].
+      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162v1,
+      abstract: the noise scale predicts the largest useful batch size.
     """
     if not scales:
         return None

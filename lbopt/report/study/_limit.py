@@ -255,8 +255,9 @@ def resample_limits(
     References:
       Hesterberg, What Teachers Should Know about the Bootstrap, arXiv:1411.5279, on the expanded
       percentile interval.
-      Owen, The Pigeonhole Bootstrap, arXiv:0712.1111, on the triple counting of noise where two
-      factors are resampled naively.
+      Owen, The Pigeonhole Bootstrap, Annals of Applied Statistics 1(2), 2007, pages 386-411,
+      doi:10.1214/07-AOAS122, on the triple counting of noise where two factors are resampled
+      naively.
     """
     sizes = np.array([cell.global_batch_size for cell in cells])
     sign = 1 if higher_is_better else -1

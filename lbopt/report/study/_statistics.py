@@ -274,8 +274,9 @@ def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> Cr
     (100, 100, 1.0)
 
     References:
-      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, section 2
-      [recalled 90%].
+      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162v1,
+      equations 2.11 and 2.12; restated by Kaplan et al., Scaling Laws for Neural Language Models,
+      arXiv 2001.08361v1, equations 5.1 and 5.2.
     """
     sizes = np.asarray(batch_sizes, float)
     log_steps = np.log(np.asarray(steps, float))
