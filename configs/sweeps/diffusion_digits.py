@@ -2,10 +2,10 @@
 
     lbopt sweep --config=configs/sweeps/diffusion_digits.py --workdir=runs/diffusion_digits
 
-Hoffer et al. (arXiv 1705.08741v2, abstract) see the distance grow like log t in the initial phase of
-a high learning rate; the abstract of "The Limit of the Batch Size" (arXiv 2006.08517v1) says that
-its results contradict this. So the learning rate is constant here, there is no weight decay, and
-both curves are fitted from the end of warmup on, for an MLP and a CNN with batch norm at three
+Hoffer et al. (arXiv 1705.08741v2, abstract) see the distance grow like log t in the initial phase
+of a high learning rate; the abstract of "The Limit of the Batch Size" (arXiv 2006.08517v1) says
+that its results contradict this. So the learning rate is constant here, there is no weight decay,
+and both curves are fitted from the end of warmup on, for an MLP and a CNN with batch norm at three
 batch sizes.
 
 Rows (`:ROW`): (none), 1,000 steps at every batch size; `epochs`, 50 epochs at every batch size;
