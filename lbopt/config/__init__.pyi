@@ -29,7 +29,12 @@ from ._optimizer import (
 from ._parallel import ParallelConfig as ParallelConfig
 from ._phase import PhaseConfig as PhaseConfig
 from ._rows import parse_row as parse_row
-from ._schedule import ScheduleConfig as ScheduleConfig
+from ._schedule import (
+    ResolvedSchedule as ResolvedSchedule,
+    ScheduleConfig as ScheduleConfig,
+    make_schedule as make_schedule,
+    resolve_schedule as resolve_schedule,
+)
 from ._search import SearchConfig as SearchConfig, check_search as check_search
 from ._step import naming_step as naming_step, step_options as step_options
 from ._sweep import Arm as Arm, SweepConfig as SweepConfig

@@ -9,16 +9,16 @@ from typing import Any
 
 import jax
 
-from lbopt.config import Arm, SearchConfig, SweepConfig, TrainConfig
-from lbopt.errors import UserError, require, require_choice
-from lbopt.recipes import (
-    Problem,
+from lbopt.config import (
+    Arm,
     ResolvedSchedule,
-    check_batch,
-    check_patterns,
-    make_problem,
+    SearchConfig,
+    SweepConfig,
+    TrainConfig,
     resolve_schedule,
 )
+from lbopt.errors import UserError, require, require_choice
+from lbopt.recipes import Problem, check_batch, check_patterns, make_problem
 from lbopt.replicas import Replicas
 from lbopt.schedules import Units
 from lbopt.sweep.search import Factors, Proposal, search_cost
