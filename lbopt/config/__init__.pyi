@@ -19,7 +19,7 @@ from ._data import TASKS as TASKS, DataConfig as DataConfig
 from ._fields import check_flag as check_flag, unused as unused
 from ._loss import LossConfig as LossConfig
 from ._measure import MeasureConfig as MeasureConfig
-from ._model import BATCH_NORMED as BATCH_NORMED, REMATS as REMATS, ModelConfig as ModelConfig
+from ._model import BATCH_NORMED as BATCH_NORMED, ModelConfig as ModelConfig
 from ._optimizer import (
     OptimizerConfig as OptimizerConfig,
     check_masks as check_masks,
