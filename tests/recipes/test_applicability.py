@@ -37,7 +37,8 @@ from lbopt.config._optimizer import OPTIMIZERS
 from lbopt.config._schedule import DECAYS
 from lbopt.config._search import METHODS, PRUNERS
 from lbopt.errors import UserError
-from lbopt.recipes import _step, make_network, make_problem
+from lbopt.parallel import Aggregate
+from lbopt.recipes import make_network, make_problem
 from lbopt.schedules._plan import WARMUP_RULES
 from lbopt.sweep.search import make_searcher, search_cost
 
@@ -59,9 +60,9 @@ def make_schedule(config):
 
 
 def make_aggregator(config):
-    if build_aggregator(config, OptimizerConfig()) is not None:
-        assert group_of(config) == "replicas"
-        _step.check_replicas(config, 2)
+    made = build_aggregator(config, OptimizerConfig())
+    if made is not None:
+        assert Aggregate(made, config.replicas_per_device, group_of(config)).over == "replicas"
 
 
 def search(config):
