@@ -209,7 +209,7 @@ def _plan_phase(
     step = cost_of(run.lower, topology, devices)
     forward = count_forward(config)
     size = run.global_batch_size
-    example = run.batches.piece(0, 0, 1)
+    example = run.batches.slice(0, 0, 1)
     evaluation = None
     if with_evaluation and step.fits:
         evaluation = _plan_evaluation(config, run, topology, devices, say)

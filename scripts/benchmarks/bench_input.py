@@ -28,7 +28,7 @@ from lbopt.data import DamagedCount, Reading, TfdsFolder, TrainBatches, read_bat
 from lbopt.data.images import ImageDataset, Policy, Preparation
 
 IMAGES, PIECE = 288, 32
-"""In the data set, and in a piece as recipes have it."""
+"""In the data set, and in a slice as recipes have it."""
 ROUNDS, CHILD_ROUNDS = 11, 3
 RATE = "images/s/core"
 SIDE = 224
@@ -41,7 +41,7 @@ MEMORY_BATCH, MEMORY_THREADS, MEMORY_BATCHES = 1024, 16, 5
 PIECES_AHEAD = 4
 """For each thread, if those are more than a batch, beside the batch that is put together: see `lbopt.data.read_batches`."""
 SLACK = 0.5
-"""Batches, 77 MB, for the decoders' images (0.6 MB in each thread) and for what the allocator keeps of freed pieces."""
+"""Batches, 77 MB, for the decoders' images (0.6 MB in each thread) and for what the allocator keeps of freed slices."""
 
 
 class Case(NamedTuple):
@@ -218,7 +218,7 @@ def _parts(folder: pathlib.Path) -> list[dict]:
 
 
 def _walk(dataset: ImageDataset, training: bool) -> Any:
-    """Return what reads the data set once, piece by piece, every time another epoch."""
+    """Return what reads the data set once, slice by slice, every time another epoch."""
     epoch = [0]
 
     def walk() -> None:

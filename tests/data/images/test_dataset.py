@@ -28,7 +28,7 @@ from lbopt.data.images._decode import decode
 from lbopt.models import space_to_depth
 
 CLASSES, SIDE = 7, 24
-READING = Reading(threads=3, examples_per_piece=4)
+READING = Reading(threads=3, examples_per_slice=4)
 
 
 @pytest.fixture(scope="module")
