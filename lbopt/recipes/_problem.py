@@ -29,7 +29,7 @@ from lbopt.recipes import (
 from lbopt.recipes._task import Task
 from lbopt.replicas import Replicas
 
-_ROOMS = {
+_TASKS = {
     "classification": _classification,
     "language_model": _language_model,
     "masked_lm": _masked_lm,
@@ -91,11 +91,11 @@ def make_problem(
     """
     learned = None if init_from is None else functools.partial(_initial.opened_folder, init_from)
     source = load(data, global_batch_size, learned)
-    room = _ROOMS[TASKS[data.name]]
-    head = "question_answering" if room is _question_answering else "pretraining"
+    kind = _TASKS[TASKS[data.name]]
+    head = "question_answering" if kind is _question_answering else "pretraining"
     network = from_linen(_networks.make_network(model, source.outputs, head))
     loss = loss or LossConfig()
-    task = room.make(network, source, loss)
+    task = kind.make(network, source, loss)
     example = task.inputs(source.splits.train.take(np.arange(1)))
 
     def init(key: jax.Array) -> tuple[types.Params, types.ModelState]:

@@ -230,7 +230,7 @@ def _parts(folder: pathlib.Path) -> list[dict]:
 
 
 def _walk(dataset: ImageDataset, training: bool) -> Any:
-    """Return a function that reads the data set once by pieces, another epoch at each call."""
+    """Return a function that reads the data set once by slices, another epoch at each call."""
     epoch = [0]
 
     def walk() -> None:

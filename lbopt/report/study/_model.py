@@ -11,7 +11,7 @@ from lbopt.report.study._limit import LimitEstimate
 from lbopt.report.study._metric import Metric, Spread
 from lbopt.report.study._statistics import CriticalBatch
 from lbopt.report.study._steps_to_target import Scaling
-from lbopt.sweep import ExampleScores, Run
+from lbopt.sweep import ExampleScores, FinishedTrial
 from lbopt.sweep.search import Factors
 
 Curve = tuple[tuple[int, float], ...]
@@ -151,8 +151,8 @@ class Cell:
     """
 
     global_batch_size: int
-    search: tuple[Run, ...]
-    final: tuple[Run, ...]
+    search: tuple[FinishedTrial, ...]
+    final: tuple[FinishedTrial, ...]
     examples: tuple[ExampleScores | None, ...]
     candidates: tuple[Candidate, ...]
     scores: tuple[float, ...]
@@ -171,7 +171,7 @@ class Cell:
     phi: float | None
 
     @property
-    def first(self) -> Run:
+    def first(self) -> FinishedTrial:
         """A final run: all of them have the chosen rate, warmup, weight decay and length."""
         return self.final[0]
 
@@ -326,7 +326,7 @@ class Study:
     metric: Metric
     arms: tuple[Arm, ...]
     waterfall: Waterfall | None
-    runs: tuple[Run, ...]
+    runs: tuple[FinishedTrial, ...]
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -366,7 +366,7 @@ class Study:
         return not (self.has_target and self.config.train.stop_at_target)
 
 
-def factors_of(run: Run) -> Factors:
+def factors_of(run: FinishedTrial) -> Factors:
     """Return the candidate of a run."""
     return Factors(run.learning_rate_factor, run.warmup_factor, run.weight_decay_factor)
 

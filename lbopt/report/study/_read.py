@@ -32,13 +32,21 @@ from lbopt.report.study._model import (
 )
 from lbopt.report.study._statistics import CriticalBatch, advantage, fit_critical_batch
 from lbopt.report.study._steps_to_target import CellSteps, Scaling, measure_scaling
-from lbopt.sweep import ExampleScores, Numbers, Probes, Run, by_step, noise_scales, trial_identity
+from lbopt.sweep import (
+    ExampleScores,
+    FinishedTrial,
+    Numbers,
+    Probes,
+    by_step,
+    noise_scales,
+    trial_identity,
+)
 
 _LEARNED = 0.05
 _NEAR_THE_END = 0.1
 _CUT = 0.99
 
-Tested: TypeAlias = tuple[Run, ExampleScores | None]
+Tested: TypeAlias = tuple[FinishedTrial, ExampleScores | None]
 """A run and its scores on single test examples."""
 
 
@@ -57,7 +65,9 @@ def read_study(
     found = list(rows)
     metric = PERPLEXITY if any("validation_perplexity" in row for row in found) else ACCURACY
     scored = examples or {}
-    runs = [(_typed_json.convert(row, Run), scored.get(trial_identity(row))) for row in found]
+    runs = [
+        (_typed_json.convert(row, FinishedTrial), scored.get(trial_identity(row))) for row in found
+    ]
     return _study(_typed_json.convert(config, SweepConfig), metric, runs)
 
 
@@ -157,8 +167,8 @@ def _cell(
     )
 
 
-def _candidates(search: Iterable[Run], metric: Metric) -> tuple[Candidate, ...]:
-    groups: dict[tuple, list[Run]] = {}
+def _candidates(search: Iterable[FinishedTrial], metric: Metric) -> tuple[Candidate, ...]:
+    groups: dict[tuple, list[FinishedTrial]] = {}
     for run in search:
         groups.setdefault((factors_of(run), run.fidelity), []).append(run)
     return tuple(
@@ -174,7 +184,7 @@ def _candidates(search: Iterable[Run], metric: Metric) -> tuple[Candidate, ...]:
     )
 
 
-def _mean_scores(final: Sequence[Run], metric: Metric) -> Means:
+def _mean_scores(final: Sequence[FinishedTrial], metric: Metric) -> Means:
     """Return mean losses and accuracies.
 
     A run that diverged has no accuracy: outputs that are not numbers score as the first class.
@@ -195,7 +205,7 @@ def _mean_scores(final: Sequence[Run], metric: Metric) -> Means:
     return dataclasses.replace(means, validation_accuracy=validation, test_accuracy=test)
 
 
-def learned(final: Sequence[Run]) -> bool | None:
+def learned(final: Sequence[FinishedTrial]) -> bool | None:
     """Return whether the last epoch's loss is 5 % below the first step's and a uniform guess's.
 
     The margin is larger than the differences between batches. A network whose gradients are all
@@ -211,7 +221,7 @@ def learned(final: Sequence[Run]) -> bool | None:
     return last < (1 - _LEARNED) * (min(first, math.log(outputs)) if outputs > 1 else first)
 
 
-def _target(final: Sequence[Run]) -> Target:
+def _target(final: Sequence[FinishedTrial]) -> Target:
     def median(values: Iterable[float | None]) -> float | None:
         found = statistics.median(math.inf if value is None else value for value in values)
         return found if math.isfinite(found) else None
@@ -224,7 +234,7 @@ def _target(final: Sequence[Run]) -> Target:
     )
 
 
-def _diffusion(final: Sequence[Run]) -> MeanDiffusion | None:
+def _diffusion(final: Sequence[FinishedTrial]) -> MeanDiffusion | None:
     fits = [run.diffusion for run in final if run.diffusion]
     log_r2 = mean(fit.log.r2 for fit in fits)
     power_r2 = mean(fit.power.r2 for fit in fits)
@@ -237,7 +247,7 @@ def _diffusion(final: Sequence[Run]) -> MeanDiffusion | None:
 # ---- edges of the search
 
 
-def _edges(search: SearchConfig, chosen: Run, cut: Collection[float]) -> Edges:
+def _edges(search: SearchConfig, chosen: FinishedTrial, cut: Collection[float]) -> Edges:
     """Return the chosen factors at an edge; factors of zero and warmups that are cut have none."""
     warms = chosen.warmup_steps > 0 and chosen.warmup_factor not in cut
     return Edges(

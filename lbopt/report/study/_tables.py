@@ -14,7 +14,7 @@ from lbopt.report.study._arm_limit import limit_text
 from lbopt.report.study._metric import ACCURACY, Metric
 from lbopt.report.study._model import Arm, Cell, Study
 from lbopt.report.study._words import number
-from lbopt.sweep import Run
+from lbopt.sweep import FinishedTrial
 
 Table = tuple[list[str], list[list[str]]]
 """Header and lines, text throughout."""
@@ -134,7 +134,7 @@ def trials_table(study: Study) -> Table:
     splits = ("train", "validation", "test")
     scores = [f"{split} {study.metric.name}" for split in splits]
 
-    def line(run: Run) -> list[str]:
+    def line(run: FinishedTrial) -> list[str]:
         told = [getattr(run, field) for field in _COLUMNS.values()]
         for split in splits:
             known = getattr(run, f"{split}_loss") is not None
