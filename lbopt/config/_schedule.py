@@ -199,7 +199,8 @@ def _check_warmup(config: ScheduleConfig, size: int, warmup_steps: float, num_st
     name = "warmup_steps"
     if config.warmup_steps is None:
         name = "warmup_rule" if config.warmup_rule == "none" else "base_warmup_epochs"
-    field, value = f"schedule.{name}", getattr(config, name)
+    field = f"schedule.{name}"
+    value = getattr(config, name)
     shaped = any(value != _PLAIN[name] for name, value in _ramp(config).items())
     empty = min(warmup_steps, config.start_step + warmup_steps) <= 0
     fix = (
