@@ -168,7 +168,7 @@ def quantize(
     Args:
       x: floating-point array.
       to: the format.
-      overflow: as in `float_quantize`.
+      overflow: result of values that are too large, the argument of `float_quantize`.
       noise: random uint32 bits of the shape of `x` for stochastic rounding; None for nearest.
     """
     require_choice("overflow", overflow, OVERFLOWS)

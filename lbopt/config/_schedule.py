@@ -147,7 +147,7 @@ def resolve_schedule(
     Args:
       config: the rule.
       global_batch_size: examples per step.
-      num_examples: of the training set.
+      num_examples: number of examples in the training set.
       num_epochs: length of the run.
       num_steps: length of the run, instead of `num_epochs`.
 

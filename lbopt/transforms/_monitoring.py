@@ -40,8 +40,8 @@ class LayerNormsState(NamedTuple):
     Attributes:
       weight_norm: norm of the weights before the update.
       update_norm: norm of the update as it is applied.
-      stalled: for leaves narrower than fp32, the share of weights that rounding left unchanged,
-        among those with an update that is not 0.
+      stalled: share of the weights with an update that is not 0 that rounding left unchanged, in
+        leaves narrower than fp32.
     """
 
     weight_norm: dict[str, jax.Array]

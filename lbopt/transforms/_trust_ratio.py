@@ -330,7 +330,7 @@ def scale_by_layerwise_trust_ratio(
       weight_decay: coefficient wd >= 0; may be a traced scalar.
       weight_decay_mask: the leaves that are decayed.
       denominator: "norm_of_sum", "sum_of_norms", "gradient_only" or "momentum", as above.
-      weight_decay_placement: where the decay enters.
+      weight_decay_placement: place at which the decay enters.
         "inside": the update and the denominator, as above.
         "outside": out = ratio g + wd w, in neither norm.
         "norm_only": the denominator, but not the update.

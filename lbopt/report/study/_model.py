@@ -216,7 +216,7 @@ class Failure:
     """What failed at the first batch size past the limit.
 
     Attributes:
-      global_batch_size: that batch size.
+      global_batch_size: the first batch size past the limit.
       kind: "optimise" or "generalise"; None if it cannot be told.
       diverged: number of final seeds that diverged there.
       seeds: number of final seeds.
