@@ -125,7 +125,7 @@ def _taken(primes: list[int], shape: tuple[int, ...]) -> list[list[tuple[int, in
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class UpdateShards:
     """The part of the parameters that each device of a step updates.
 
     Attributes:
@@ -145,7 +145,7 @@ class Layout:
         return arrays if self.mesh is None else gather(self.mesh, arrays, self.along_axes)
 
 
-WHOLE = Layout()
+WHOLE = UpdateShards()
 """Every device updates everything."""
 
 

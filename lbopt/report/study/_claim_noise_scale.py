@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lbopt.report.study._arm_limit import small_batches, unknown_limits
 from lbopt.report.study._limit import CannotTell, Limit
-from lbopt.report.study._model import Arm, Noise, Study
+from lbopt.report.study._model import ArmResults, Noise, Study
 from lbopt.report.study._statistics import RankTest, rank_test
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
 
@@ -97,7 +97,7 @@ def noise_scale_predicts_limit(study: Study) -> Claim | None:
     return judge("noise_scale_predicts_limit", "limit", found, scales, unknown)
 
 
-def _bounds(study: Study, arm: Arm) -> tuple[float, float] | None:
+def _bounds(study: Study, arm: ArmResults) -> tuple[float, float] | None:
     """Return the batch sizes between which the limit lies; None if they are not known."""
     if isinstance(arm.limit, Limit):
         return arm.limit.global_batch_size, arm.limit.global_batch_size

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lbopt.report.study._metric import Metric
-from lbopt.report.study._model import Candidate, Cell, Study
+from lbopt.report.study._model import Candidate, CellResults, Study
 from lbopt.report.study._statistics import pooled_slope
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
 
@@ -120,7 +120,7 @@ def constant_warmup_steps(study: Study) -> Claim | None:
     return judge_warmups(crossed)
 
 
-def warmups_of(cell: Cell, metric: Metric) -> Warmups | None:
+def warmups_of(cell: CellResults, metric: Metric) -> Warmups | None:
     """Return the warmups of a cell; None unless each of several met the same other factors."""
     tried = _by_warmup(cell)
     others = [
@@ -136,7 +136,7 @@ def warmups_of(cell: Cell, metric: Metric) -> Warmups | None:
     return Warmups(cell.global_batch_size, steps, ranks, list(tried).index(cell.chosen.warmup))
 
 
-def _by_warmup(cell: Cell) -> dict[float, list[Candidate]]:
+def _by_warmup(cell: CellResults) -> dict[float, list[Candidate]]:
     """Return the candidates that were tried at full length, by their warmup factor, ascending."""
     found: dict[float, list[Candidate]] = {}
     for one in sorted(cell.full, key=lambda one: one.factors.warmup):
