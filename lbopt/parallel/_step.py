@@ -15,7 +15,7 @@ from lbopt.aggregators import Aggregator, AggregatorState, remembered_state
 from lbopt.errors import require, require_choice
 from lbopt.parallel import _leaves, _loss_form, _reduction, _shards
 from lbopt.parallel._aggregation import Aggregation
-from lbopt.parallel._clip import GradientClip, clip_at, noise_arguments, treat_part
+from lbopt.parallel._clip import GradientClip, clip_at, noise_arguments, treat_microbatch
 from lbopt.parallel._compiled import OnceShapesAreKnown, Step, state_sharding
 from lbopt.parallel._gradients import (
     GradientFn,
@@ -125,14 +125,14 @@ def _gradients(
       axis_name: Axis over which replicas are mapped; None if the function sees the whole batch.
     """
 
-    def handed_out(part: Gradients) -> types.PyTree:
+    def handed_out(gradients: Gradients) -> types.PyTree:
         with jax.named_scope(replicas.GRADIENTS):
-            return strategy.on_replica(weighed(part.grads, part.weight, axis_name))
+            return strategy.on_replica(weighed(gradients.grads, gradients.weight, axis_name))
 
     clip = options.clip
-    each_part = treat_part(clip, options.measure_noise, handed_out, axis_name)
+    each_microbatch = treat_microbatch(clip, options.measure_noise, handed_out, axis_name)
     gradient_fn = make_gradient_fn(
-        loss_fn, options.num_microsteps, options.compute_dtype, each_part
+        loss_fn, options.num_microsteps, options.compute_dtype, each_microbatch
     )
 
     in_turn = 0 if strategy.aggregation is None else strategy.aggregation.replicas_per_device

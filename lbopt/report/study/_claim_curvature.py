@@ -82,7 +82,7 @@ def judge_peaks(arms: list[tuple[str, tuple[CellResults, ...]]]) -> Claim | None
     if len(told) == len(found):
         verdict = HELD if all(near) else NOT_HELD if all(far) else UNKNOWN
 
-    said = ", ".join(
+    exponents = ", ".join(
         say(_PEAKS, **{f.name: getattr(one, f.name) for f in dataclasses.fields(one)})
         for one in found
     )
@@ -90,7 +90,7 @@ def judge_peaks(arms: list[tuple[str, tuple[CellResults, ...]]]) -> Claim | None
         "lipschitz_peak_stays",
         verdict,
         _WHAT,
-        f"in the arms with LEGW's warmup the step of its peak goes like {said}",
+        f"in the arms with LEGW's warmup the step of its peak goes like {exponents}",
         "0 is the same step, -1 the same epoch",
     )
 

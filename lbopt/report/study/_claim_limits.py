@@ -95,12 +95,12 @@ def _judge(
     if verdict == HELD and any(isinstance(arm.limit, NotReached) for arm in sides[1]):
         verdict = UNKNOWN
 
-    said = [
+    intervals = [
         ([arm.name for arm in side], _interval(study, side, limits))
         for side, limits in zip(sides, (first, second), strict=True)
     ]
     return verdict, [
-        say(_SIDES, sides=said),
+        say(_SIDES, sides=intervals),
         say(_SHARES, further=further),
         say(_BEYOND, beyond=beyond) if beyond else "",
         *unknown,

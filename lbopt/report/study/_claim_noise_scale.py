@@ -167,9 +167,9 @@ def judge(
     verdict = HELD if within > missed and _agree(ranks) else UNKNOWN
     verdict = NOT_HELD if missed > within else verdict
     factor = say(_FACTOR, factor=WITHIN, thing=thing, within=within, judged=len(hits))
-    said = "whether the ranks agree cannot be told from so few arms with different limits"
-    said = said if ranks is None else say(_RANKS, test=ranks)
-    return judged(name, verdict, what, factor, *_ratios(thing, hits), said, *notes)
+    ranks_text = "whether the ranks agree cannot be told from so few arms with different limits"
+    ranks_text = ranks_text if ranks is None else say(_RANKS, test=ranks)
+    return judged(name, verdict, what, factor, *_ratios(thing, hits), ranks_text, *notes)
 
 
 def _agree(ranks: RankTest | None) -> bool:

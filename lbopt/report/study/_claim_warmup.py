@@ -168,10 +168,10 @@ def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
     )
     pooled = total(contests)
     growing = total(against_growing)
-    growing_said = say(_COUNTS, contest=growing, other=_IN_PROPORTION)
+    growing_text = say(_COUNTS, contest=growing, other=_IN_PROPORTION)
     slopes = _slopes(arms)
     if growing.sign < 0:
-        return judged(_NAME, NOT_HELD, _WHAT, _CARRIED + growing_said, slopes)
+        return judged(_NAME, NOT_HELD, _WHAT, _CARRIED + growing_text, slopes)
     if not pooled.told[0]:
         return judged(_NAME, UNKNOWN, _WHAT, _NOWHERE, slopes)
 
@@ -182,7 +182,7 @@ def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
         evidence.append(f"but {' and '.join(against)} alone says the opposite")
         return judged(_NAME, UNKNOWN, _WHAT, *evidence)
     if growing.lead < 0 < pooled.sign:
-        return judged(_NAME, UNKNOWN, _WHAT, *evidence, f"but it also {growing_said}")
+        return judged(_NAME, UNKNOWN, _WHAT, *evidence, f"but it also {growing_text}")
     verdict = {1: HELD, 0: UNKNOWN, -1: NOT_HELD}[pooled.sign]
     return judged(_NAME, verdict, _WHAT, *evidence)
 
