@@ -126,7 +126,7 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
     lbopt.errors.UserError: config.model.rank = 0: give a number >= config.aggregator.least
     """
 
-    def moved(name: str) -> str:
+    def moved(name: str, prefix: str = prefix) -> str:
         head = name
         while head:
             if head in places:
@@ -143,7 +143,9 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
     except LboptError as error:
         if error.field is not None:
             error.field = moved(error.field)
-        error.also = {name: moved(shown) for name, shown in error.also.items()}
+        # The place of the whole line ("config.json: ") stands once, at its beginning.
+        before_also = "" if prefix.endswith(" ") else prefix
+        error.also = {name: moved(shown, before_also) for name, shown in error.also.items()}
         raise
 
 

@@ -1,6 +1,7 @@
 import pickle
 
 import pytest
+from refusal import refused
 
 from lbopt import errors
 from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError
@@ -40,6 +41,15 @@ def test_an_error_survives_a_pickle(kind):
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error) == "rank: give other"
     assert (copy.field, copy.value, copy.code) == ("rank", NO_VALUE, "missing")
+
+
+def test_the_place_of_a_line_stands_once():
+    with (
+        refused("recipe.py: config.nesterov", True, "unused") as caught,
+        errors.under("recipe.py: "),
+    ):
+        raise UserError("config.nesterov", True, "see {name}", code="unused", also=["name"])
+    assert str(caught.value) == "recipe.py: config.nesterov = True: see name"
 
 
 def test_braces_of_a_value_are_text():

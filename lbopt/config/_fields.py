@@ -285,5 +285,5 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return the value as the reason of an error takes it, whose braces are names."""
-    return repr(value).replace("{", "{{").replace("}", "}}")
+    """Return the value as the reason of an error shows it."""
+    return repr(value)
