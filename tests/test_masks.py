@@ -395,6 +395,7 @@ def test_masks_combine(mask, shown, expected):
     assert chosen_by(~mask) == set(tree.leaf_names(NET)) - expected
     assert repr(mask) == shown
     assert ~~mask == mask
+    assert isinstance(mask, (masks.CombinedMask, masks.RoleMask))
     assert hash(~~mask) == hash(mask)
     decayed = optax.add_decayed_weights(0.5, mask)  # Optax accepts the mask unchanged
     updates, _ = decayed.update(NET, decayed.init(NET), jax.tree.map(np.ones_like, NET))
@@ -437,6 +438,11 @@ def test_a_config_lists_what_is_left_out_of_a_default():
     assert masks.without() is WEIGHTS
     with refused("default", {"stem": True}, "type"):
         masks.without("^ln/", default={"stem": True})
+
+
+def test_kinds_of_masks_are_public():
+    assert isinstance(STEM, masks.PathMask)
+    assert isinstance((WEIGHTS & is_vector).masks[1], masks.FunctionMask)
 
 
 def test_excluding_is_selecting_the_others():

@@ -103,7 +103,7 @@ def require_compressor(value: Any) -> None:
     """Raise ValueError unless the value is a `Compressor`."""
     if not isinstance(value, Compressor):
         fix = "give one of lbopt.aggregators, such as topk(0.01)"
-        raise UserError("compressor", value, fix)
+        raise UserError("compressor", value, fix, code="type")
 
 
 def identity() -> Compressor:

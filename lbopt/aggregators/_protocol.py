@@ -320,7 +320,7 @@ def as_optax(
     devices = 1 if mesh is None else mesh.size
     if not isinstance(aggregator, Aggregator):
         fix = "give one of lbopt.aggregators, lbopt.aps() for instance"
-        raise UserError("aggregator", aggregator, fix)
+        raise UserError("aggregator", aggregator, fix, code="type")
 
     num_replicas = _scalars.whole("num_replicas", num_replicas)
     if num_replicas % devices:

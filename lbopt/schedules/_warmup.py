@@ -156,7 +156,7 @@ def _factor(decay: _decay.DecayFn, steps: jax.Array) -> jax.Array:
         factor = None
     if factor is None or factor.shape not in ((), steps.shape):
         fix = f"it gives {brief(found)}; return a factor of the peak, one number"
-        raise UserError("decay", decay, fix)
+        raise UserError("decay", decay, fix, code="type")
     return factor
 
 

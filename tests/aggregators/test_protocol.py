@@ -251,6 +251,12 @@ def test_a_second_moment_is_found_in_the_chain_or_missed():
         _protocol.second_moment_of(both.init(params))
 
 
+def test_what_is_no_aggregator_is_refused():
+    for given in (lbopt.aps, "aps", optax.identity()):
+        with refused("aggregator", given, "type"):
+            _protocol.as_optax(given, 4)
+
+
 def test_replicas_have_to_fit_the_mesh():
     with refused("num_replicas", 6, "value"):
         _protocol.as_optax(_protocol.plain_mean(), 6, lbopt.make_mesh(4))

@@ -339,5 +339,6 @@ def test_a_rate_is_fp32_whatever_a_decay_function_or_a_traced_argument_is():
         for dtype in (jnp.bfloat16, jnp.float64, jnp.int32):
             assert jax.eval_shape(rate, jax.ShapeDtypeStruct((), dtype)).dtype == jnp.float32
     for bad in ("0.5", None, np.zeros(2)):
-        with refused("decay"):
-            lbopt.warmup_schedule(0.5, 5, 20, decay=lambda t, bad=bad: bad)(7)
+        decay = lambda t, bad=bad: bad  # noqa: E731
+        with refused("decay", decay, "type"):
+            lbopt.warmup_schedule(0.5, 5, 20, decay=decay)(7)

@@ -74,6 +74,7 @@ def test_the_table_has_every_row(capsys):
     ("arguments", "field", "value"),
     [
         (("mine",), "variant", "mine"),
+        ((["paper"],), "variant", ["paper"]),
         (("tfa", "lars"), "variant", "tfa"),
         ((None, "adam"), "optimizer", "adam"),
     ],
