@@ -184,3 +184,20 @@ def test_a_function_of_other_arguments_is_refused(fn):
 )
 def test_a_function_of_these_arguments_or_without_a_signature_is_taken(fn):
     tree.check_takes(fn, 1, "mask", "the parameters")
+
+
+@pytest.mark.parametrize(
+    ("given", "places"),
+    [
+        ({"a": 1}, "b/c"),
+        ({"a": 1, "b": {"c": 1, "d": 1}}, "b/d"),
+        ({"a": 1, "b": [1]}, "b/0, b/c"),
+        ({"a": 1, "b": (), "x": 1, "y": 1, "z": 1}, "b/c, x, y, z"),
+    ],
+)
+def test_a_refusal_of_a_structure_names_the_leaves_that_differ(given, places):
+    params = {"a": 1, "b": {"c": 1}}
+    for check in (tree.check_structure, tree.spread):
+        with refused("updates", code="type") as caught:
+            check(given, params, "updates")
+        assert f" at {places};" in caught.value.reason

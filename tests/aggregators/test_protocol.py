@@ -276,12 +276,16 @@ def test_gradients_have_to_be_rows(gradients, params):
         jax.tree.map(lambda g: g[:4], rows),
         jax.tree.map(lambda g: g[..., None], rows),
     ):
-        with refused("gradients/body/bias", code="type"):
+        with refused("gradients/body/bias", code="type") as caught:
             tx.update(wrong, state, params)
-    with refused("gradients/body/bias", code="type"):
+        assert caught.value.reason.endswith(" (8, 16)")
+    with refused("gradients/body/bias", code="type") as caught:
         _protocol.as_optax(_protocol.plain_mean(), 8).update(params, state[0])
-    with refused("gradients", code="type"):
+    assert "(16,);" in caught.value.reason
+    assert caught.value.reason.endswith(" (8, ...)")
+    with refused("gradients", code="type") as caught:
         tx.update(rows["body"], state, params)
+    assert "bias, body/bias, body/kernel," in caught.value.reason
     with refused("params/scale", 1.0, "type"):
         tx.init({"scale": 1.0})
 

@@ -226,18 +226,19 @@ def test_masks_and_stacks_that_do_not_fit_the_parameters(build):
 
 @pytest.mark.parametrize("build", BUILD)
 @pytest.mark.parametrize(
-    "updates",
+    ("updates", "places"),
     [
-        {"dense": {"kernel": jnp.ones((2, 3))}},
-        {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "more": jnp.ones(1)},
-        [jnp.ones((2, 3)), jnp.ones(3)],
+        ({"dense": {"kernel": jnp.ones((2, 3))}}, "dense/bias"),
+        ({"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "more": jnp.ones(1)}, "more"),
+        ([jnp.ones((2, 3)), jnp.ones(3)], "0, 1, dense/bias, dense/kernel"),
     ],
     ids=["missing", "more", "list"],
 )
-def test_gradients_of_another_tree(build, updates):
+def test_gradients_of_another_tree(build, updates, places):
     tx = build(0.1)
-    with refused("updates", code="type"):
+    with refused("updates", code="type") as caught:
         tx.update(updates, tx.init(PARAMS), PARAMS)
+    assert f" at {places};" in caught.value.reason
 
 
 @pytest.mark.parametrize("build", BUILD)
