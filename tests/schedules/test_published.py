@@ -306,7 +306,7 @@ def test_what_is_no_number_is_refused_by_its_own_name(build):
         for bad in NO_NUMBERS:
             if argument == "boundaries" and not np.isscalar(bad):
                 continue
-            with refused(argument):
+            with refused(argument, bad, "value"):
                 build(**{**NUMBERS[build], argument: bad})
         if argument != "boundaries":
             build(
