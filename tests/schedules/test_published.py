@@ -11,7 +11,7 @@ import pytest
 from refusal import refused
 
 import lbopt
-from lbopt.schedules import Units
+from lbopt.schedules import Units, exponential_factor
 
 NUM_EXAMPLES = 1_281_167
 
@@ -109,6 +109,12 @@ def test_whole_numbers_of_stairs_are_not_missed_by_rounding():
             step = math.ceil(stair * steps_per_decay - 1e-9)
             assert float(schedule(step)) == 0.5**stair, (steps_per_decay, stair)
             assert float(schedule(step - 1)) == 0.5 ** (stair - 1), (steps_per_decay, stair)
+
+
+@pytest.mark.parametrize(("step", "stairs"), [(9, 30), (15, 50), (18, 60)])
+def test_a_quotient_just_below_a_whole_number_is_that_number(step, stairs):
+    assert np.float32(step) / np.float32(0.3) < stairs, "this case needs no slack"
+    assert float(exponential_factor(0.5, 0.3)(step)) == 0.5**stairs
 
 
 def test_steps_of_goyal():
