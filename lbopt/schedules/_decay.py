@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lbopt import _scalars
-from lbopt.errors import UserError
+from lbopt.errors import UserError, require_choice
 
 DecayFn = Callable[[jax.Array], jax.Array]
 """Progress after warmup, in [0, 1] -> factor of the peak learning rate.
@@ -41,8 +41,7 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
     >>> [float(make_decay("polynomial", power=2.0)(s)) for s in (0.0, 0.5, 1.0)]
     [1.0, 0.25, 0.0]
     """
-    if not isinstance(decay, str) or decay not in DECAYS:
-        raise UserError("decay", decay, f"use one of {', '.join(DECAYS)}", code="choice")
+    require_choice("decay", decay, DECAYS)
     power = _scalars.checked("power", power, "a finite number > 0", lambda n: n > 0)
     end_factor = _scalars.checked(
         "end_factor", end_factor, "a number in [0, 1]", lambda n: 0 <= n <= 1

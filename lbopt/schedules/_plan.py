@@ -8,7 +8,7 @@ from typing import Literal
 
 from lbopt import _scalars
 from lbopt._shown import show
-from lbopt.errors import UserError
+from lbopt.errors import UserError, require_choice
 from lbopt.schedules import _scaling, _units
 
 WarmupRule = Literal["legw", "epochs", "none"]
@@ -55,10 +55,7 @@ def scale_batch(
     >>> batch.learning_rate, batch.warmup_epochs, batch.warmup_steps, batch.total_steps
     (0.04, 20.0, 782, 3519)
     """
-    if not isinstance(warmup_rule, str) or warmup_rule not in WARMUP_RULES:
-        fix = f"use one of {', '.join(WARMUP_RULES)}"
-        raise UserError("warmup_rule", warmup_rule, fix, code="choice")
-
+    require_choice("warmup_rule", warmup_rule, WARMUP_RULES)
     base_warmup_epochs = _scalars.checked("base_warmup_epochs", base_warmup_epochs)
     num_epochs = _scalars.checked("num_epochs", num_epochs, "a finite number > 0", lambda n: n > 0)
     base_batch_size = _scalars.whole("base_batch_size", base_batch_size)

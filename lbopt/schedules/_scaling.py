@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 import jax
 
 from lbopt import _scalars
-from lbopt.errors import UserError
+from lbopt.errors import require_choice
 
 ScalingRule = Literal["sqrt", "linear", "none"]
 Rate = TypeVar("Rate", float, jax.Array)
@@ -38,8 +38,7 @@ def scale_learning_rate(
     >>> scale_learning_rate(0.1, 256, 1024, "sqrt"), scale_learning_rate(0.1, 256, 1024, "linear")
     (0.2, 0.4)
     """
-    if not isinstance(rule, str) or rule not in EXPONENTS:
-        raise UserError("rule", rule, f"use one of {', '.join(EXPONENTS)}", code="choice")
+    require_choice("rule", rule, EXPONENTS)
     sizes = {"base_batch_size": base_batch_size, "global_batch_size": global_batch_size}
     base, size = (
         _scalars.checked(name, size, "a number >= 1", lambda n: n >= 1)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import _scalars
-from lbopt.errors import UserError, brief
+from lbopt.errors import UserError, brief, require_choice
 from lbopt.schedules import _decay, _plan, _scaling
 
 DecayFrom = Literal["warmup_end", "start"]
@@ -241,9 +241,7 @@ def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning
 
     `make_decay` checks its own arguments.
     """
-    if not isinstance(decay_from, str) or decay_from not in DECAY_ORIGINS:
-        fix = f"use one of {', '.join(DECAY_ORIGINS)}"
-        raise UserError("decay_from", decay_from, fix, code="choice")
+    require_choice("decay_from", decay_from, DECAY_ORIGINS)
     if end_learning_rate is not None and (callable(decay) or end_factor != 0):
         own = "a decay function has an end of its own"
         other = own if callable(decay) else "there is {end_factor} too"
