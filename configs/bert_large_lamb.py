@@ -64,7 +64,7 @@ PUBLISHED = {
     "16384": (31_250, "90.679", "200.0 min", 512),
     "32768": (15_625, "91.460", "101.2 min", 1024),
 }
-"""Batch -> steps, F1, time, TPUs."""
+"""Steps, F1, time and number of TPUs of each batch size."""
 TOPOLOGIES = {
     16: "v3:4x4",
     32: "v3:4x8",
@@ -74,16 +74,17 @@ TOPOLOGIES = {
     512: "v3:16x32",
     1024: "v3:32x32",
 }
-"""TPUs -> a slice of a v3 pod with as many chips."""
+"""Slice of a v3 pod with each number of chips."""
 WARMUP_STEPS = 3125
 ROWS = (*PUBLISHED, "mixed", "nvidia-mixed", "smoke")
-_PAPER = "LAMB 1904.00962"
+_PAPER = "LAMB 1904.00962v1, Table 1"
 
 
 def get_config(arg: str = "32768") -> TrainConfig:
     """Return a row: a global batch size, `mixed`, `nvidia-mixed`, or `smoke`."""
     row = arg or "32768"
     require_choice("--config row", row, ROWS)
+
     special = {"mixed": _mixed, "nvidia-mixed": _nvidia_mixed, "smoke": _smoke}
     return special[row]() if row in special else _single(row)
 
@@ -91,6 +92,7 @@ def get_config(arg: str = "32768") -> TrainConfig:
 def _single(row: str) -> TrainConfig:
     batch = int(row)
     total, f1, time, cores = PUBLISHED[row]
+
     config = _bert(
         row,
         batch,
@@ -113,23 +115,24 @@ def _single(row: str) -> TrainConfig:
     config.phase2.schedule = _rest_of_the_line(
         5e-3 * math.sqrt(batch / 32768), config.num_steps, total
     )
+
     split = "[recalled 80%]" if row == "32768" else "our own choice"
     config.about = About(
         paper=_PAPER,
-        published_result=f"SQuAD v1.1 dev F1 {f1} (arXiv v1)",
+        published_result=f"SQuAD v1.1 dev F1 {f1}",
         hardware=f"{cores} TPUs",
         time=time,
         topology=TOPOLOGIES[cores],
         status="planned by the TPU compiler",
-        note="Learning rate, warmup, steps [recalled 90%]; decay, clip, no bias correction as in "
-        f"google-research/albert; split over 128 and 512 tokens {split}. Own choice: predictions, "
-        "evaluation batch, intervals.",
+        note="Learning rate, warmup, steps of v5 [recalled 90%]; decay, clip, no bias correction "
+        f"as in google-research/albert; split over 128 and 512 tokens {split}. Own choice: "
+        "predictions, evaluation batch, intervals.",
     )
     return config
 
 
 def _rest_of_the_line(peak: float, begun: int, total: int) -> ScheduleConfig:
-    """Return peak (1 - t / total) from step `begun` on, counted from there."""
+    """Return the schedule peak (1 - t / total) from step `begun` on; its step 0 is `begun`."""
     return ScheduleConfig(
         peak * (1 - begun / total),
         scaling_rule="none",
@@ -144,9 +147,10 @@ def _mixed() -> TrainConfig:
     assert config.phase2 is not None
     config.schedule = _ramp(6e-3, 65536, 2000)
     config.phase2.schedule = _ramp(4e-3, 32768, 200)
+
     config.about = About(
         paper=_PAPER,
-        published_result="SQuAD v1.1 dev F1 90.584 (arXiv v1)",
+        published_result="SQuAD v1.1 dev F1 90.584",
         hardware="1024 TPU v3",
         time="76.19 min",
         topology="v3:32x32",
@@ -161,7 +165,7 @@ def _mixed() -> TrainConfig:
 
 
 def _ramp(rate: float, batch: int, warmup_steps: int) -> ScheduleConfig:
-    """Return a ramp from 0 and a line to 0 at the end of the phase."""
+    """Return a linear warmup from 0, then a linear decay to 0 at the end of the phase."""
     return ScheduleConfig(
         rate,
         base_batch_size=batch,
@@ -177,11 +181,15 @@ def _nvidia_mixed() -> TrainConfig:
     config = _bert("nvidia-mixed", 65536, steps=7038, then=1563, then_batch=32768)
     assert config.phase2 is not None
     config.optimizer = OptimizerConfig("lamb", "apex", weight_decay=0.01)
+
     # (1 - t/T)^.5, t from 1 at the first update: PolyWarmUpScheduler in NVIDIA's schedulers.py.
     config.schedule = _ramp(6e-3, 65536, 2000)
     config.phase2.schedule = _ramp(4e-3, 32768, 200)
     for schedule, steps in ((config.schedule, 7038), (config.phase2.schedule, 1563)):
-        schedule.power, schedule.first_step, schedule.decay_steps = 0.5, 1, steps
+        schedule.power = 0.5
+        schedule.first_step = 1
+        schedule.decay_steps = steps
+
     config.about = About(
         paper=f"{_PAPER}, NVIDIA/DeepLearningExamples PyTorch BERT",
         note="Own choice: moments kept, evaluation batch, intervals.",
@@ -190,7 +198,15 @@ def _nvidia_mixed() -> TrainConfig:
 
 
 def _bert(row: str, batch: int, steps: int, then: int, then_batch: int) -> TrainConfig:
-    """Return what all rows have in common: `steps` of 128 tokens, `then` others of 512."""
+    """Return the settings that all rows share.
+
+    Args:
+      row: Name of the row.
+      batch: Global batch size of the first phase, with sequences of 128 tokens.
+      steps: Steps of the first phase.
+      then: Steps of the second phase, with sequences of 512 tokens.
+      then_batch: Global batch size of the second phase.
+    """
     return TrainConfig(
         name=f"bert_large_lamb:{row}",
         global_batch_size=batch,
@@ -225,14 +241,15 @@ def _smoke() -> TrainConfig:
     config = get_config("32768")
     config.name = "bert_large_lamb:smoke"
     config.about = About(paper=_PAPER, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_steps = 16, 4
+
+    config.global_batch_size = 16
+    config.num_steps = 4
     config.data = DataConfig("pydoc_mlm", sequence_length=32, max_predictions=5)
     config.model = ModelConfig("bert", size="tiny", max_length=64)
-    config.schedule.base_batch_size, config.schedule.warmup_steps, config.schedule.decay_steps = (
-        16,
-        2,
-        7,
-    )
+
+    config.schedule.base_batch_size = 16
+    config.schedule.warmup_steps = 2
+    config.schedule.decay_steps = 7
     config.phase2 = PhaseConfig(
         num_steps=3,
         global_batch_size=8,
@@ -241,6 +258,9 @@ def _smoke() -> TrainConfig:
         max_predictions=9,
         schedule=_rest_of_the_line(5e-3, 4, 7),
     )
+
     config.checkpoint = CheckpointConfig(every_steps=1)
-    config.eval_global_batch_size, config.eval_every_steps, config.log_every_steps = 16, 4, 1
+    config.eval_global_batch_size = 16
+    config.eval_every_steps = 4
+    config.log_every_steps = 1
     return config

@@ -19,16 +19,16 @@ prints MLPerf's log lines.
     6912    v1.0 v4-6912               .720        462-561 of 700       13.2-19.6
     smoke   BERT-tiny on Python's help topics, seconds on a CPU
 
-At 8192 the ramp begins 76 steps before the run and the decay counts from step 0: the rate climbs to
-286/287 of its base at step 210 and drops to .623 of it at step 211. v1.0 has no warmup. One of the
-ten JAX runs at 8192 stopped at step 558. Default row: 8192.
+At 8192 the warmup begins 76 steps before the run and the decay is counted from step 0: the rate
+rises to 286/287 of its base at step 210 and drops to .623 of it at step 211. v1.0 has no warmup.
+One of the ten JAX runs at 8192 stopped at step 558. Default row: 8192.
 
-Own choices: the corpus's name (wikipedia), evaluation batch, intervals, attention computed again at
-3072 (kept, 48 examples a chip need 31.6 GiB of 30.7 by the TPU compiler).
+Own choices: the corpus's name (wikipedia), evaluation batch, intervals, rematerialisation of
+attention at 3072 (without it 48 examples per chip need 31.6 GiB of 30.7 by the TPU compiler).
 Variants: mlperf_jax at 8192 (the TensorFlow code adapts no bias and no layer norm:
-`--config.optimizer.variant=mlperf_tf`), mlperf_tf elsewhere. Each replica's gradient is clipped,
-cast to bf16 and averaged; the sources but TF2's sum in bf16 and do not divide, which LAMB sees
-through eps alone. The source of 440 clips each of its 11 microsteps.
+`--config.optimizer.variant=mlperf_tf`), mlperf_tf in the other rows. Each replica's gradient is
+clipped, cast to bf16 and averaged. All sources but TF2's sum in bf16 and do not divide; this
+changes LAMB's update only through eps. The source of 440 clips each of its 11 microsteps.
 Status: the rows with a TPU system are planned (configs/plans/); no row has been run here.
 """
 
@@ -46,8 +46,8 @@ from lbopt.errors import require_choice
 
 _REACHED = "masked-LM accuracy"
 TABLE = {
-    # batch: rate, b1, b2, decay, warmup, its start, steps, evaluation;
-    # then target, result, hardware, time
+    # Learning rate, b1, b2, weight decay, warmup steps, first step of the warmup, steps, steps
+    # between evaluations, target, result, hardware and time of each batch size.
     "256": (
         3.5e-4,
         0.9,
@@ -155,7 +155,7 @@ TOPOLOGIES = {
     "TPU v4-4096": "v4:8x16x16",
     "TPU v4-6912": "v4:12x12x24",
 }
-"""System, whose number counts cores, two a chip -> topology in chips; shapes are our own choice."""
+"""Slice of each system, whose name has its number of cores, two per chip; shapes are our choice."""
 ROWS = (*TABLE, "smoke")
 
 
@@ -163,18 +163,20 @@ def get_config(arg: str = "8192") -> TrainConfig:
     """Return a row: a global batch size, or `smoke`."""
     row = arg or "8192"
     require_choice("--config row", row, ROWS)
+
     return _smoke() if row == "smoke" else _row(row)
 
 
 def _row(row: str) -> TrainConfig:
-    rate, b1, b2, decay, warmup, start, steps, evaluation, target, result, hardware, time = TABLE[
-        row
-    ]
+    settings = TABLE[row]
+    rate, b1, b2, decay, warmup, start, steps, evaluation = settings[:8]
+    target, result, hardware, time = settings[8:]
     batch = int(row)
+
     return TrainConfig(
         name=f"bert_mlperf:{row}",
         about=About(
-            paper=f"MLPerf BERT {'v0.7' if target == 0.712 else 'v1.0'}, LAMB 1904.00962",
+            paper=f"MLPerf BERT {'v0.7' if target == 0.712 else 'v1.0'}, LAMB 1904.00962v5",
             published_result=f"{_REACHED} {f'{target:.3f}'.lstrip('0')}, {result}",
             hardware=hardware,
             time=time,
@@ -233,18 +235,23 @@ def _row(row: str) -> TrainConfig:
 
 
 def _smoke() -> TrainConfig:
-    """Return the row 8192 with BERT-tiny on text that ships with Python, from fresh parameters."""
+    """Return the row 8192 with BERT-tiny on Python's help topics, from fresh parameters."""
     config = get_config("8192")
     config.name = "bert_mlperf:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_steps, config.init_from = 16, 6, None
+
+    config.global_batch_size = 16
+    config.num_steps = 6
+    config.init_from = None
     config.data = DataConfig("pydoc_mlm", sequence_length=32, max_predictions=5)
     config.model = ModelConfig("bert", size="tiny", max_length=64)
-    config.schedule.base_batch_size, config.schedule.warmup_steps, config.schedule.start_step = (
-        16,
-        3,
-        -1,
-    )
+
+    config.schedule.base_batch_size = 16
+    config.schedule.warmup_steps = 3
+    config.schedule.start_step = -1
+
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_steps, config.log_every_steps = 16, 3, 1
+    config.eval_global_batch_size = 16
+    config.eval_every_steps = 3
+    config.log_every_steps = 1
     return config

@@ -2,11 +2,11 @@
 
     lbopt train --config=configs/cifar10.py:lamb-45000 --workdir=runs/cifar10
 
-They stand beside the small-set table of the LAMB paper (arXiv 1904.00962v5), whose CIFAR-10
-network, DavidNet, is not offered. Of its code one run of a sweep is: LAMB, accuracy .9254 at step
-2328, batch 512, fastalgo/davidnet-cifar@57a2b11b3734e895c162a1301b5b98a6d3ea48a7:
-lamb_correct/log/nohup.out. The paper's own table: momentum .9372, Adagrad .9074, Adam .9225, AdamW
-.9271, LAMB .9408 [recalled 85%: not read in a public source]. Neither is a target here.
+They are comparable with the CIFAR-10 results of the LAMB paper (arXiv 1904.00962v5), whose network,
+DavidNet, is not offered. One run of its code's sweep: LAMB, accuracy .9254 at step 2328, batch 512,
+fastalgo/davidnet-cifar@57a2b11b3734e895c162a1301b5b98a6d3ea48a7:lamb_correct/log/nohup.out. The
+paper's table: momentum .9372, Adagrad .9074, Adam .9225, AdamW .9271, LAMB .9408 [recalled 85%: not
+read in a public source]. Neither is a target here.
 
 Data: `lbopt prepare cifar10`. The last 5000 training images are the validation part; the test set
 is read once, at the end.
@@ -21,7 +21,7 @@ is read once, at the end.
     smoke             4        a tiny ResNet on 96 generated images, seconds on a CPU
 
 Own choices throughout, none of them tuned: network, 40 epochs, learning rates and weight decays at
-batch 512, the square root of the batch as the rule of the rate and LEGW's warmup, crops and
+batch 512, learning rates that grow with the square root of the batch and LEGW's warmup, crops and
 mirroring, batch statistics over a microstep (512 or 600 examples), the validation part, intervals.
 Default row: lamb-4096.
 Hardware and time: not known. Status: not yet run.
@@ -53,9 +53,9 @@ OPTIMIZERS = {
     "momentum": (OptimizerConfig("momentum", weight_decay=5e-4), ScheduleConfig(0.1, **LEGW)),
 }
 MICROSTEPS = {"512": 1, "4096": 8, "45000": 75}
-"""Batch -> parts that a step takes one after another; 1, 2, 4 or 8 devices share each."""
+"""Number of microsteps of each batch size; 1, 2, 4 or 8 devices can share a microstep."""
 ROWS = (*(f"{name}-{size}" for name in OPTIMIZERS for size in MICROSTEPS), "smoke")
-_PAPER = "LAMB 1904.00962, LEGW 1901.08256, ResNet 1512.03385"
+_PAPER = "LAMB 1904.00962v5, LEGW 1901.08256v1, ResNet 1512.03385v1"
 
 
 def get_config(arg: str = "lamb-4096") -> TrainConfig:
@@ -64,6 +64,7 @@ def get_config(arg: str = "lamb-4096") -> TrainConfig:
     require_choice("--config row", row, ROWS)
     if row == "smoke":
         return _smoke()
+
     name, size = row.split("-")
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     batch = int(size)
@@ -103,21 +104,24 @@ def _smoke() -> TrainConfig:
     config = get_config("lamb-4096")
     config.name = "cifar10:smoke"
     config.about = About(paper=_PAPER, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_steps = 16, 4
-    config.data.builder, config.data.train_crop, config.data.image_size = (
-        "generated_images",
-        "resized",
-        16,
-    )
-    config.data.train_split, config.data.validation_split, config.data.test_split = (
-        "train",
-        "validation",
-        "validation",
-    )
+
+    config.global_batch_size = 16
+    config.num_steps = 4
+    config.data.builder = "generated_images"
+    config.data.train_crop = "resized"
+    config.data.image_size = 16
+    config.data.train_split = "train"
+    config.data.validation_split = "validation"
+    config.data.test_split = "validation"
     config.model.width_coefficient = 0.125
-    config.schedule.base_batch_size, config.schedule.warmup_steps = 16, 1
+
+    config.schedule.base_batch_size = 16
+    config.schedule.warmup_steps = 1
     config.parallel.num_microsteps = 1
+
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_epochs, config.eval_every_steps = 16, None, 4
+    config.eval_global_batch_size = 16
+    config.eval_every_epochs = None
+    config.eval_every_steps = 4
     config.log_every_steps = 1
     return config

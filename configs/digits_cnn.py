@@ -1,9 +1,11 @@
-"""A small CNN with batch norm on scikit-learn's digits: the whole path on data that ships with a package.
+"""A small CNN with batch norm on scikit-learn's digits, which need no download.
 
     lbopt train --config=configs/digits_cnn.py:lamb-1024 --workdir=runs/digits_cnn
 
-Rows (`:ROW`): <optimizer>-<global batch size>, optimizer one of lamb, lars, adamw, adam, momentum; `smoke` is tiny.
-The settings are the centre of the grid of configs/sweeps/digits_limit.py, which measures them at seven batch sizes.
+Rows (`:ROW`): <optimizer>-<global batch size>, optimizer one of lamb, lars, adamw, adam, momentum;
+`smoke` is tiny.
+The settings are the centre of the grid of configs/sweeps/digits_limit.py, which measures them at
+seven batch sizes.
 Hardware and time: seconds on a CPU.
 """
 
@@ -40,7 +42,7 @@ OPTIMIZERS = {
     "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **LEGW)),
 }
 MEASURED = ("16", "32", "64", "128", "256", "512", "1024")
-"""Batch sizes that `digits_limit` runs with these very settings (its learning-rate factor 1)."""
+"""Batch sizes that `digits_limit` runs with these settings (its learning-rate factor 1)."""
 ROWS = (*(f"{name}-{size}" for name in OPTIMIZERS for size in MEASURED), "smoke")
 
 
@@ -48,16 +50,19 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     """Return the row `<optimizer>-<global batch size>`, or `smoke`."""
     if arg == "smoke":
         config = get_config("lamb-128")
-        config.num_epochs, config.log_every_steps, config.eval_every_steps = 2.0, 2, 8
+        config.num_epochs = 2.0
+        config.log_every_steps = 2
+        config.eval_every_steps = 8
         config.about.status = "not yet run"
         config.checkpoint = CheckpointConfig(every_steps=4)
         return config
+
     name, size = parse_row(arg or "lamb-256", OPTIMIZERS)
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     status = "measured here" if str(size) in MEASURED else "not yet run"
     return TrainConfig(
         name=f"digits_cnn:{name}-{size}",
-        about=About(paper="LAMB 1904.00962, LARS 1708.03888, LEGW 1901.08256", status=status),
+        about=About(paper="LAMB 1904.00962v5, LARS 1708.03888v3, LEGW 1901.08256v1", status=status),
         global_batch_size=size,
         num_epochs=20.0,
         model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8),

@@ -1,9 +1,13 @@
-"""An LSTM that reads scikit-learn's digits row by row: the form of LEGW's MNIST-LSTM on data that ships with a package.
+"""An LSTM that reads scikit-learn's digits row by row, like LEGW's MNIST-LSTM.
+
+LEGW is the linear-epoch gradual warmup of arXiv 1901.08256. The digits need no download.
 
     lbopt train --config=configs/digits_lstm.py:lamb-1024 --workdir=runs/digits_lstm
 
-Rows (`:ROW`): <optimizer>-<global batch size>, optimizer one of lamb, adamw, momentum; `smoke` is tiny.
-Hardware and time: seconds on a CPU. Validation accuracy of one run each (2-core CPU, JAX 0.10.2), %:
+Rows (`:ROW`): <optimizer>-<global batch size>, optimizer one of lamb, adamw, momentum; `smoke` is
+tiny.
+Hardware and time: seconds on a CPU. Validation accuracy of one run each, in % (2-core CPU, JAX
+0.10.2):
 
     batch      64    1024
     lamb     97.4    84.7
@@ -43,15 +47,19 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     """Return the row `<optimizer>-<global batch size>`, or `smoke`."""
     if arg == "smoke":
         config = get_config("lamb-128")
-        config.num_epochs, config.log_every_steps, config.eval_every_steps = 2.0, 2, 8
-        config.model.hidden, config.checkpoint.every_steps = 16, 4
+        config.num_epochs = 2.0
+        config.log_every_steps = 2
+        config.eval_every_steps = 8
+        config.model.hidden = 16
+        config.checkpoint.every_steps = 4
         return config
+
     name, size = parse_row(arg or "lamb-256", OPTIMIZERS)
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     return TrainConfig(
         name=f"digits_lstm:{name}-{size}",
         about=About(
-            paper="LEGW 1901.08256, LAMB 1904.00962",
+            paper="LEGW 1901.08256v1, LAMB 1904.00962v5",
             status="measured here" if str(size) in MEASURED else "not yet run",
         ),
         global_batch_size=size,

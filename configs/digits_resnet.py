@@ -1,9 +1,11 @@
-"""ResNet-18 in narrow on scikit-learn's digits: residual blocks and batch norm on data that ships with a package.
+"""A narrow ResNet-18 on scikit-learn's digits, which need no download.
 
     lbopt train --config=configs/digits_resnet.py:lamb-1024 --workdir=runs/digits_resnet
 
-Rows (`:ROW`): <optimizer>-<global batch size>, optimizer one of lamb, lars, momentum; `smoke` is tiny.
-Hardware and time: about 45 s of CPU time a run. Test accuracy of one run each (2-core CPU, JAX 0.10.2), %:
+Rows (`:ROW`): <optimizer>-<global batch size>, optimizer one of lamb, lars, momentum; `smoke` is
+tiny.
+Hardware and time: about 45 s of CPU time per run. Test accuracy of one run each, in % (2-core CPU,
+JAX 0.10.2):
 
     batch      64    1024
     lamb     97.2    96.4
@@ -43,15 +45,18 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     """Return the row `<optimizer>-<global batch size>`, or `smoke`."""
     if arg == "smoke":
         config = get_config("lamb-128")
-        config.num_epochs, config.log_every_steps, config.eval_every_steps = 2.0, 2, 8
+        config.num_epochs = 2.0
+        config.log_every_steps = 2
+        config.eval_every_steps = 8
         config.checkpoint.every_steps = 4
         return config
+
     name, size = parse_row(arg or "lamb-256", OPTIMIZERS)
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     return TrainConfig(
         name=f"digits_resnet:{name}-{size}",
         about=About(
-            paper="ResNet 1512.03385, LAMB 1904.00962, LEGW 1901.08256",
+            paper="ResNet 1512.03385v1, LAMB 1904.00962v5, LEGW 1901.08256v1",
             status="measured here" if str(size) in MEASURED else "not yet run",
         ),
         global_batch_size=size,

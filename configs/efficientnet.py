@@ -24,12 +24,12 @@ Data: `lbopt prepare imagenet2012` prints how to get the files by hand.
     b5-lars-65536-single-decay      -                     -                     -
     smoke                           a small B0 on 96 generated images, half a minute on a CPU
 
-The released code decays twice under LARS: 1e-5 in the loss and 1e-5 in the optimizer. The rows do
-as it does; `single-decay` has no decay in the loss (`--weight_decay=0` there). 350 epochs are the
-code's default. Default row: b5-lars-65536.
+With LARS the released code decays the weights twice: 1e-5 in the loss and 1e-5 in the optimizer.
+The rows do the same; `single-decay` has no decay in the loss (`--weight_decay=0` in the code). 350
+epochs are the code's default. Default row: b5-lars-65536.
 
-Recalled besides: the spans of batch norm under RMSProp (512, 1024 and 2048 examples at 4096, 8192
-and 16384 [recalled 85%]: the code's rule for the cores in the table).
+The spans of batch norm with RMSProp are recalled too (512, 1024 and 2048 examples at 4096, 8192 and
+16384 [recalled 85%]: the code's rule for the cores in the table).
 Own choices: AutoAugment (the code's flag defaults to none), crops by height, bicubic, evaluation
 batch, intervals.
 Status: every row but b5-lars-65536-single-decay is planned (configs/plans/); none has been run
@@ -53,10 +53,10 @@ from lbopt.schedules import Units
 NUM_EXAMPLES = 1_281_167
 NUM_EPOCHS = 350.0
 NETWORKS = {"b2": (260, 0.3), "b5": (456, 0.4)}
-"""Size -> side of its images, dropout."""
+"""Side of the images in pixels and dropout rate of each size."""
 RMSPROP_SPANS = {4096: 512, 8192: 1024, 16384: 2048}
 LARS = {"16384": (0.236, 50.0), "32768": (0.118, 50.0), "65536": (0.081, 43.0)}
-"""Batch -> learning rate per 256 examples, warmup epochs; all recalled."""
+"""Learning rate per 256 examples and warmup epochs of each batch size; all recalled."""
 TABLE = {
     "b2-rmsprop-4096": (80.1, 128),
     "b2-rmsprop-8192": (80.0, 256),
@@ -69,11 +69,11 @@ TABLE = {
     "b5-lars-16384": (83.3, 512),
     "b5-lars-32768": (83.2, 1024),
 }
-"""Row -> peak top-1 in percent, cores; all recalled."""
+"""Peak top-1 in percent and cores of each row; all recalled."""
 LARGEST = "b5-lars-65536"
 SINGLE = "b5-lars-65536-single-decay"
 TOPOLOGIES = {128: "v3:8x8", 256: "v3:8x16", 512: "v3:16x16", 1024: "v3:16x32"}
-"""Cores -> chips; the shape is our own choice."""
+"""Slice with each number of cores; the shapes are our own choice."""
 ROWS = (*TABLE, LARGEST, SINGLE, "smoke")
 
 
@@ -83,6 +83,7 @@ def get_config(arg: str = LARGEST) -> TrainConfig:
     require_choice("--config row", row, ROWS)
     if row == "smoke":
         return _smoke()
+
     size, optimizer, batch = row.split("-")[:3]
     config = _imagenet(row, size, int(batch))
     if optimizer == "lars":
@@ -92,10 +93,12 @@ def get_config(arg: str = LARGEST) -> TrainConfig:
     if row == SINGLE:
         config.loss.l2 = 0.0
     if batch == "65536":
-        config.model.fold_examples = 8  # as scripts/benchmarks/cases.py compiles it
+        config.model.fold_examples = 8  # as in scripts/benchmarks/cases.py
+
     config.about = _about(row)
     if row == LARGEST:
-        config.target_metric, config.target_value = "eval/accuracy", 0.83
+        config.target_metric = "eval/accuracy"
+        config.target_value = 0.83
     return config
 
 
@@ -131,14 +134,14 @@ def _set_lars(config: TrainConfig, rate_per_256: float, warmup_epochs: float) ->
         warmup_rule="epochs",
         base_warmup_epochs=warmup_epochs,
         power=2.0,
-        end_learning_rate=0.1,  # the code's own, and not a tenth of the peak
+        end_learning_rate=0.1,  # as in the code; it is not a tenth of the peak
         decay_steps=units.steps(NUM_EPOCHS) - units.warmup_steps(warmup_epochs) + 1,
         first_step=0,
     )
 
 
 def _imagenet(row: str, size: str, batch: int) -> TrainConfig:
-    """Return what all rows have in common."""
+    """Return the settings that all rows share."""
     side, dropout = NETWORKS[size]
     return TrainConfig(
         name=f"efficientnet:{row}",
@@ -172,7 +175,7 @@ def _imagenet(row: str, size: str, batch: int) -> TrainConfig:
 
 
 def _about(row: str) -> About:
-    paper = "EfficientNet 2011.00071, tensorflow/tpu"
+    paper = "EfficientNet 2011.00071v2, tensorflow/tpu"
     own = "Own choice: AutoAugment, crops, interpolation, evaluation batch, intervals"
     epochs = "350 epochs are the code's default"
     if row == LARGEST:
@@ -211,18 +214,27 @@ def _smoke() -> TrainConfig:
     config = get_config(LARGEST)
     config.name = "efficientnet:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_epochs = 16, 1.0
-    config.data.builder, config.data.image_size = "generated_images", 32
-    config.model.size, config.model.width_coefficient, config.model.depth_coefficient = (
-        "b0",
-        0.25,
-        0.1,
-    )
-    config.model.dtype, config.model.fold_examples = "float32", 2
+
+    config.global_batch_size = 16
+    config.num_epochs = 1.0
+    config.data.builder = "generated_images"
+    config.data.image_size = 32
+    config.model.size = "b0"
+    config.model.width_coefficient = 0.25
+    config.model.depth_coefficient = 0.1
+    config.model.dtype = "float32"
+    config.model.fold_examples = 2
     config.model.batch_norm_scope = "examples:8"
-    config.schedule.base_batch_size, config.schedule.base_learning_rate = 16, 1.0
-    config.schedule.base_warmup_epochs, config.schedule.decay_steps = 0.4, 5.0
+
+    config.schedule.base_batch_size = 16
+    config.schedule.base_learning_rate = 1.0
+    config.schedule.base_warmup_epochs = 0.4
+    config.schedule.decay_steps = 5.0
+
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_epochs, config.log_every_steps = 16, 1.0, 1
-    config.target_metric, config.target_value = "", 0.0
+    config.eval_global_batch_size = 16
+    config.eval_every_epochs = 1.0
+    config.log_every_steps = 1
+    config.target_metric = ""
+    config.target_value = 0.0
     return config

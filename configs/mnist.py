@@ -1,13 +1,14 @@
-"""Full-batch MNIST in 30 or 35 steps: the small end of "The Limit of the Batch Size" (2006.08517).
+"""Full-batch MNIST in 30 or 35 steps: the small end of "The Limit of the Batch Size".
 
-Source: fastalgo/mnist_tpu@9d6ba7de9fdcacb2a911b5a648993c3d05677157; tests/configs/published.json
-names the file of each number.
+Paper: You et al., arXiv 2006.08517v1. Code:
+fastalgo/mnist_tpu@9d6ba7de9fdcacb2a911b5a648993c3d05677157; tests/configs/published.json names the
+file of each number.
 
     lbopt train --config=configs/mnist.py:lamb-60000 --workdir=runs/mnist
 
 Data: `lbopt prepare mnist`. The results are the best single runs of sweeps over learning rate and
-warmup, SELECTED ON THE TEST SET; here too validation is the test set, so that the same thing is
-compared. Hardware and time are published for no row.
+warmup, SELECTED ON THE TEST SET. To compare with them, validation is the test set here too.
+Hardware and time are published for no row.
 
     row               steps    test accuracy, %    learning rate    warmup steps
     momentum-60000    35       93.74               .13              9
@@ -61,7 +62,7 @@ TABLE = {
     "adam-50000": (30, 0.04, 10, 98.12),
     "lamb-50000": (30, 0.12, 8, 98.54),
 }
-"""Row -> steps, learning rate, warmup steps, test accuracy in percent."""
+"""Steps, learning rate, warmup steps and test accuracy in percent of each row."""
 ROWS = (*TABLE, "smoke")
 
 
@@ -71,12 +72,13 @@ def get_config(arg: str = "lamb-60000") -> TrainConfig:
     require_choice("--config row", row, ROWS)
     if row == "smoke":
         return _smoke()
+
     name, batch = row.split("-")
     steps, rate, warmup, percent = TABLE[row]
     return TrainConfig(
         name=f"mnist:{row}",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517, fastalgo/mnist_tpu",
+            paper="The Limit of the Batch Size 2006.08517v1, fastalgo/mnist_tpu",
             published_result=f"test accuracy {percent:.2f} %, selected on the test set",
             note="Own choice: network, intervals.",
         ),
@@ -114,15 +116,22 @@ def get_config(arg: str = "lamb-60000") -> TrainConfig:
 
 
 def _smoke() -> TrainConfig:
-    """Return the row lamb-60000 with a small network, on data that ship with scikit-learn."""
+    """Return the row lamb-60000 with a small network, on scikit-learn's digits."""
     config = get_config("lamb-60000")
     config.name = "mnist:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_steps = 256, 8
+
+    config.global_batch_size = 256
+    config.num_steps = 8
     config.data = DataConfig("digits")
     config.model = ModelConfig("cnn", (8, 16), 32)
-    config.schedule.base_batch_size, config.schedule.warmup_steps = 256, 2
+
+    config.schedule.base_batch_size = 256
+    config.schedule.warmup_steps = 2
+
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_steps = 256, 4
-    config.target_metric, config.target_value = "", 0.0
+    config.eval_global_batch_size = 256
+    config.eval_every_steps = 4
+    config.target_metric = ""
+    config.target_value = 0.0
     return config

@@ -1,9 +1,10 @@
-"""BERT-tiny on Python's own help topics: masked tokens and next sentences on data that ship with the interpreter.
+"""BERT-tiny on Python's help topics, which need no download: masked tokens and next sentences.
 
     lbopt train --config=configs/pydoc_bert.py:lamb-512 --workdir=runs/pydoc_bert
 
 Rows (`:ROW`): <optimizer>-<global batch size>, the optimizer is lamb; `smoke` is tiny.
-Hardware and time: about ten minutes of CPU time a run. On the test part, one run each (2-core CPU, Python 3.11, JAX 0.10.2), %:
+Hardware and time: about ten minutes of CPU time per run. Test accuracy of one run each, in %
+(2-core CPU, Python 3.11, JAX 0.10.2):
 
     batch                  64    512    counting (python -m lbopt.data.baselines)
     masked tokens        36.2   27.3     7.1
@@ -41,15 +42,19 @@ def get_config(arg: str = "lamb-256") -> TrainConfig:
     """Return the row `<optimizer>-<global batch size>`, or `smoke`."""
     if arg == "smoke":
         config = get_config("lamb-128")
-        config.num_epochs, config.log_every_steps, config.eval_every_steps = 1.0, 2, 8
-        config.schedule.base_warmup_epochs, config.checkpoint.every_steps = 0.1, 4
+        config.num_epochs = 1.0
+        config.log_every_steps = 2
+        config.eval_every_steps = 8
+        config.schedule.base_warmup_epochs = 0.1
+        config.checkpoint.every_steps = 4
         return config
+
     name, size = parse_row(arg or "lamb-256", OPTIMIZERS)
     optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
     return TrainConfig(
         name=f"pydoc_bert:{name}-{size}",
         about=About(
-            paper="BERT 1810.04805, LAMB 1904.00962, LEGW 1901.08256",
+            paper="BERT 1810.04805v2, LAMB 1904.00962v5, LEGW 1901.08256v1",
             status="measured here" if str(size) in MEASURED else "not yet run",
         ),
         global_batch_size=size,

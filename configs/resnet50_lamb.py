@@ -24,10 +24,10 @@ One rule makes the seven NUS rows: the square root of the batch scales the learn
 epochs grow with the batch (LEGW), so that warmup has 782 steps in every row. You's code clips each
 replica's own gradient. Default row: 32768.
 
-Own choices: examples that share batch statistics (64: what one of NUS's GPUs held at its default
-batch; 128 for You's run: 32768 over 256 cores), batches of evaluation, how often to log, evaluate
-and save. The first update of the NUS rows has rate 0 (in the code, the first step of the ramp), and
-steps are rounded up over the run (in the code, over every epoch).
+Own choices: number of examples that share batch statistics (64, which one of NUS's GPUs had at its
+default batch; 128 for You's run, 32768 over 256 cores), evaluation batch, intervals of logs,
+evaluations and checkpoints. The first update of the NUS rows has rate 0 (in the code, the first
+step of the ramp), and steps are rounded up over the run (in the code, over every epoch).
 Status: you-32768 is planned, for a v3 slice (configs/plans/); no row has been run here.
 """
 
@@ -54,7 +54,7 @@ PUBLISHED = {
     "16384": ("top-1 76.91 %, top-5 93.30 % (NUS README)", 0.7691),
     "32768": ("top-1 76.71 %, top-5 93.00 % (NUS README)", 0.7671),
 }
-"""Batch -> result, and the accuracy whose first step the log names."""
+"""Result of each batch size, and the accuracy to reach, None if there is no target."""
 ROWS = (*PUBLISHED, "you-32768", "smoke")
 _SETTING = "batch-norm span, evaluation batch, log/evaluation/checkpoint intervals"
 
@@ -65,6 +65,7 @@ def get_config(arg: str = "32768") -> TrainConfig:
     require_choice("--config row", row, ROWS)
     if row == "smoke":
         return _smoke()
+
     return _you() if row == "you-32768" else _nus(row)
 
 
@@ -73,11 +74,12 @@ def _nus(row: str) -> TrainConfig:
     result, target = PUBLISHED[row]
     config = _imagenet(row, batch, "by_area", "examples:64")
     config.about = About(
-        paper="LAMB 1904.00962, NUS-HPC-AI-Lab/pytorch-lamb",
+        paper="LAMB 1904.00962v5, NUS-HPC-AI-Lab/pytorch-lamb",
         published_result=result,
         note=f"Own choice: {_SETTING}, first update at rate 0, steps rounded up over the run "
         "(NUS rounds up every epoch).",
     )
+
     config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="other_classes")
     config.optimizer = OptimizerConfig("lamb", "nus", weight_decay=1.5)
     config.schedule = ScheduleConfig(
@@ -88,21 +90,24 @@ def _nus(row: str) -> TrainConfig:
         base_warmup_epochs=0.3125,
         first_step=0,
     )
+
     if target is not None:
-        config.target_metric, config.target_value = "eval/accuracy", target
+        config.target_metric = "eval/accuracy"
+        config.target_value = target
     return config
 
 
 def _you() -> TrainConfig:
     config = _imagenet("you-32768", 32768, "by_height", "examples:128")
     config.about = About(
-        paper="LAMB 1904.00962, fastalgo/imagenet_resnet50_lamb",
+        paper="LAMB 1904.00962v5, fastalgo/imagenet_resnet50_lamb",
         published_result="top-1 76.33667 %, top-5 93.01758 % (log.out)",
         hardware="256 cores",
-        topology="v3:8x16",  # of which generation is not said
+        topology="v3:8x16",  # the log does not name the generation
         status="planned by the TPU compiler",
         note=f"Own choice: {_SETTING}.",
     )
+
     config.num_steps = 3519
     config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="all_classes")
     config.optimizer = OptimizerConfig("lamb", "you_rn50", weight_decay=1.5, clip_stage="replica")
@@ -114,12 +119,13 @@ def _you() -> TrainConfig:
         warmup_steps=782,
         first_step=0,
     )
-    config.target_metric, config.target_value = "eval/accuracy", 0.7633667
+    config.target_metric = "eval/accuracy"
+    config.target_value = 0.7633667
     return config
 
 
 def _imagenet(row: str, batch: int, crop_sampling: str, span: str) -> TrainConfig:
-    """Return what all rows have in common."""
+    """Return the settings that all rows share."""
     return TrainConfig(
         name=f"resnet50_lamb:{row}",
         global_batch_size=batch,
@@ -155,13 +161,24 @@ def _smoke() -> TrainConfig:
     config = get_config("32768")
     config.name = "resnet50_lamb:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_epochs = 16, 2.0
-    config.data.builder, config.data.image_size = "generated_images", 32
-    config.model.size, config.model.width_coefficient = "18", 0.125
-    config.model.dtype, config.model.fold_columns = "float32", False
+
+    config.global_batch_size = 16
+    config.num_epochs = 2.0
+    config.data.builder = "generated_images"
+    config.data.image_size = 32
+    config.model.size = "18"
+    config.model.width_coefficient = 0.125
+    config.model.dtype = "float32"
+    config.model.fold_columns = False
     config.model.batch_norm_scope = "examples:8"
-    config.schedule.base_batch_size, config.schedule.base_warmup_epochs = 16, 0.25
+
+    config.schedule.base_batch_size = 16
+    config.schedule.base_warmup_epochs = 0.25
+
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_epochs, config.log_every_steps = 16, 1.0, 1
-    config.target_metric, config.target_value = "", 0.0
+    config.eval_global_batch_size = 16
+    config.eval_every_epochs = 1.0
+    config.log_every_steps = 1
+    config.target_metric = ""
+    config.target_value = 0.0
     return config

@@ -1,6 +1,6 @@
 """LARS on ResNet-50 / ImageNet at batches of 512 to 65536, with the warmups of LEGW.
 
-Papers: You et al., arXiv 1708.03888 (LARS) and 1901.08256 (LEGW). Code: NUS-HPC-AI-Lab's
+Papers: You et al., arXiv 1708.03888v3 (LARS) and 1901.08256v1 (LEGW). Code: NUS-HPC-AI-Lab's
 LARS-ImageNet-PyTorch at a8222c6, tensorflow/tpu at 95647b5, borisgin/nvcaffe-0.16 at 8896d33;
 tests/configs/published.json names the file of each number. `[recalled NN%]`: believed with that
 confidence, not read in a public source.
@@ -19,7 +19,7 @@ published for one row.
     32768             76.75       the same; 14 epochs of warmup (LEGW's table: 10 [recalled 90%])
     official-8192     -           defaults of tensorflow/tpu, models/official/resnet/lars_util.py
     official-16384    -           the same
-    official-32768    76.3        the same; 76.3 in 2.2 min on 1024 v3 chips: abstract of 1811.06992
+    official-32768    76.3        the same; 76.3 in 2.2 min on 1024 v3 chips: 1811.06992v2, abstract
     official-65536    -           the same
     nvcaffe-1024      -           the first code: nvcaffe-0.16, models/resnet50/solver_lars.prototxt
     smoke             -           a tiny ResNet on 96 generated images, half a minute on a CPU
@@ -28,11 +28,11 @@ One rule makes the NUS rows up to 16384: 2^2 at batch 512 and the square root of
 epochs of warmup and LEGW, so 391 steps of warmup everywhere. nvcaffe-1024 ramps quadratically and
 decays from step 0. Default row: 32768.
 
-Own choices: examples that share batch statistics (64), batches of evaluation, intervals; of the
-official rows, whose file sets the learning rate alone: 90 epochs, momentum .9, decay 1e-4, label
-smoothing, the variant `tpu`; of nvcaffe-1024: no label smoothing, crops. Steps of the NUS rows are
-rounded up over the run (in the code, over every epoch). With which settings Ying et al.
-(1811.06992) ran is not known.
+Own choices: number of examples that share batch statistics (64), evaluation batch, intervals; in
+the official rows, whose file sets only the learning rate: 90 epochs, momentum .9, decay 1e-4, label
+smoothing, the variant `tpu`; in nvcaffe-1024: no label smoothing, crops. Steps of the NUS rows are
+rounded up over the run (in the code, over every epoch). The settings of Ying et al. (1811.06992v2)
+are not known.
 Status: official-32768 is planned (configs/plans/); no row has been run here.
 """
 
@@ -66,7 +66,7 @@ OFFICIAL = {
     "official-32768": (32768, 32.0, 14.0),
     "official-65536": (65536, 35.6, 40.0),
 }
-"""Row -> batch, learning rate, warmup epochs."""
+"""Batch size, learning rate and warmup epochs of each row."""
 FIRST = "nvcaffe-1024"
 ROWS = (*PUBLISHED, *OFFICIAL, FIRST, "smoke")
 _SETTING = "batch-norm span, evaluation batch, log/evaluation/checkpoint intervals"
@@ -76,9 +76,11 @@ def get_config(arg: str = "32768") -> TrainConfig:
     """Return a row: a global batch size, `official-BATCH`, `nvcaffe-1024`, or `smoke`."""
     row = arg or "32768"
     require_choice("--config row", row, ROWS)
+
     special = {"smoke": _smoke, FIRST: _first}
     if row in special:
         return special[row]()
+
     return _official(row) if row in OFFICIAL else _nus(row)
 
 
@@ -87,10 +89,11 @@ def _nus(row: str) -> TrainConfig:
     percent, target = PUBLISHED[row]
     config = _imagenet(row, batch, "by_area")
     config.about = About(
-        paper="LARS 1708.03888, LEGW 1901.08256, NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch",
+        paper="LARS 1708.03888v3, LEGW 1901.08256v1, NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch",
         published_result=f"top-1 {percent:.2f} % (NUS README)",
         note=f"Own choice: {_SETTING}, steps rounded up over the run (NUS rounds up every epoch).",
     )
+
     config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="other_classes")
     config.optimizer = OptimizerConfig("lars", "nus", weight_decay=1e-4, momentum=0.9)
     if batch == 32768:
@@ -105,8 +108,10 @@ def _nus(row: str) -> TrainConfig:
         first_step=0,
     )
     if batch == 32768:
-        config.schedule.warmup_rule, config.schedule.base_warmup_epochs = "epochs", 14.0
-    config.target_metric, config.target_value = "eval/accuracy", target
+        config.schedule.warmup_rule = "epochs"
+        config.schedule.base_warmup_epochs = 14.0
+    config.target_metric = "eval/accuracy"
+    config.target_value = target
     return config
 
 
@@ -116,21 +121,22 @@ def _official(row: str) -> TrainConfig:
     config = _imagenet(row, batch, "by_height")
     timed = row == "official-32768"
     config.about = About(
-        paper="LARS 1708.03888, tensorflow/tpu models/official/resnet/lars_util.py"
-        + (", Ying et al. 1811.06992" if timed else ""),
-        published_result="top-1 76.3 % (abstract of 1811.06992)" if timed else "-",
+        paper="LARS 1708.03888v3, tensorflow/tpu models/official/resnet/lars_util.py"
+        + (", Ying et al. 1811.06992v2" if timed else ""),
+        published_result="top-1 76.3 % (abstract of 1811.06992v2)" if timed else "-",
         hardware="1024 TPU v3 chips" if timed else "-",
         time="2.2 min" if timed else "-",
         topology="v3:32x32" if timed else "",
         status="planned by the TPU compiler" if timed else "not yet run",
         note=(
-            "Result and time are those of 1811.06992 at this batch; that it ran with these "
+            "Result and time are those of 1811.06992v2 at this batch; that it ran with these "
             "settings is not known. "
             if timed
             else ""
         )
         + f"Own choice: 90 epochs, momentum, weight decay, label smoothing, variant, {_SETTING}.",
     )
+
     config.loss = LossConfig(label_smoothing=0.1, label_smoothing_rule="all_classes")
     config.optimizer = OptimizerConfig("lars", "tpu", weight_decay=1e-4, momentum=0.9)
     config.schedule = ScheduleConfig(
@@ -148,12 +154,13 @@ def _official(row: str) -> TrainConfig:
 
 
 def _first() -> TrainConfig:
-    """Return the solver of the first code: a quadratic ramp from 1 to 9, every tensor adapted."""
+    """Return the settings of the first code: a quadratic ramp from 1 to 9, all tensors adapted."""
     config = _imagenet(FIRST, 1024, "by_area")
     config.about = About(
-        paper="LARS 1708.03888, borisgin/nvcaffe-0.16 models/resnet50/solver_lars.prototxt",
+        paper="LARS 1708.03888v3, borisgin/nvcaffe-0.16 models/resnet50/solver_lars.prototxt",
         note=f"Own choice: no label smoothing, crops, {_SETTING}.",
     )
+
     config.num_steps = 125_000
     config.optimizer = OptimizerConfig(
         "lars",
@@ -179,7 +186,7 @@ def _first() -> TrainConfig:
 
 
 def _imagenet(row: str, batch: int, crop_sampling: str) -> TrainConfig:
-    """Return what all rows have in common."""
+    """Return the settings that all rows share."""
     return TrainConfig(
         name=f"resnet50_lars:{row}",
         global_batch_size=batch,
@@ -215,13 +222,24 @@ def _smoke() -> TrainConfig:
     config = get_config("32768")
     config.name = "resnet50_lars:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_epochs = 16, 2.0
-    config.data.builder, config.data.image_size = "generated_images", 32
-    config.model.size, config.model.width_coefficient = "18", 0.125
-    config.model.dtype, config.model.fold_columns = "float32", False
+
+    config.global_batch_size = 16
+    config.num_epochs = 2.0
+    config.data.builder = "generated_images"
+    config.data.image_size = 32
+    config.model.size = "18"
+    config.model.width_coefficient = 0.125
+    config.model.dtype = "float32"
+    config.model.fold_columns = False
     config.model.batch_norm_scope = "examples:8"
-    config.schedule.base_batch_size, config.schedule.base_warmup_epochs = 16, 0.5
+
+    config.schedule.base_batch_size = 16
+    config.schedule.base_warmup_epochs = 0.5
+
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_epochs, config.log_every_steps = 16, 1.0, 1
-    config.target_metric, config.target_value = "", 0.0
+    config.eval_global_batch_size = 16
+    config.eval_every_epochs = 1.0
+    config.log_every_steps = 1
+    config.target_metric = ""
+    config.target_value = 0.0
     return config

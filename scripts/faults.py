@@ -38,13 +38,13 @@ _EXTREMES = {
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """A piece of source and what stands there instead.
+    """A replacement of one stretch of source.
 
     Args:
-      kind: What is changed, in a few words.
-      line: The line on which the piece begins, from 1.
-      start: Offset of the piece in the UTF-8 bytes of the source.
-      end: Offset of the byte after it.
+      kind: The change in a few words.
+      line: Line on which the replaced source begins, from 1.
+      start: Offset of its first byte in the UTF-8 source.
+      end: Offset of the byte after its last.
       new: The source that replaces it.
     """
 
@@ -55,7 +55,7 @@ class Fault:
     new: str
 
     def plant(self, source: str) -> str:
-        """Return the source with the fault in it."""
+        """Return the source with this fault planted."""
         data = source.encode()
         return (data[: self.start] + self.new.encode() + data[self.end :]).decode()
 
@@ -75,11 +75,11 @@ def all_faults(source: str) -> list[Fault]:
 
 
 class _Finder:
-    """Walks over code that does something, past annotations, messages and docstrings."""
+    """Visits the code of a module except annotations, messages and docstrings."""
 
     def find(self, tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
         """Yield (node, kind of fault, source that replaces the node)."""
-        # An f-string has no offsets of its own in Python 3.11; what is raised is mostly prose.
+        # Parts of an f-string have no offsets in Python 3.11; a raised error is mostly prose.
         if isinstance(tree, ast.JoinedStr | ast.Raise | ast.Import | ast.ImportFrom):
             return
         yield from _of_expression(tree) if isinstance(tree, ast.expr) else _of_statement(tree)

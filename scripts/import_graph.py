@@ -1,4 +1,4 @@
-"""Which files of this repository import which, and how far a test is from the code it reaches."""
+"""The imports between files of this repository, and the distance of a test from a module."""
 
 import ast
 import collections
@@ -7,7 +7,7 @@ import pathlib
 import re
 
 TEST_FOLDERS = ("tests", "tests/oracles", "tests/plan", "tests/train")
-"""Folders in which tests find modules by their bare names; see `pythonpath` in pyproject.toml."""
+"""Folders whose modules tests import by bare names; see `pythonpath` in pyproject.toml."""
 _MODULE = re.compile(r"lbopt(\.\w+)+\.?")
 
 
@@ -15,7 +15,7 @@ class ImportGraph:
     """The imports of all Python files of a tree.
 
     Args:
-      root: The tree's folder, with `lbopt/` and `tests/` in it.
+      root: Folder of the tree, which contains `lbopt/` and `tests/`.
     """
 
     def __init__(self, root: pathlib.Path):
@@ -27,7 +27,7 @@ class ImportGraph:
         self.configs = {path.stem: path for path in self.files if "configs" in path.parts}
 
     def distances(self, test: pathlib.Path) -> dict[pathlib.Path, int]:
-        """Return every file that a test reaches, with the number of imports in between."""
+        """Return all files that a test imports, also indirectly, with their distance in imports."""
         found = {test: 0}
         waiting = collections.deque([test])
         while waiting:
@@ -41,7 +41,7 @@ class ImportGraph:
     def nearest_tests(self, changed: set[pathlib.Path]) -> dict[pathlib.Path, int]:
         """Return the test files that reach a changed file, with their distance from it.
 
-        The nearest come first; of equally near ones, those in the folder of the changed package.
+        They are sorted by distance; at equal distance, tests of the changed package come first.
         """
         packages = {
             path.relative_to(self.root).parts[1] for path in changed if "lbopt" in path.parts
@@ -62,9 +62,11 @@ class ImportGraph:
         """Return all test files."""
         return [path for path in self.files if path.name.startswith("test_")]
 
-    @functools.cache  # noqa: B019  there is one graph, which lives as long as the program
+    @functools.cache  # noqa: B019  the only graph lives as long as the program
     def imports(self, path: pathlib.Path) -> frozenset[pathlib.Path]:
         """Return the files that one file needs: imported modules, fixtures and named configs."""
+        if path.suffix not in (".py", ".pyi"):
+            return frozenset()
         text = path.read_text()
         tree = ast.parse(text)
         found = {file for name in _names(tree) for file in self._files(name)}
@@ -73,6 +75,8 @@ class ImportGraph:
             found |= self._fixtures(path)
             words = set(re.findall(r"\w+", text))
             found |= {file for stem, file in self.configs.items() if stem in words}
+        if self.root / "tests" / "tpu" in path.parents:
+            found |= set((self.root / "tpu").rglob("*"))  # they run its scripts
         return frozenset(found - {path})
 
     def _fixtures(self, path: pathlib.Path) -> set[pathlib.Path]:
@@ -84,8 +88,8 @@ class ImportGraph:
         return ".".join(names[:-1] if names[-1] == "__init__" else names)
 
     def _files(self, name: str) -> set[pathlib.Path]:
-        """Return the files behind a dotted name, which may end in names that a module defines."""
-        if name.endswith("."):  # the beginning of a module's name, completed when it is imported
+        """Return the files of a dotted name, which may end in names that a module defines."""
+        if name.endswith("."):  # a prefix that the code completes to a module's name
             return {path for module, path in self.modules.items() if module.startswith(name)}
         parts = name.split(".")
         for end in range(len(parts), 0, -1):
@@ -104,7 +108,7 @@ class ImportGraph:
 
     @functools.cache  # noqa: B019
     def _reexports(self, path: pathlib.Path) -> dict[str, str]:
-        """Return {public name of a package: dotted name it stands for}."""
+        """Return a mapping from the public names of a package to dotted names of their sources."""
         if path.name != "__init__.py":
             return {}
         stub = path.with_suffix(".pyi")
@@ -133,7 +137,7 @@ def _names(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Constant) and _MODULE.fullmatch(str(node.value)):
             found.add(str(node.value))
 
-    # `lbopt.lamb` after `import lbopt`: the name tells which module the package takes it from.
+    # `lbopt.lamb` after `import lbopt`: the attribute decides which module the package imports.
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             alias = roots.get(node.value.id)

@@ -1,4 +1,4 @@
-"""Make the plans of every recipe that names the pod it was published on, and of every study over a pod; see scripts/plans."""
+"""Make the plans of all recipes and studies that name a pod; see scripts/plans."""
 
 import json
 import pathlib
@@ -8,22 +8,30 @@ import sys
 FOLDER = pathlib.Path("configs/plans")
 STUDIES = pathlib.Path("configs/sweeps")
 HEADER = (
-    "recipe", "pod", "GiB of", "compute + communication, ms", "of peak", "steps", "projected", "published",
-)  # fmt: skip
+    "recipe",
+    "pod",
+    "GiB of",
+    "compute + communication, ms",
+    "of peak",
+    "steps",
+    "projected",
+    "published",
+)
 
 
 def main(argv: list[str]) -> int:
-    """Plan what is asked for, or print the table."""
+    """Plan the recipes and studies whose names contain an argument, or print the table."""
     if argv == ["--table"]:
         print("\n".join(table()))
         return 0
+
     known = [*recipes(), *studies()]
     wanted = [flag for flag in known if not argv or any(text in flag for text in argv)]
     if not wanted:
-        print(
-            f"nothing that names a pod has {' or '.join(map(repr, argv))} in its name; known are: {', '.join(known)}"
-        )
+        texts = " or ".join(map(repr, argv))
+        print(f"no plan has {texts} in its name; give a part of: {', '.join(known)}")
         return 2
+
     failed = []
     for flag in wanted:
         print(f"{flag} ...", flush=True)
@@ -68,7 +76,7 @@ def plan_file(flag: str) -> pathlib.Path:
 
 
 def plan(flag: str) -> bool:
-    """Plan one recipe or study in a process of its own."""
+    """Plan one recipe or study in a new process; return whether it fits."""
     output = plan_file(flag)
     output.parent.mkdir(exist_ok=True)
     done = subprocess.run(
@@ -100,14 +108,14 @@ def _row(found: dict) -> tuple[str, ...]:
 
     assert found["fits"], f"{found['recipe']} does not fit: change it, or the pod it names"
     parts = [
-        f"{1e3 * phase['compute_seconds_per_step']:.1f} + {1e3 * phase['collective_seconds_per_step']:.1f}"
+        f"{1e3 * phase['compute_seconds_per_step']:.1f} + "
+        f"{1e3 * phase['collective_seconds_per_step']:.1f}"
         for phase in found["phases"]
     ]
     held = f"{found['hbm_bytes_per_device'] / 2**30:.1f} of {found['hbm_limit_bytes'] / 2**30:.1f}"
     published = found["published_seconds"]
-    recalled = (
-        " [recalled]" if "recalled" in (found["published_source"] or "").split(":")[-1] else ""
-    )
+    source = (found["published_source"] or "").split(":")[-1]
+    recalled = " [recalled]" if "recalled" in source else ""
     return (
         f"`{found['recipe'].removeprefix('configs/')}`",
         f"{found['topology']}, {found['num_devices']:,}",

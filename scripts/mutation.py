@@ -1,9 +1,11 @@
-"""Plant faults in a copy of lbopt, one at a time, and see which tests catch them.
+"""Plant faults in a copy of lbopt, one at a time, and find the tests that catch them.
 
-The faults are drawn at random, equally many from each package. The everyday tests run until the first
-failure, beginning with those nearest to the faulty module. The results are kept in a JSONL file, one
-fault a line; the same command resumes where it was stopped. A fault that changes nothing anybody could
-observe is no gap in the tests: set `"equivalent": true` in its line.
+The faults are drawn at random, in equal numbers from each package. The tests run once without a
+fault, which shows the tests that execute each line. For each fault, the tests that execute its line
+run until the first failure, beginning with those nearest to the faulty module. All tests run for a
+line that is executed when its module is imported. The results are kept in a JSONL file, one fault a
+line; the same command resumes after a stop. If a fault makes no observable difference, set
+`"equivalent": true` in its line: it then does not count as missed.
 """
 
 import argparse
@@ -24,27 +26,31 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
+import pytest
 from faults import Fault, all_faults
 from import_graph import ImportGraph
+from reached_lines import ReachedLines, measure
 
 ROOT = pathlib.Path(__file__).parents[1]
-STAGES = (8, 40, None)
-"""Number of test files in the first runs of pytest; most faults are caught by the nearest files."""
-EVERYDAY, SLOW = "not slow", "slow"
+STAGES = (40, 400, None)
+"""Number of tests in the first runs of pytest; most faults are caught by the nearest tests."""
+EVERYDAY = "not slow"
+SLOW = "slow and not exhaustive"
 
 
 @dataclasses.dataclass
 class Mutant:
-    """A planted fault and what has become of it.
+    """A planted fault and its outcome.
 
     Args:
       file: The module, relative to the repository.
-      fault: What is changed in it.
-      diff: The change, to read.
-      caught_by: The test that failed, None if none did.
-      kind: Which tests caught it: "everyday", "slow" or "missed"; None before it was run.
-      seconds: Time until it was caught, or of all tests.
-      equivalent: Whether somebody found that the fault makes no difference.
+      fault: The change of its source.
+      diff: The change as a diff, for readers.
+      caught_by: Name of the test that failed; None if no test failed.
+      kind: Kind of the tests that caught the fault, "everyday" or "slow"; "missed" if no test did,
+        None before the tests ran.
+      seconds: Seconds until a test failed, or of all tests.
+      equivalent: Whether the fault makes no observable difference; set by hand.
     """
 
     file: str
@@ -65,20 +71,20 @@ def main(argv: Sequence[str]) -> int:
     """Draw the faults, run the tests and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=40, help="number of faults (default: 40)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the drawing (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
     parser.add_argument(
-        "--file", type=pathlib.Path, help="results (default: runs/mutants-SEED.jsonl)"
+        "--file", type=pathlib.Path, help="file of results (default: runs/mutants-SEED.jsonl)"
     )
     parser.add_argument(
-        "--also-slow", action="store_true", help="run the slow tests where others miss a fault"
+        "--also-slow", action="store_true", help="run the slow tests if the others miss a fault"
     )
-    parser.add_argument("--workers", default="2", help="processes of pytest (default: 2)")
+    parser.add_argument("--workers", default="2", help="number of pytest processes (default: 2)")
     parser.add_argument(
-        "--timeout-s", type=float, default=3600.0, help="most seconds of one run of pytest"
+        "--timeout-s", type=float, default=3600.0, help="time limit of one pytest run, in seconds"
     )
     options = parser.parse_args(argv)
 
-    # When it is told to stop, it ends the tests that it runs too.
+    # On SIGTERM exit by an exception, so that the running tests end too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     file = options.file or ROOT / "runs" / f"mutants-{options.seed}.jsonl"
     if file.exists():
@@ -89,24 +95,26 @@ def main(argv: Sequence[str]) -> int:
         save(file, mutants)
 
     with copy_of_tree() as folder:
-        tests = Tests(folder, options.workers, options.timeout_s)
+        data = file.with_suffix(".coverage")
+        if not data.exists():
+            selection = "not exhaustive" if options.also_slow else EVERYDAY
+            print("running the tests without a fault, to see what they execute", flush=True)
+            measure(folder, data, ["-m", selection, "-n", options.workers, "--dist", "worksteal"])
+        tests = Tests(folder, ReachedLines(ROOT, data), options.workers, options.timeout_s)
         for number, mutant in enumerate(mutants, 1):
-            print(
-                f"{number}/{len(mutants)} {mutant.file}:{mutant.fault.line} {mutant.fault.kind}",
-                flush=True,
-            )
+            place = f"{mutant.file}:{mutant.fault.line}"
+            print(f"{number}/{len(mutants)} {place} {mutant.fault.kind}", flush=True)
             run(mutant, folder, tests, options.also_slow)
             save(file, mutants)
-            print(
-                f"    {mutant.outcome} {mutant.caught_by or ''} {mutant.seconds:.0f} s", flush=True
-            )
+            found = f"{mutant.outcome} {mutant.caught_by or ''}"
+            print(f"    {found} {mutant.seconds:.0f} s", flush=True)
     print(table(mutants))
     print(f"results: {file}")
     return 0
 
 
 def draw(count: int, seed: int) -> list[Mutant]:
-    """Draw faults, in turn from each package and there from all its faults alike."""
+    """Draw faults from the packages in turn, uniformly from all faults of a package."""
     packages: dict[str, list[tuple[pathlib.Path, Fault]]] = {}
     for path in sorted((ROOT / "lbopt").rglob("*.py")):
         parts = path.relative_to(ROOT / "lbopt").parts
@@ -126,7 +134,7 @@ def draw(count: int, seed: int) -> list[Mutant]:
 
 
 def make_mutant(path: pathlib.Path, fault: Fault) -> Mutant | None:
-    """Return the mutant of a module, None if its code is the same as before."""
+    """Return the mutant of a module; None if the fault does not change its syntax tree."""
     source = path.read_text()
     changed = fault.plant(source)
     if ast.dump(ast.parse(source)) == ast.dump(ast.parse(changed)):
@@ -136,7 +144,11 @@ def make_mutant(path: pathlib.Path, fault: Fault) -> Mutant | None:
 
 
 def load(file: pathlib.Path) -> list[Mutant]:
-    """Read mutants; those that no longer fit the source are an error."""
+    """Read mutants.
+
+    Raises:
+      SystemExit: If a module has changed since.
+    """
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     mutants = [Mutant(**{**line, "fault": Fault(**line["fault"])}) for line in lines]
     for mutant in mutants:
@@ -147,7 +159,7 @@ def load(file: pathlib.Path) -> list[Mutant]:
 
 
 def save(file: pathlib.Path, mutants: Sequence[Mutant]) -> None:
-    """Write all mutants; the file is whole at every moment."""
+    """Write all mutants, atomically."""
     text = "".join(json.dumps(dataclasses.asdict(mutant)) + "\n" for mutant in mutants)
     partial = file.with_suffix(".partial")
     partial.write_text(text)
@@ -156,7 +168,7 @@ def save(file: pathlib.Path, mutants: Sequence[Mutant]) -> None:
 
 @contextlib.contextmanager
 def copy_of_tree() -> Iterator[pathlib.Path]:
-    """Make a copy of what git tracks or would add, beside which the repository stays as it is."""
+    """Copy the files that git tracks or would add to a temporary folder."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -177,49 +189,53 @@ class Tests:
     """Runs the tests of a copy of the tree.
 
     Args:
-      folder: The copy.
-      workers: Number of processes of pytest.
-      timeout_s: Seconds after which a run counts as a failure: a fault may make a loop endless.
+      folder: Folder of the copy.
+      reached: The tests that execute each line.
+      workers: Number of pytest processes.
+      timeout_s: Time limit of a run in seconds. A longer run counts as a failure, because a fault
+        may cause an endless loop.
     """
 
-    def __init__(self, folder: pathlib.Path, workers: str, timeout_s: float):
+    def __init__(self, folder: pathlib.Path, reached: ReachedLines, workers: str, timeout_s: float):
         self.folder = folder
+        self.reached = reached
         self.workers = workers
         self.timeout_s = timeout_s
         self.graph = ImportGraph(folder)
         self.unsound: set[str] = set()
 
-    def first_failure(self, module: pathlib.Path, selection: str) -> str | None:
+    def first_failure(self, module: pathlib.Path, line: int, selection: str) -> str | None:
         """Return the first test that fails among those of a selection, None if all pass."""
-        near = list(self.graph.nearest_tests({module}))
-        others = [test for test in self.graph.tests() if test not in near]
-        waiting = [*near, *others, self.folder / "lbopt"]
-
+        waiting = self.tests_of(module, line)
         for stage in STAGES:
-            files, waiting = waiting[:stage], waiting[stage:] if stage else []
-            failed = self.run(
-                [
-                    *("-x", "-m", selection, "-n", self.workers),
-                    *(f"--deselect={test}" for test in sorted(self.unsound)),
-                    *map(str, files),
-                ]
-            )
+            now, waiting = waiting[:stage], waiting[stage:] if stage else []
+            if not now:
+                return None
+            deselected = [f"--deselect={test}" for test in sorted(self.unsound)]
+            names = self.folder / "tests-to-run.txt"
+            names.write_text("\n".join(now))
+            failed = self.run(["-x", "-m", selection, "-n", self.workers, *deselected, f"@{names}"])
             if failed is not None:
                 return failed
         return None
 
+    def tests_of(self, module: pathlib.Path, line: int) -> list[str]:
+        """Return the tests that execute a line, or all test files; the nearest come first."""
+        near = [str(file.relative_to(self.folder)) for file in self.graph.nearest_tests({module})]
+        files = [str(file.relative_to(self.folder)) for file in self.graph.tests()]
+        others = [file for file in files if file not in near]
+        in_order = [*near, *others, "lbopt"]
+
+        reaching = self.reached.tests(module.relative_to(self.folder), line)
+        if reaching is None:
+            return in_order
+        place = {file: number for number, file in enumerate(in_order)}
+        return sorted(reaching, key=lambda test: (place.get(test.partition("::")[0], -1), test))
+
     def run(self, arguments: Sequence[str]) -> str | None:
         """Run pytest; return the first failing test or another reason, None if all passed."""
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-rfE",
-            *arguments,
-        ]
+        options = ["-q", "-p", "no:cacheprovider", "-rfE"]
+        command = [sys.executable, "-m", "pytest", *options, *arguments]
         environment = {**os.environ, "PYTHONPATH": str(self.folder)}
         process = subprocess.Popen(
             command,
@@ -235,26 +251,27 @@ class Tests:
         except subprocess.TimeoutExpired:
             return "no end"
         finally:
-            # Tests leave processes behind where a fault ends them before their cleanup.
+            # A fault can end a test before it stops its own processes.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        if process.returncode in (0, 5):  # 5: the files have no test of this selection
+
+        if process.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
             return None
         failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
         return failed[1] if failed else f"pytest ended with {process.returncode}"
 
     def is_sound(self, test: str) -> bool:
-        """Return whether a test passes without the fault; one that does not is left out from now on."""
+        """Return whether a test passes without the fault; otherwise deselect it from now on."""
         if "::" not in test or self.run([test]) is None:
             return True
         self.unsound.add(test)
-        print(f"    {test} fails without a fault, too: it is left out", flush=True)
+        print(f"    {test} also fails without a fault: left out", flush=True)
         return False
 
 
 def run(mutant: Mutant, folder: pathlib.Path, tests: Tests, also_slow: bool) -> None:
-    """Run a mutant's tests, unless they were run before."""
+    """Run a mutant's tests, except those whose outcome is known."""
     path = folder / mutant.file
     source = path.read_text()
     selections = [EVERYDAY] if mutant.kind is None else []
@@ -272,12 +289,12 @@ def run(mutant: Mutant, folder: pathlib.Path, tests: Tests, also_slow: bool) -> 
 def first_sound_failure(
     mutant: Mutant, path: pathlib.Path, source: str, tests: Tests, selection: str
 ) -> str | None:
-    """Return the first test that fails because of the fault, None if there is none."""
+    """Return the first test that fails because of the fault, None if no test does."""
     while True:
         begin = time.monotonic()
         path.write_text(mutant.fault.plant(source))
         try:
-            found = tests.first_failure(path, selection)
+            found = tests.first_failure(path, mutant.fault.line, selection)
         finally:
             path.write_text(source)
         mutant.seconds += time.monotonic() - begin
@@ -286,7 +303,7 @@ def first_sound_failure(
 
 
 def table(mutants: Sequence[Mutant]) -> str:
-    """Return the outcomes, a line for each mutant and one for all."""
+    """Return a line with the outcome of each mutant, and a last line with their counts."""
     lines = [
         f"{mutant.outcome:10} {mutant.seconds:6.0f} s  {mutant.file}:{mutant.fault.line}  "
         f"{mutant.fault.kind}  {mutant.caught_by or ''}"

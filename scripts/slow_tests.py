@@ -1,8 +1,8 @@
-"""Run the slow tests of what a change touched, the nearest first, for a limited time.
+"""Run the slow tests of changed files, the nearest first, for a limited time.
 
-A test file is run if it imports a changed file, directly or through others. Tests for which no time is
-left are skipped, and counted by file at the end; those marked exhaustive are left out.
-`scripts/test --all` runs everything.
+A test file is run if it imports a changed file, directly or through others. Tests that cannot begin
+in time are skipped, and counted by file at the end; tests marked exhaustive are left out.
+`scripts/test --all` runs all tests.
 """
 
 import argparse
@@ -25,42 +25,33 @@ def main(argv: list[str]) -> int:
     """Run the slow tests and return the exit code of pytest."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--budget-s", type=float, default=600.0, help="seconds in which a test may begin"
+        "--budget-s", type=float, default=600.0, help="seconds after which no test begins"
     )
     parser.add_argument(
         "--since",
         default=os.environ.get("LBOPT_TESTED_COMMIT"),
-        help="commit that passed its tests",
+        help="last commit that passed its tests",
     )
-    parser.add_argument("--list", action="store_true", help="print the files and stop")
+    parser.add_argument("--list", action="store_true", help="print the test files and exit")
     options = parser.parse_args(argv)
 
     base = options.since or last_tested()
     if base is None:
-        print(
-            "slow tests: none; the commit before this change is not known (--since=COMMIT names it)"
-        )
+        print("slow tests: none, because the last tested commit is not known; give --since=COMMIT")
         return 0
+
     changed = changed_files(base)
     tests = list(ImportGraph(ROOT).nearest_tests(changed))
-    print(
-        f"slow tests: {len(changed)} files changed since {base}; {len(tests)} test files reach them"
-    )
+    reach = f"{len(tests)} test files reach them"
+    print(f"slow tests: {len(changed)} files changed since {base}; {reach}")
     if options.list:
         print("\n".join(str(test.relative_to(ROOT)) for test in tests))
     if options.list or not tests:
         return 0
 
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        "slow and not exhaustive",
-        "-p",
-        "slow_tests",
-        "-rs",
-    ]
+    # This file is also a plugin of pytest, which skips the tests that come too late.
+    selection = ["-m", "slow and not exhaustive", "-p", "slow_tests", "-rs"]
+    command = [sys.executable, "-m", "pytest", *selection]
     workers = ["-n", os.environ.get("TEST_WORKERS", "3")]
     environment = {
         **os.environ,
@@ -82,30 +73,30 @@ def last_tested() -> str | None:
 
 
 def changed_files(base: str) -> set[pathlib.Path]:
-    """Return the files that differ from a commit, those that are not committed included."""
+    """Return the files that differ from a commit, including uncommitted changes."""
     names = git("diff", "--name-only", base) or ""
     return {ROOT / name for name in names.splitlines()}
 
 
 def git(*arguments: str) -> str | None:
-    """Return what git says, None if it fails."""
+    """Return git's output, None if it fails."""
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave a test out if the time is over."""
+    """Skip a test after the deadline."""
     if time.time() > float(os.environ[DEADLINE]):
         pytest.skip(LATE)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Say which tests were left out, by file."""
+    """Report the number of skipped tests by file."""
     skipped = terminalreporter.stats.get("skipped", [])
     late = collections.Counter(
         report.nodeid.partition("::")[0] for report in skipped if LATE in str(report.longrepr)
     )
-    terminalreporter.write_line(f"slow tests left out because the time was over: {late.total()}")
+    terminalreporter.write_line(f"slow tests skipped after the time limit: {late.total()}")
     for file, count in late.items():
         terminalreporter.write_line(f"  {count} of {file}")
 

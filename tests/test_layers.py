@@ -1,6 +1,7 @@
 """Import directions, private modules, the places of heavy libraries, and assignments."""
 
 import ast
+import functools
 import pathlib
 import subprocess
 import sys
@@ -33,7 +34,7 @@ LEVELS = {
     5: {"report", "recipes", "sweep", "plan"},
     6: {"cli", "__main__", "__init__"},
 }
-LEVEL_OF = {room: level for level, rooms in LEVELS.items() for room in rooms}
+LEVEL_OF = {package: level for level, packages in LEVELS.items() for package in packages}
 
 # Packages of one level that may not import each other.
 STRANGERS = [
@@ -109,34 +110,36 @@ USERS = [
 ]
 
 
-def room(file):
+def package_of(file):
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@functools.cache
 def imported(file):
-    """Yield the dotted names that a file imports, also inside functions."""
+    """Return the dotted names that a file imports, also inside functions."""
+    names = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
-def rooms_imported(file):
+def packages_imported(file):
     names = {name.split(".")[1] for name in imported(file) if name.startswith("lbopt.")}
     return {name for name in names if name in LEVEL_OF}
 
 
-def test_every_room_has_a_level():
-    assert {room(file) for file in FILES} <= set(LEVEL_OF)
+def test_every_package_has_a_level():
+    assert {package_of(file) for file in FILES} <= set(LEVEL_OF)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_imports_point_down(file):
-    here = room(file)
-    above = {other for other in rooms_imported(file) if LEVEL_OF[other] > LEVEL_OF[here]}
+    here = package_of(file)
+    above = {other for other in packages_imported(file) if LEVEL_OF[other] > LEVEL_OF[here]}
     assert not above, f"{file}: {here} imports {above}"
 
 
@@ -187,12 +190,12 @@ def test_an_assignment_gives_one_name_its_value():
 @pytest.mark.parametrize(("one", "other"), STRANGERS)
 def test_strangers_do_not_know_each_other(one, other):
     for file in FILES:
-        if room(file) == one:
-            assert other not in rooms_imported(file), file
+        if package_of(file) == one:
+            assert other not in packages_imported(file), file
 
 
 @pytest.mark.parametrize("library", CONFINED)
-def test_libraries_stay_in_their_room(library):
+def test_libraries_stay_in_their_package(library):
     users = {
         str(file.relative_to(PACKAGE))
         for file in FILES
@@ -204,8 +207,8 @@ def test_libraries_stay_in_their_room(library):
 
 def test_the_core_can_be_vendored_alone():
     for file in FILES:
-        if room(file) in VENDORABLE:
-            assert rooms_imported(file) <= VENDORABLE, file
+        if package_of(file) in VENDORABLE:
+            assert packages_imported(file) <= VENDORABLE, file
             outside = {name.split(".")[0] for name in imported(file)} & {
                 "flax",
                 "orbax",

@@ -13,6 +13,8 @@ del sys.modules["torch"]
 import cv2, flax, grain, jax, optax, orbax.checkpoint, scipy.optimize, scipy.stats
 import jax.numpy as jnp
 
+LOGGERS = ("", "absl", "jax", "tensorboardX.x2num")
+
 def settings():
     """What one part of a program can change for all others."""
     return {
@@ -21,7 +23,7 @@ def settings():
         "warnings": list(warnings.filters),
         "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
         "event loops": type(asyncio.get_event_loop_policy()),
-        "levels": {name: logging.getLogger(name).level for name in ("", "absl", "jax", "tensorboardX.x2num")},
+        "levels": {name: logging.getLogger(name).level for name in LOGGERS},
         "handlers": logging.getLogger().handlers[:],
         "hidden modules": [name for name, module in sys.modules.items() if module is None],
         "paths": list(sys.path),

@@ -1,4 +1,4 @@
-# What the scripts ask of gcloud. Every call ends by itself, and what it says goes into one line.
+# Calls of gcloud. Every call has a time limit, and its output is reported in one line.
 # shellcheck shell=bash disable=SC2034  # the answers are variables that the sourcing script reads
 
 SCRATCH=$(mktemp -d)
@@ -32,26 +32,30 @@ try() {
     return "$code"
 }
 
-# logged_out: what gcloud said last means that nobody is logged in, which no waiting mends.
+# logged_out: whether gcloud's last error is that nobody is logged in, which waiting does not mend.
 logged_out() {
     [[ $ERR == *'active account'* || $ERR == *'gcloud auth login'* ]]
 }
 
-# patiently WORD...: do it; and with --patient up to ten times, POLL_S apart, where gcloud fails for a reason that may pass.
+# patiently WORD...: run a command of this file; with --patient repeat it up to ten times, POLL_S
+# apart, if gcloud fails for a reason that may pass.
 patiently() {
     local number
     for ((number = 1; number <= 10; number++)); do
         "$@" && return
-        [ -n "${OPT[patient]:-}" ] && ! logged_out && [[ $ERR != *PERMISSION_DENIED* && $ERR != *INVALID_ARGUMENT* ]] || return 1
+        [ -n "${OPT[patient]:-}" ] && ! logged_out || return 1
+        [[ $ERR != *PERMISSION_DENIED* && $ERR != *INVALID_ARGUMENT* ]] || return 1
         say "gcloud: $REASON"
         [ "$number" -eq 10 ] || sleep "$POLL_S"
     done
     return 1
 }
 
-# storage WORD...: on the bucket; a refusal names it.
+# storage WORD...: run gcloud storage; a failure ends the script and names the bucket.
 storage() {
-    try cloud storage "$@" || die 3 "BUCKET=$BUCKET: ${REASON:-gcloud storage $1 failed}; create the bucket, or grant this account roles/storage.objectAdmin on it"
+    try cloud storage "$@" ||
+        die 3 "BUCKET=$BUCKET: ${REASON:-gcloud storage $1 failed}; create the bucket," \
+            "or grant this account roles/storage.objectAdmin on it"
 }
 
 # put TEXT OBJECT: write a small object below HOME_URL.
@@ -61,16 +65,19 @@ put() {
     storage cp "$SCRATCH/object" "$HOME_URL/$2"
 }
 
-# new_secret: letters that nobody can guess.
+# new_secret: print 64 random hexadecimal digits.
 new_secret() {
     od -An -N32 -tx1 /dev/urandom | tr -d ' \n'
 }
 
-# need_secret: the bucket has what the processes of NAME know each other by. It is made once: machines that are replaced take it too.
+# need_secret: put the secret by which the processes of NAME authenticate each other into the
+# bucket, if it is not there. It is written once, because new machines must have the same secret.
 need_secret() {
     local code=0
     ask_object secret || code=$?
-    [ "$code" -ne 2 ] || die 3 "BUCKET=$BUCKET: $HOME_URL/secret cannot be read: ${REASON:-no answer}; run this again, or grant this account roles/storage.objectAdmin on the bucket"
+    [ "$code" -ne 2 ] ||
+        die 3 "BUCKET=$BUCKET: $HOME_URL/secret cannot be read: ${REASON:-no answer};" \
+            "run this again, or grant this account roles/storage.objectAdmin on the bucket"
     OUT=''
     [ "$code" -eq 0 ] || put "$(new_secret)" secret
 }
@@ -79,32 +86,37 @@ no_such_object() {
     [[ $ERR == *'matched no objects'* || $ERR == *'not found: 404'* ]]
 }
 
-# ask_object OBJECT: 0 and OUT = what is in it (below HOME_URL), 1 it is not there, 2 nobody knows, with REASON.
+# ask_object OBJECT: read an object below HOME_URL. 0: OUT = its text; 1: it does not exist;
+# 2: gcloud failed with REASON.
 ask_object() {
     try cloud storage cat "$HOME_URL/$1" && return
     no_such_object || return 2
     return 1
 }
 
-# is_wanted: whether the bucket has a wish for a run, and OUT = it. An answer there must be: who does not know must not take it for "no".
+# is_wanted: whether the bucket has a wish for a run; OUT = the wish. If gcloud fails, the script
+# ends: a failure must not be taken for "no".
 is_wanted() {
     local code=0
     ask_object wanted || code=$?
-    [ "$code" -ne 2 ] || die 3 "PROJECT=$PROJECT BUCKET=$BUCKET: whether a run is wanted cannot be read: ${REASON:-no answer}; run this again, or grant this account roles/storage.objectAdmin on the bucket"
+    [ "$code" -ne 2 ] ||
+        die 3 "PROJECT=$PROJECT BUCKET=$BUCKET: whether a run is wanted cannot be read:" \
+            "${REASON:-no answer}; run this again, or grant this account" \
+            "roles/storage.objectAdmin on the bucket"
     return "$code"
 }
 
-# wish_in TEXT: the WISH of what write_settings has written.
+# wish_in TEXT: print the WISH in TEXT, which write_settings has written.
 wish_in() {
     sed -n "s/^WISH='\(.*\)'$/\1/p" <<<"$1"
 }
 
-# forget_states: of what the workers have said of themselves in the bucket nothing is left. Those that run say it again.
+# forget_states: remove the workers' states from the bucket. Running workers write theirs again.
 forget_states() {
     try cloud storage rm "$HOME_URL/workers/*/state" || no_such_object
 }
 
-# ask_state: STATE = what the queued resource is, ABSENT, or UNKNOWN with REASON.
+# ask_state: STATE = the state of the queued resource, ABSENT, or UNKNOWN with REASON.
 ask_state() {
     if try tpus queued-resources describe "$NAME" --format='value(state.state)'; then
         STATE=${OUT##*$'\n'}
@@ -120,24 +132,28 @@ answered() {
     [ "$STATE" != UNKNOWN ]
 }
 
-# need_answer: ask_state, and an answer there must be.
+# need_answer: ask_state; end the script if gcloud fails.
 need_answer() {
-    patiently answered || die 3 "PROJECT=$PROJECT ZONE=$ZONE: $REASON; check both, and gcloud auth login"
+    patiently answered ||
+        die 3 "PROJECT=$PROJECT ZONE=$ZONE: $REASON; check both, and gcloud auth login"
 }
 
-# remove_request: the queued resource with all its nodes; 1 and REASON if it stays.
+# remove_request: delete the queued resource with all its nodes; 1 and REASON if that fails.
 remove_request() {
     LIMIT=1800 try tpus queued-resources delete "$NAME" --force || [[ $ERR == *NOT_FOUND* ]]
 }
 
-# need_active: the machines are there.
+# need_active: end the script unless the queued resource is ACTIVE.
 need_active() {
     need_answer
     [ -z "$DRY_RUN" ] || return 0
     case $STATE in
     ACTIVE) ;;
     ABSENT) die 3 "NAME=$NAME: there is no such queued resource; tpu/create makes it" ;;
-    *) die 3 "NAME=$NAME: the queued resource is $STATE, not ACTIVE; wait for tpu/create, or let tpu/babysit make it anew" ;;
+    *)
+        die 3 "NAME=$NAME: the queued resource is $STATE, not ACTIVE;" \
+            "wait for tpu/create, or let tpu/babysit make it anew"
+        ;;
     esac
 }
 
@@ -147,7 +163,7 @@ nodes() {
     for ((slice = 0; slice < NUM_SLICES; slice++)); do echo "$NAME-$slice"; done
 }
 
-# worker_ids: SLICE-WORKER of every machine there should be.
+# worker_ids: print SLICE-WORKER of every machine of the run.
 worker_ids() {
     local slice worker
     for ((slice = 0; slice < NUM_SLICES; slice++)); do
@@ -159,7 +175,8 @@ on_node() { # NODE WORKER COMMAND
     tpus tpu-vm ssh "$1" --worker="$2" --command="$3"
 }
 
-# on_workers COMMAND: on all machines of all slices at once; ANSWERS = the lines they begin with "lbopt".
+# on_workers COMMAND: run it on all machines of all slices at once; ANSWERS = their output lines
+# that begin with "lbopt".
 on_workers() {
     local node pids=() pid code=0
     rm -f "$SCRATCH"/node.*
@@ -172,13 +189,14 @@ on_workers() {
         fi
     done
     for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
-    # gcloud may put words of its own before a line, so look for ours within.
+    # gcloud may put its own words before a line of the worker.
     ANSWERS=$(cat "$SCRATCH"/node.* 2>/dev/null | grep -oE 'lbopt [0-9]+-[0-9]+ .*' || true)
-    REASON=$(cat "$SCRATCH"/node.*.err 2>/dev/null | grep -E 'ERROR|ssh:|denied|refused|timed out' | head -n1 || true)
+    REASON=$(cat "$SCRATCH"/node.*.err 2>/dev/null |
+        grep -E 'ERROR|ssh:|denied|refused|timed out' | head -n1 || true)
     return "$code"
 }
 
-# silent: the workers that ANSWERS lacks, each on a line.
+# silent: print the IDs of the workers that are missing in ANSWERS, one a line.
 silent() {
     local id
     for id in $(worker_ids); do
@@ -186,7 +204,7 @@ silent() {
     done
 }
 
-# name_of ID: how a worker is named to a human.
+# name_of ID: print a worker's name for messages.
 name_of() {
     if [ "$NUM_SLICES" -gt 1 ]; then
         echo "worker ${1#*-} of $HOSTS in slice ${1%-*} of $NUM_SLICES (counted from 0)"
@@ -195,7 +213,8 @@ name_of() {
     fi
 }
 
-# ask_workers: STATES[ID] = what each worker's keep does; a worker that does not answer keeps the bucket's word, marked "silent".
+# ask_workers: STATES[ID] = the state of each worker's keep; for a worker that does not answer, its
+# state in the bucket, marked "silent".
 ask_workers() {
     local id line
     declare -gA STATES=()
@@ -209,8 +228,8 @@ ask_workers() {
     done
 }
 
-# worker_command SCRIPT WORD...: the command line that runs tpu/worker/SCRIPT there, as root like the startup script:
-# what one of two users leaves behind (libtpu's lock file, /tmp) would stand in the other's way.
+# worker_command SCRIPT WORD...: print the command line that runs tpu/worker/SCRIPT on a worker. It
+# runs as root like the startup script: files of another user (libtpu's lock, /tmp) would block it.
 worker_command() {
     # shellcheck disable=SC2016  # expanded there, not here
     printf 'sudo -n "${LBOPT_ROOT:-/var/lib/lbopt}/source/tpu/worker/%s"' "$1"

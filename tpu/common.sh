@@ -1,21 +1,22 @@
-# Sourced by every script beside it: options, one-line errors, dry runs.
+# Sourced by every script in this folder: options, one-line errors, dry runs.
 # shellcheck shell=bash disable=SC2034  # the sourcing scripts read the variables
-# Exit codes: 0 done; 2 the user's input is wrong; 3 the environment is wrong; 1 the program failed, or a bug.
+# Exit codes: 0 done; 2 the user's input is wrong; 3 the environment is wrong; 1 the program failed,
+# or a bug.
 
 TPU=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 ROOT=$(dirname "$TPU")
 SCRIPT=$(basename "$0")
 ENV_FILE=$TPU/env
 DRY_RUN=''
-exec 3>&1 # what a dry run prints, even from inside $(...)
+exec 3>&1 # a dry run prints here, even from inside $(...)
 
-# What comes from a file or the cloud may have control characters, which a terminal would obey: they become spaces.
-# warn MESSAGE: one line on stderr.
+# warn MESSAGE: print one line on stderr. Control characters, which files and the cloud may contain
+# and a terminal would obey, become spaces.
 warn() {
     printf 'tpu/%s: %s\n' "$SCRIPT" "${*//[[:cntrl:]]/ }" >&2
 }
 
-# die CODE MESSAGE: one line on stderr. (Inside $(...) it ends the subshell only: check there.)
+# die CODE MESSAGE: print one line on stderr and exit. (Inside $(...) only the subshell ends.)
 die() {
     warn "${*:2}"
     exit "$1"
@@ -28,13 +29,15 @@ say() {
 ((BASH_VERSINFO[0] > 4 || BASH_VERSINFO[0] == 4 && BASH_VERSINFO[1] >= 4)) ||
     die 3 "bash $BASH_VERSION is too old; use bash >= 4.4, e.g. in Cloud Shell or on Linux"
 
-# help: the comment that a script opens with.
+# help: print the comment at the top of the script, and the options that all scripts have.
 help() {
     sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"
-    printf '  %-14s %s\n' --env=FILE 'settings (default tpu/env)' --dry-run 'print every command, ask and change nothing' --help 'this text'
+    printf '  %-14s %s\n' --env=FILE 'settings (default tpu/env)' \
+        --dry-run 'print every command, ask and change nothing' --help 'this text'
 }
 
-# parse_options "NAME NAME= ..." "$@": this script's flags into OPT[NAME], beside the three that all have. NAME= takes a value.
+# parse_options "NAME NAME= ..." "$@": read this script's flags into OPT[NAME], and the flags that
+# all scripts have. NAME= takes a value.
 declare -A OPT=()
 parse_options() {
     local known=" $1 " argument name
@@ -57,12 +60,12 @@ parse_options() {
     done
 }
 
-# need COMMAND FIX: a program is there. A dry run needs none.
+# need COMMAND FIX: end the script if a program is not installed. A dry run needs none.
 need() {
     [ -n "$DRY_RUN" ] || command -v "$1" >/dev/null || die 3 "$1 is not on PATH; $2"
 }
 
-# show WORD...: a command as one could type it.
+# show WORD...: print a command, quoted for a shell.
 show() {
     local word line=''
     for word in "$@"; do

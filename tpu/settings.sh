@@ -1,17 +1,20 @@
-# Reads and checks settings. They are data: nothing in them is run, so that a file can do no more than set.
+# Reads and checks settings. A settings file is data: nothing in it is run.
 # shellcheck shell=bash disable=SC2034,SC2153  # the sourcing scripts read the variables
 
 REQUIRED=(PROJECT ZONE NAME ACCELERATOR CAPACITY BUCKET WORKDIR COMMAND)
 declare -A DEFAULTS=(
-    [NUM_SLICES]=1 [RUNTIME]='' [EXTRAS]='tpu,gcs' [SERVICE_ACCOUNT]='' [NETWORK]='' [SUBNETWORK]='' [RESERVATION]=''
-    [MAX_FAILURES]=3 [MAX_PREEMPTIONS]=100 [MAX_LOST_PEERS]=10 [MAX_CREATE_TRIES]=20 [CREATE_WAIT_S]=86400
-    [RETRY_S]=60 [POLL_S]=60 [RESTART_S]=10 [HEALTHY_S]=3600 [SYNC_S]=60 [STOP_S]=300 [SSH_S]=300 [SETUP_S]=1800
-    [PREFLIGHT_S]=120 [FIREWALL]=check [IMAGE]='' [CLUSTER]=''
+    [NUM_SLICES]=1 [RUNTIME]='' [EXTRAS]='tpu,gcs'
+    [SERVICE_ACCOUNT]='' [NETWORK]='' [SUBNETWORK]='' [FIREWALL]=check [RESERVATION]=''
+    [MAX_FAILURES]=3 [MAX_PREEMPTIONS]=100 [MAX_LOST_PEERS]=10 [MAX_CREATE_TRIES]=20
+    [CREATE_WAIT_S]=86400 [RETRY_S]=60 [POLL_S]=60 [RESTART_S]=10 [HEALTHY_S]=3600 [SYNC_S]=60
+    [STOP_S]=300 [SSH_S]=300 [SETUP_S]=1800 [PREFLIGHT_S]=120 [IMAGE]='' [CLUSTER]=''
 )
-# What keep on a worker has to know of a run. WISH tells this run from others of the same name and command.
-WANTED=(WISH COMMAND WORKDIR MAX_FAILURES MAX_PREEMPTIONS MAX_LOST_PEERS RESTART_S HEALTHY_S SYNC_S STOP_S)
+# The settings that keep needs on a worker. WISH identifies a run among those of the same NAME.
+WANTED=(WISH COMMAND WORKDIR MAX_FAILURES MAX_PREEMPTIONS MAX_LOST_PEERS)
+WANTED+=(RESTART_S HEALTHY_S SYNC_S STOP_S)
 
-# read_settings FILE NAME...: set these shell variables from lines NAME=VALUE; another name is refused.
+# read_settings FILE NAME...: set these shell variables from lines NAME=VALUE. Other names are
+# refused.
 read_settings() {
     local file=$1 line name rest number=0 end='[[:space:]]*([[:space:]]#.*)?$'
     local single="^'([^']*)'$end" double="^\"([^\"]*)\"$end" plain="^([^[:space:]'\"]*)$end"
@@ -19,16 +22,21 @@ read_settings() {
     while IFS= read -r line || [ -n "$line" ]; do
         number=$((number + 1)) line=${line%$'\r'}
         [[ $line =~ ^[[:space:]]*(#.*)?$ ]] && continue
-        [[ $line =~ ^([A-Z_]+)=(.*)$ ]] || die 2 "$file line $number: '$line' is not a setting; write NAME=VALUE, e.g. ZONE=us-central2-b"
+        [[ $line =~ ^([A-Z_]+)=(.*)$ ]] ||
+            die 2 "$file line $number: '$line' is not a setting;" \
+                "write NAME=VALUE, e.g. ZONE=us-central2-b"
         name=${BASH_REMATCH[1]} rest=${BASH_REMATCH[2]}
-        [[ " $* " == *" $name "* ]] || die 2 "$file line $number: $name is no setting of ours; tpu/env.example has them all"
+        [[ " $* " == *" $name "* ]] ||
+            die 2 "$file line $number: $name is no setting of ours; tpu/env.example has them all"
         [[ $rest =~ $single || $rest =~ $double || $rest =~ $plain ]] ||
-            die 2 "$file line $number: $name=$rest cannot be read; put single quotes around the value"
+            die 2 "$file line $number: $name=$rest cannot be read;" \
+                "put single quotes around the value"
         printf -v "$name" %s "${BASH_REMATCH[1]}"
     done <"$file"
 }
 
-# write_settings NAME...: the same lines again. No value has both kinds of quotes: read_settings took one kind away.
+# write_settings NAME...: print lines for read_settings. No value has both kinds of quotes, because
+# read_settings accepts only one kind inside the other.
 write_settings() {
     local name
     for name in "$@"; do
@@ -39,19 +47,21 @@ write_settings() {
     done
 }
 
-# must NAME PATTERN FIX: the value matches the whole pattern.
+# must NAME PATTERN FIX: end the script unless the whole value matches.
 must() {
-    [[ ${!1} =~ ^($2)$ ]] || die 2 "$1='${!1}' in $ENV_FILE: $3"
+    [[ ${!1} =~ ^($2)$ ]] || die 2 "$1='${!1}' in $ENV_FILE: ${*:3}"
 }
 
 load_settings() {
     local name
-    [ -f "$ENV_FILE" ] || die 2 "--env=$ENV_FILE: there is no such file; cp tpu/env.example tpu/env and fill it in"
+    [ -f "$ENV_FILE" ] ||
+        die 2 "--env=$ENV_FILE: there is no such file; cp tpu/env.example tpu/env and fill it in"
     for name in "${REQUIRED[@]}"; do printf -v "$name" %s ''; done
     for name in "${!DEFAULTS[@]}"; do printf -v "$name" %s "${DEFAULTS[$name]}"; done
     read_settings "$ENV_FILE" "${REQUIRED[@]}" "${!DEFAULTS[@]}"
     for name in "${REQUIRED[@]}"; do
-        [ -n "${!name}" ] || die 2 "$name is missing in $ENV_FILE: add a line $name=..., as in tpu/env.example"
+        [ -n "${!name}" ] ||
+            die 2 "$name is missing in $ENV_FILE: add a line $name=..., as in tpu/env.example"
     done
     check_settings
     BUCKET=${BUCKET%/}
@@ -62,33 +72,44 @@ check_settings() {
     local name
     must PROJECT '[a-z0-9.:-]*[a-z][a-z0-9.:-]+' "write the project's ID, e.g. my-project-123"
     must ZONE '[a-z]+-[a-z]+[0-9]+-[a-z]' "write a zone, e.g. us-central2-b"
-    must NAME '[a-z]([a-z0-9-]{0,38}[a-z0-9])?' "use up to 40 small letters, digits and dashes, a letter first"
+    must NAME '[a-z]([a-z0-9-]{0,38}[a-z0-9])?' \
+        "use up to 40 small letters, digits and dashes, a letter first"
     must CAPACITY 'spot|on-demand|reserved' "write spot, on-demand or reserved"
     must FIREWALL 'check|skip' "write check or skip"
     must NUM_SLICES '[1-9][0-9]{0,2}' "write how many slices, from 1 to 999"
     must EXTRAS '[a-z]+(,[a-z]+)*' "write names of extras with commas, e.g. tpu,gcs"
-    must BUCKET 'gs://[a-z0-9][a-z0-9._-]+[a-z0-9](/[A-Za-z0-9._/-]+)?/?' "write gs:// and the bucket's name, e.g. gs://my-bucket"
-    must WORKDIR '(gs://[a-z0-9]|/)[[:alnum:]._/=@:+,%~-]+' "write gs://... or the path of a folder that all workers share; letters, digits and . _ / = @ : + , % ~ -"
-    must COMMAND '[^;&|<>`[:cntrl:]]*' "one command without ; & | < > and backquotes; put more into a script of the checkout and name that"
-    # shellcheck disable=SC2016  # the very characters
-    [[ $COMMAND != *'$('* && $COMMAND != -* ]] || must COMMAND '' "one command without \$(...); put more into a script and name that"
-    bash -n -c "$COMMAND" 2>/dev/null || must COMMAND '' "the shell cannot read it; close its quotes and brackets"
+    must BUCKET 'gs://[a-z0-9][a-z0-9._-]+[a-z0-9](/[A-Za-z0-9._/-]+)?/?' \
+        "write gs:// and the bucket's name, e.g. gs://my-bucket"
+    must WORKDIR '(gs://[a-z0-9]|/)[[:alnum:]._/=@:+,%~-]+' \
+        "write gs://... or the path of a folder that all workers share;" \
+        "letters, digits and . _ / = @ : + , % ~ -"
+    must COMMAND '[^;&|<>`[:cntrl:]]*' \
+        "one command without ; & | < > and backquotes;" \
+        "put more into a script of the checkout and name that"
+    # shellcheck disable=SC2016  # these characters, not an expansion
+    [[ $COMMAND != *'$('* && $COMMAND != -* ]] ||
+        must COMMAND '' "one command without \$(...); put more into a script and name that"
+    bash -n -c "$COMMAND" 2>/dev/null ||
+        must COMMAND '' "the shell cannot read it; close its quotes and brackets"
     for name in "${!DEFAULTS[@]}"; do
-        [[ $name != MAX_* && $name != *_S ]] || must "$name" '0|[1-9][0-9]{0,7}' "write a whole number"
+        [[ $name != MAX_* && $name != *_S ]] ||
+            must "$name" '0|[1-9][0-9]{0,7}' "write a whole number"
     done
     look_up_accelerator
 }
 
-# Sets CHIPS DEVICES HOSTS GKE_* from the table, and RUNTIME where it is empty.
+# look_up_accelerator: set CHIPS DEVICES HOSTS GKE_* from the table, and RUNTIME if it is empty.
 look_up_accelerator() {
     local table=$TPU/accelerators.tsv key runtime
-    while IFS=$'\t' read -r key _ CHIPS DEVICES HOSTS runtime _ GKE_MACHINE GKE_ACCELERATOR GKE_TOPOLOGY; do
+    while IFS=$'\t' read -r key _ CHIPS DEVICES HOSTS runtime _ \
+        GKE_MACHINE GKE_ACCELERATOR GKE_TOPOLOGY; do
         if [ "$key" = "$ACCELERATOR" ]; then
             RUNTIME=${RUNTIME:-$runtime}
             return
         fi
     done < <(grep -v '^#' "$table" | tail -n +2)
     die 2 "ACCELERATOR='$ACCELERATOR' in $ENV_FILE: not in tpu/accelerators.tsv, which has $(
-        grep -v '^#' "$table" | tail -n +2 | cut -f1 | grep -F -- "${ACCELERATOR%%-*}-" | tr '\n' ' ' || echo 'v2 to v6e '
+        grep -v '^#' "$table" | tail -n +2 | cut -f1 |
+            grep -F -- "${ACCELERATOR%%-*}-" | tr '\n' ' ' || echo 'v2 to v6e '
     ); write one of those or add a line to the table"
 }

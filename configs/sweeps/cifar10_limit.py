@@ -3,16 +3,16 @@
     lbopt prepare cifar10
     lbopt sweep --config=configs/sweeps/cifar10_limit.py --workdir=runs/cifar10_limit
 
-Our own study: network, data and rules are those of configs/cifar10.py, which nobody published. "The
-Limit of the Batch Size" (arXiv 2006.08517v1) goes to the full batch of CIFAR-10 too [recalled 75%:
-not read there]. Crops and mirroring are sampled anew in every epoch, each trial by its own seed. A
-trial is data-parallel over all devices there are.
+Our own study: network, data and rules are those of configs/cifar10.py, which are not published.
+"The Limit of the Batch Size" (arXiv 2006.08517v1) goes to the full batch of CIFAR-10 too [recalled
+75%: not read there]. Crops and mirroring are sampled anew in every epoch, by each trial's seed. A
+trial is data-parallel over all devices.
 
 Own choices throughout, none of them tuned: 40 epochs, rates and warmup at batch 512, halving over
 learning rate and warmup, batch statistics over 25 images at every batch size, on 1, 2, 4 or 8
-devices, in microsteps of at most 375 a device, seeds. Default row: all of it. Rows (`:ROW`):
-(none); `smoke`, a narrow network on generated images (`lbopt prepare generated_images`). Status:
-not yet run.
+devices, in microsteps of at most 375 a device, seeds. Default row: all of it.
+Rows (`:ROW`): (none); `smoke`, a narrow network on generated images (`lbopt prepare
+generated_images`). Status: not yet run.
 """
 
 from lbopt.config import (
@@ -33,9 +33,10 @@ ROWS = ("", "smoke")
 
 
 def get_config(arg: str = "") -> SweepConfig:
-    """Return the study; `smoke` is a tiny one that takes the same path."""
+    """Return the study, or a tiny one (`smoke`)."""
     if arg:
         require_choice("--config row", arg, ROWS[1:])
+
     legw = {
         "base_batch_size": 512,
         "scaling_rule": "sqrt",
@@ -48,10 +49,11 @@ def get_config(arg: str = "") -> SweepConfig:
         "warmup_rule": "epochs",
         "base_warmup_epochs": 2.0,
     }
+
     config = SweepConfig(
         name="cifar10_limit",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517, ResNet 1512.03385",
+            paper="The Limit of the Batch Size 2006.08517v1, ResNet 1512.03385v1",
             note="Own choice throughout, not tuned.",
         ),
         train=TrainConfig(
@@ -106,19 +108,33 @@ def get_config(arg: str = "") -> SweepConfig:
         microstep_size=375,
         measure=MeasureConfig(num_probes=6, probe_part_size=50),
     )
+
     if arg == "smoke":
         _make_small(config)
     return config
 
 
 def _make_small(config: SweepConfig) -> None:
-    config.name, config.train.num_epochs = "cifar10_limit:smoke", 1.0
-    data, model = config.train.data, config.train.model
-    data.builder, data.train_crop, data.image_size = "generated_images", "resized", 16
-    data.train_split, data.validation_split, data.test_split = "train", "validation", "validation"
-    model.width_coefficient, model.batch_norm_scope = 0.125, "examples:4"
-    config.arms, config.global_batch_sizes, config.final_seeds = config.arms[2:], (16, 32), (100,)
+    config.name = "cifar10_limit:smoke"
+    config.train.num_epochs = 1.0
+
+    data = config.train.data
+    model = config.train.model
+    data.builder = "generated_images"
+    data.train_crop = "resized"
+    data.image_size = 16
+    data.train_split = "train"
+    data.validation_split = "validation"
+    data.test_split = "validation"
+    model.width_coefficient = 0.125
+    model.batch_norm_scope = "examples:4"
+
+    config.arms = config.arms[2:]
+    config.global_batch_sizes = (16, 32)
+    config.final_seeds = (100,)
     config.search = SearchConfig(learning_rate_factors=(1.0,))
-    config.microstep_size, config.measure = 16, MeasureConfig()
+    config.microstep_size = 16
+    config.measure = MeasureConfig()
+
     for arm in config.arms:
         arm.schedule.base_batch_size = 32

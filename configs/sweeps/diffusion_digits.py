@@ -1,12 +1,12 @@
-"""Do the parameters diffuse ultra-slowly? ||w_t - w_0|| on digits, held against log t and t^p.
+"""Do the parameters diffuse ultra-slowly? ||w_t - w_0|| on digits beside log t and t^p.
 
     lbopt sweep --config=configs/sweeps/diffusion_digits.py --workdir=runs/diffusion_digits
 
-Hoffer et al. (arXiv 1705.08741, abstract) see the distance grow like log t in the initial phase of
-a high learning rate; the abstract of "The Limit of the Batch Size" (arXiv 2006.08517v1) says that
-its results contradict this. So the rate is constant here, nothing is decayed, and both curves are
-fitted from the end of warmup on. An MLP and a CNN with batch norm, whose weights nothing holds
-back, at three batch sizes.
+Hoffer et al. (arXiv 1705.08741v2, abstract) see the distance grow like log t in the initial phase
+of a high learning rate; the abstract of "The Limit of the Batch Size" (arXiv 2006.08517v1) says
+that its results contradict this. So the learning rate is constant here, there is no weight decay,
+and both curves are fitted from the end of warmup on, for an MLP and a CNN with batch norm at three
+batch sizes.
 
 Rows (`:ROW`): (none), 1,000 steps at every batch size; `epochs`, 50 epochs at every batch size;
 `smoke`, tiny.
@@ -29,9 +29,10 @@ ROWS = ("", "epochs", "smoke")
 
 
 def get_config(arg: str = "") -> SweepConfig:
-    """Return the study at equal steps, at equal epochs, or a tiny one."""
+    """Return the study: at equal steps, at equal epochs (`epochs`), or a tiny one (`smoke`)."""
     if arg:
         require_choice("--config row", arg, ROWS[1:])
+
     constant = {
         "base_batch_size": 64,
         "warmup_rule": "legw",
@@ -40,10 +41,11 @@ def get_config(arg: str = "") -> SweepConfig:
     }
     cnn = ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8)
     momentum = OptimizerConfig("momentum")
+
     config = SweepConfig(
         name=f"diffusion_digits{':' * bool(arg)}{arg}",
         about=About(
-            paper="1705.08741, The Limit of the Batch Size 2006.08517",
+            paper="Hoffer et al. 1705.08741v2, The Limit of the Batch Size 2006.08517v1",
             status="not yet run" if arg == "smoke" else "measured here",
         ),
         train=TrainConfig(
@@ -75,12 +77,11 @@ def get_config(arg: str = "") -> SweepConfig:
         final_seeds=(100, 101, 102, 103, 104),
         measure=MeasureConfig(distance=True),
     )
+
     if arg == "smoke":
-        config.train.num_steps, config.arms, config.global_batch_sizes = (
-            10,
-            config.arms[:1],
-            (128, 1024),
-        )
+        config.train.num_steps = 10
+        config.arms = config.arms[:1]
+        config.global_batch_sizes = (128, 1024)
         config.final_seeds = (100, 101)
     elif not arg:
         config.train.num_steps = 1000

@@ -2,10 +2,12 @@
 
     lbopt sweep --config=configs/sweeps/digits_limit.py --workdir=runs/digits_limit
 
-Five optimizers with the scaling and warmup rules they are used with, batch 16 to the whole training set of 1,024, 20
-epochs each, so 1,280 down to 20 optimizer steps. Of the final runs the gradient noise is probed.
+Five optimizers, each with its usual scaling and warmup rules, run 20 epochs at batches of 16 to
+1,024, the whole training set: 1,280 to 20 optimizer steps. The gradient noise of the final runs is
+measured.
 
-Rows (`:ROW`): (none); `target`, the fewest steps to 97 % on validation, at constant rates, up to 40 epochs; `smoke`, tiny.
+Rows (`:ROW`): (none); `target`, the fewest steps to 97 % validation accuracy, at constant rates, in
+up to 40 epochs; `smoke`, tiny.
 """
 
 from lbopt.config import (
@@ -25,9 +27,10 @@ ROWS = ("", "target", "smoke")
 
 
 def get_config(arg: str = "") -> SweepConfig:
-    """Return the study; `target` asks for steps instead of accuracy, `smoke` is a tiny one that takes the same path."""
+    """Return the study: of accuracy, of steps to a target (`target`), or a tiny one (`smoke`)."""
     if arg:
         require_choice("--config row", arg, ROWS[1:])
+
     epochs = {"base_batch_size": 64, "warmup_rule": "epochs", "base_warmup_epochs": 1.0}
     legw = {
         "base_batch_size": 64,
@@ -35,10 +38,12 @@ def get_config(arg: str = "") -> SweepConfig:
         "base_warmup_epochs": 0.25,
         "scaling_rule": "sqrt",
     }
+
     config = SweepConfig(
         name="digits_limit",
         about=About(
-            paper="LEGW 1901.08256, The Limit of the Batch Size 2006.08517", status="measured here"
+            paper="LEGW 1901.08256v1, The Limit of the Batch Size 2006.08517v1",
+            status="measured here",
         ),
         train=TrainConfig(
             name="digits_limit",
@@ -77,22 +82,25 @@ def get_config(arg: str = "") -> SweepConfig:
         final_seeds=(100, 101, 102, 103, 104, 105),
         measure=MeasureConfig(num_probes=6),
     )
+
     if arg == "target":
-        config.name, train = "digits_limit:target", config.train
-        train.num_epochs, train.eval_every_epochs = 40.0, 0.25
-        train.target_metric, train.target_value, train.stop_at_target = "eval/accuracy", 0.97, True
+        config.name = "digits_limit:target"
+        train = config.train
+        train.num_epochs = 40.0
+        train.eval_every_epochs = 0.25
+        train.target_metric = "eval/accuracy"
+        train.target_value = 0.97
+        train.stop_at_target = True
         for arm in config.arms:
             arm.schedule.decay = "constant"
+
     if arg == "smoke":
-        config.name, config.train.num_epochs, config.about.status = (
-            "digits_limit:smoke",
-            8.0,
-            "not yet run",
-        )
-        config.arms, config.global_batch_sizes = config.arms[-2:], (128, 1024)
-        config.search, config.final_seeds = (
-            SearchConfig(learning_rate_factors=(0.5, 1.0)),
-            (100, 101),
-        )
+        config.name = "digits_limit:smoke"
+        config.train.num_epochs = 8.0
+        config.about.status = "not yet run"
+        config.arms = config.arms[-2:]
+        config.global_batch_sizes = (128, 1024)
+        config.search = SearchConfig(learning_rate_factors=(0.5, 1.0))
+        config.final_seeds = (100, 101)
         config.measure.num_probes = 2
     return config

@@ -4,11 +4,11 @@
 
 LEGW (arXiv 1901.08256v1): batch x k means learning rate x sqrt(k) and warmup epochs x k, so a
 constant number of warmup steps [recalled 97%: the abstract has the names and the square root]. One
-LSTM layer reads an image of scikit-learn's digits row by row; momentum as there [recalled 65%: not
-read there], with a clip. Learning rate and warmup are searched together, both as multiples of what
-LEGW gives: if constant steps are the right transfer, the best warmup stays at one multiple; were it
-constant epochs, the multiple would halve with each doubling of the batch. 40 epochs, batch 16 to
-the whole training set of 1,024: 2,560 down to 40 steps.
+LSTM layer reads an image of scikit-learn's digits row by row, with momentum as in the paper
+[recalled 65%: not read there] and a clip. Learning rate and warmup are searched together, both as
+multiples of LEGW's values. If constant steps are the right transfer, the best warmup stays at one
+multiple; with constant epochs the multiple would halve with each doubling of the batch. The runs
+have 40 epochs at batches of 16 to 1,024, the whole training set: 2,560 to 40 steps.
 
 Rows (`:ROW`): (none); `smoke`, tiny.
 """
@@ -30,9 +30,10 @@ ROWS = ("", "smoke")
 
 
 def get_config(arg: str = "") -> SweepConfig:
-    """Return the study; `smoke` is a tiny one that takes the same path."""
+    """Return the study, or a tiny one (`smoke`)."""
     if arg:
         require_choice("--config row", arg, ROWS[1:])
+
     legw = {
         "base_batch_size": 64,
         "scaling_rule": "sqrt",
@@ -46,9 +47,10 @@ def get_config(arg: str = "") -> SweepConfig:
         "base_warmup_epochs": 2.0,
     }
     momentum = OptimizerConfig("momentum", max_grad_norm=1.0)
+
     config = SweepConfig(
         name="digits_lstm_legw",
-        about=About(paper="LEGW 1901.08256", status="measured here"),
+        about=About(paper="LEGW 1901.08256v1", status="measured here"),
         train=TrainConfig(
             name="digits_lstm_legw", num_epochs=40.0, model=ModelConfig("lstm", hidden=64)
         ),
@@ -70,19 +72,17 @@ def get_config(arg: str = "") -> SweepConfig:
         final_seeds=(100, 101, 102, 103, 104),
         measure=MeasureConfig(num_probes=12, probe_parts=8),
     )
+
     if arg == "smoke":
-        config.name, config.about.status, config.train.num_epochs = (
-            "digits_lstm_legw:smoke",
-            "not yet run",
-            4.0,
-        )
-        config.train.model.hidden, config.global_batch_sizes, config.final_seeds = (
-            8,
-            (256, 1024),
-            (100, 101),
-        )
+        config.name = "digits_lstm_legw:smoke"
+        config.about.status = "not yet run"
+        config.train.num_epochs = 4.0
+        config.train.model.hidden = 8
+        config.global_batch_sizes = (256, 1024)
+        config.final_seeds = (100, 101)
         config.search = SearchConfig(learning_rate_factors=(1.0,), warmup_factors=(0.5, 1.0))
-        config.measure.num_probes, config.arms = 2, config.arms[::2]
+        config.measure.num_probes = 2
+        config.arms = config.arms[::2]
         for arm in config.arms:
             arm.schedule.base_warmup_epochs = 0.125
     return config

@@ -3,21 +3,21 @@
     lbopt plan  --config=configs/sweeps/imagenet_limit.py --topology=v3:16x32
     lbopt sweep --config=configs/sweeps/imagenet_limit.py --workdir=gs://BUCKET/imagenet_limit
 
-The second command runs on every host, see tpu/README.md.
+The second command runs on every host; see tpu/README.md.
 
 "The Limit of the Batch Size" (arXiv 2006.08517v1) scales "at least a magnitude larger than all
 previous work", which ended at 64K (abstract and introduction); its largest batch is 819,200
-[recalled 75%: not read there]. The network and its data are those of configs/resnet50_lamb.py. Each
-trial is data-parallel over all devices and processes, one after another; batches that do not fit
-are accumulated. `lbopt plan` says what a step of every cell costs on a pod that is not here, and
-what the study would.
+[recalled 75%: not read there]. The network and its data are those of configs/resnet50_lamb.py. The
+trials run one after another, each data-parallel over all devices and processes; batches that do not
+fit are accumulated. `lbopt plan` estimates the cost of a step of every cell, and of the study,
+without a pod.
 
 Own choices: arms, batch sizes, 90 epochs at each of them (819,200: 139 steps), rates at 4,096 after
 configs/resnet50_lamb.py and configs/resnet50_lars.py, 62 warmup steps (theirs are 782 and 391, more
 than the largest batches have steps), halving over learning rate and warmup, three seeds, microsteps
 of at most 32 images a device, batch statistics over 32 images at every batch size. Default row: all
 of it.
-Rows (`:ROW`): (none); `smoke`, the same path with a narrow network on generated images.
+Rows (`:ROW`): (none); `smoke`, a narrow network on generated images.
 Status: not yet run.
 """
 
@@ -41,9 +41,10 @@ ROWS = ("", "smoke")
 
 
 def get_config(arg: str = "") -> SweepConfig:
-    """Return the study; `smoke` is a tiny one that takes the same path."""
+    """Return the study, or a tiny one (`smoke`)."""
     if arg:
         require_choice("--config row", arg, ROWS[1:])
+
     legw = {
         "base_batch_size": 4096,
         "scaling_rule": "sqrt",
@@ -56,10 +57,11 @@ def get_config(arg: str = "") -> SweepConfig:
         "warmup_rule": "legw",
         "base_warmup_epochs": 0.2,
     }
+
     config = SweepConfig(
         name="imagenet_limit",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517",
+            paper="The Limit of the Batch Size 2006.08517v1",
             topology="v3:16x32",
             note="Own choice: arms, batch sizes, epochs, rates, warmup, search, seeds, microsteps. "
             "Largest batch [recalled 75%].",
@@ -120,29 +122,36 @@ def get_config(arg: str = "") -> SweepConfig:
         microstep_size=32,
         measure=MeasureConfig(num_probes=4),
     )
+
     if arg == "smoke":
         _make_small(config)
     return config
 
 
 def _make_small(config: SweepConfig) -> None:
-    config.name, config.train.num_epochs = "imagenet_limit:smoke", 2.0
-    data, model = config.train.data, config.train.model
-    data.builder, data.image_size, data.train_split, data.validation_split = (
-        "generated_images",
-        32,
-        "train",
-        "validation",
-    )
-    model.size, model.width_coefficient, model.dtype, model.fold_columns = (
-        "18",
-        0.125,
-        "float32",
-        False,
-    )
+    config.name = "imagenet_limit:smoke"
+    config.train.num_epochs = 2.0
+
+    data = config.train.data
+    model = config.train.model
+    data.builder = "generated_images"
+    data.image_size = 32
+    data.train_split = "train"
+    data.validation_split = "validation"
+    model.size = "18"
+    model.width_coefficient = 0.125
+    model.dtype = "float32"
+    model.fold_columns = False
     model.batch_norm_scope = "examples:4"
-    config.arms, config.global_batch_sizes, config.final_seeds = config.arms[2:], (16, 32), (100,)
+
+    config.arms = config.arms[2:]
+    config.global_batch_sizes = (16, 32)
+    config.final_seeds = (100,)
     config.search = SearchConfig(learning_rate_factors=(1.0,))
-    config.train.eval_global_batch_size, config.microstep_size, config.measure.num_probes = 16, 4, 0
+    config.train.eval_global_batch_size = 16
+    config.microstep_size = 4
+    config.measure.num_probes = 0
+
     for arm in config.arms:
-        arm.schedule.base_batch_size, arm.schedule.base_warmup_epochs = 32, 0.5
+        arm.schedule.base_batch_size = 32
+        arm.schedule.base_warmup_epochs = 0.5

@@ -7,14 +7,14 @@ fastalgo/mnist_tpu (see configs/mnist.py), the small end of "The Limit of the Ba
 2006.08517v1), reports for batch 60,000 in 35 steps, as the best single runs of sweeps over learning
 rate and warmup SELECTED ON THE TEST SET: momentum 93.74 %, LARS 97.65 %, LAMB 98.87 %; at batch
 1,024 momentum 99.35 %, Adam 99.41 %, LAMB 99.47 %. Here the first half of the test set is the
-validation part, on which everything is chosen, and the second half is the test, read once; all
-60,000 training images are trained on. Optimizers, decay and network are those of configs/mnist.py;
-rates at 60,000 are the published ones, and candidates are searched around what the square root of
-the batch makes of them.
+validation part, by which all settings are chosen, and the second half is the test set, read once;
+all 60,000 training images are used for training. Optimizers, decay and network are those of
+configs/mnist.py. The rates at 60,000 are the published ones; at other batches the search is around
+these rates, scaled by the square root of the batch.
 
 Own choices: batch sizes, 35 epochs at each of them, the search, the seeds, network (see
 configs/mnist.py), microsteps of at most 8,000 images. Default row: all of it.
-Rows (`:ROW`): (none); `smoke`, the same path on scikit-learn's digits. Status: not yet run.
+Rows (`:ROW`): (none); `smoke`, tiny, on scikit-learn's digits. Status: not yet run.
 """
 
 from lbopt.config import (
@@ -37,20 +37,21 @@ PUBLISHED = (
     "the test set"
 )
 RATES = {"momentum": (0.13, 9), "lars": (25.0, 8), "adam": (0.04, 10), "lamb": (0.11, 7)}
-"""Optimizer -> learning rate and warmup steps at the full batch; Adam's are those at 50,000."""
+"""Learning rate and warmup steps of each optimizer at the full batch; Adam's are at 50,000."""
 
 
 def get_config(arg: str = "") -> SweepConfig:
-    """Return the study; `smoke` is a tiny one that takes the same path."""
+    """Return the study, or a tiny one (`smoke`)."""
     if arg:
         require_choice("--config row", arg, ROWS[1:])
+
     config = SweepConfig(
         name="mnist_limit",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517, fastalgo/mnist_tpu",
+            paper="The Limit of the Batch Size 2006.08517v1, fastalgo/mnist_tpu",
             published_result=PUBLISHED,
-            note="Own choice: batch sizes, epochs, search, seeds, network, microsteps, halves of the "
-            "test set.",
+            note="Own choice: batch sizes, epochs, search, seeds, network, microsteps, halves of "
+            "the test set.",
         ),
         train=TrainConfig(
             name="mnist_limit",
@@ -83,6 +84,7 @@ def get_config(arg: str = "") -> SweepConfig:
         microstep_size=8000,
         measure=MeasureConfig(num_probes=6, probe_part_size=64),
     )
+
     if arg == "smoke":
         _make_small(config)
     return config
@@ -95,7 +97,7 @@ def _arm(name: str, optimizer_name: str, optimizer: OptimizerConfig) -> Arm:
         base_batch_size=60000,
         scaling_rule="sqrt",
         warmup_rule="legw",
-        base_warmup_epochs=float(warmup_steps),  # a step is an epoch there
+        base_warmup_epochs=float(warmup_steps),  # at the full batch one step is one epoch
         power=0.5,
         end_learning_rate=0.0 if optimizer_name == "lamb" else 1e-4,
         decay_from="start",
@@ -105,17 +107,18 @@ def _arm(name: str, optimizer_name: str, optimizer: OptimizerConfig) -> Arm:
 
 
 def _make_small(config: SweepConfig) -> None:
-    config.name, config.train.data, config.train.num_epochs = (
-        "mnist_limit:smoke",
-        DataConfig("digits"),
-        16.0,
-    )
-    config.train.model, config.global_batch_sizes, config.final_seeds = (
-        ModelConfig("cnn", (4, 8), 16),
-        (512, 1024),
-        (100, 101),
-    )
-    config.arms, config.search.num_candidates, config.microstep_size = config.arms[::3], 2, 300
+    config.name = "mnist_limit:smoke"
+    config.train.data = DataConfig("digits")
+
+    config.train.num_epochs = 16.0
+    config.train.model = ModelConfig("cnn", (4, 8), 16)
+    config.global_batch_sizes = (512, 1024)
+    config.final_seeds = (100, 101)
+
+    config.arms = config.arms[::3]
+    config.search.num_candidates = 2
+    config.microstep_size = 300
     config.measure = MeasureConfig(num_probes=1, probe_parts=2)
+
     for arm in config.arms:
         arm.schedule.base_batch_size = 1024

@@ -6,9 +6,9 @@ Two LSTM layers as in PTB-small, a quarter as wide (50) and on Python's help top
 the vocabulary, 4,269 windows of 32 tokens): plain gradient descent with a clip, 5 epochs, a linear
 decay (LEGW's PTB: 13 or 55 epochs, exponential or polynomial decay, batch 20 to 640 [recalled 50%:
 see configs/lstm_legw.py]); LAMB as in configs/pydoc_lstm.py. Perplexities are per token. Learning
-rate and warmup are searched together, both as multiples of what each arm's rules give; the rates
-end at twice the base, because at four times it plain descent at batch 16 stays at a perplexity of
-146 with some seeds (three of five) and not with others.
+rate and warmup are searched together, both as multiples of the values by each arm's rules. The
+largest multiple of the rate is 2, because at 4 plain gradient descent at batch 16 stays at a
+perplexity of 146 with three of five seeds.
 
 Rows (`:ROW`): (none); `smoke`, tiny.
 """
@@ -31,9 +31,10 @@ ROWS = ("", "smoke")
 
 
 def get_config(arg: str = "") -> SweepConfig:
-    """Return the study; `smoke` is a tiny one that takes the same path."""
+    """Return the study, or a tiny one (`smoke`)."""
     if arg:
         require_choice("--config row", arg, ROWS[1:])
+
     legw = {
         "base_batch_size": 16,
         "scaling_rule": "sqrt",
@@ -47,9 +48,10 @@ def get_config(arg: str = "") -> SweepConfig:
         "base_warmup_epochs": 0.5,
     }
     descent = OptimizerConfig("momentum", momentum=0.0, max_grad_norm=0.25)
+
     config = SweepConfig(
         name="pydoc_lm_legw",
-        about=About(paper="LEGW 1901.08256, LSTM 1409.2329", status="measured here"),
+        about=About(paper="LEGW 1901.08256v1, LSTM 1409.2329v5", status="measured here"),
         train=TrainConfig(
             name="pydoc_lm_legw",
             num_epochs=5.0,
@@ -73,14 +75,15 @@ def get_config(arg: str = "") -> SweepConfig:
         limit_points=5.0,
         measure=MeasureConfig(num_probes=4, probe_parts=8),
     )
+
     if arg == "smoke":
-        config.name, config.about.status = "pydoc_lm_legw:smoke", "not yet run"
-        config.train.num_epochs, config.train.model.width_coefficient = 0.25, 0.02
-        config.global_batch_sizes, config.final_seeds, config.arms = (
-            (64, 128),
-            (100, 101),
-            config.arms[::2],
-        )
+        config.name = "pydoc_lm_legw:smoke"
+        config.about.status = "not yet run"
+        config.train.num_epochs = 0.25
+        config.train.model.width_coefficient = 0.02
+        config.global_batch_sizes = (64, 128)
+        config.final_seeds = (100, 101)
+        config.arms = config.arms[::2]
         config.search = SearchConfig(
             "successive_halving",
             learning_rate_range=(0.25, 4.0),

@@ -1,18 +1,20 @@
-"""What does each part of a large-batch recipe add? Scikit-learn's digits at a small batch and at the full one.
+"""What does each part of a large-batch recipe add? Scikit-learn's digits at two batch sizes.
 
     lbopt sweep --config=configs/sweeps/waterfall_digits.py --workdir=runs/waterfall_digits
 
-The form of the step-by-step recipe of "The Limit of the Batch Size" (arXiv 2006.08517), whose own increments are not known here: from
-momentum with linear scaling, no warmup and a constant rate, one ingredient after another, each kept. Nothing is tuned until the last
-one: the others run at the rate that their rule gives, from rates tuned at batch 64. 20 epochs, so 320 steps at batch 64 and 20 at 1,024.
+The study has the form of the step-by-step recipe of "The Limit of the Batch Size" (arXiv
+2006.08517v1), whose increments are not known here. It starts from momentum with linear scaling, no
+warmup and a constant rate, and adds one ingredient after another. Only the last ingredient is a
+search; before it every arm runs at the rate that its rule gives from rates tuned at batch 64. Every
+run has 20 epochs: 320 steps at batch 64 and 20 at 1,024.
 
-Rows (`:ROW`): the ingredients in other orders, where one adds what another might have. A row may name any order itself:
-`:legw-decay-adam-trust-smoothing-tuned`.
+Rows (`:ROW`): other orders of the ingredients, because an ingredient adds less after another one
+that has the same effect. A row may also name its order: `:legw-decay-adam-trust-smoothing-tuned`.
 
     (none)       decay, legw, adam, trust, smoothing, tuned
     trust-first  adam, trust, legw, decay, smoothing, tuned
-    searched     the first order, every arm with the whole search: what an ingredient adds to a rate that is tuned anyway
-    smoke        tiny, the same path
+    searched     the first order with the whole search in every arm
+    smoke        tiny
 """
 
 import copy
@@ -52,18 +54,20 @@ def get_config(arg: str = "") -> SweepConfig:
     """Return the study with the ingredients in the order of the row."""
     order = ORDERS.get("" if arg in ("searched", "smoke") else arg, tuple(arg.split("-")))
     if sorted(order) != sorted(NAMES):
-        raise UserError(
-            f"--config row = {arg!r}: use one of {', '.join(ROWS[1:])}, or all of {'-'.join(NAMES)} in any order"
-        )
+        fix = f"use one of {', '.join(ROWS[1:])}, or all of {'-'.join(NAMES)} in any order"
+        raise UserError("--config row", arg, fix, code="choice")
+
     arms = _arms(order)
+
     if arg == "searched":
         arms = [arm for arm in arms if arm.name != NAMES["tuned"]]
         for arm in arms:
             arm.search = None
+
     config = SweepConfig(
         name=f"waterfall_digits{':' * bool(arg)}{arg}",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517",
+            paper="The Limit of the Batch Size 2006.08517v1",
             status="measured here" if arg in ROWS[:3] else "not yet run",
         ),
         train=TrainConfig(
@@ -78,12 +82,11 @@ def get_config(arg: str = "") -> SweepConfig:
         waterfall=tuple(arm.name for arm in arms),
         measure=MeasureConfig(num_probes=0),
     )
+
     if arg == "smoke":
-        config.train.num_epochs, config.global_batch_sizes, config.final_seeds = (
-            6.0,
-            (512, 1024),
-            (100, 101),
-        )
+        config.train.num_epochs = 6.0
+        config.global_batch_sizes = (512, 1024)
+        config.final_seeds = (100, 101)
         config.arms[-1].search = SearchConfig(learning_rate_factors=(1.0, 2.0))
     return config
 
@@ -104,6 +107,7 @@ def _arms(order: tuple[str, ...]) -> list[Arm]:
             search=AS_IT_IS,
         )
     ]
+
     for name in order:
         arm = copy.deepcopy(arms[-1])
         arm.name = NAMES[name]
@@ -117,37 +121,27 @@ def _decay(arm: Arm) -> None:
 
 
 def _legw(arm: Arm) -> None:
-    arm.schedule.scaling_rule, arm.schedule.warmup_rule, arm.schedule.base_warmup_epochs = (
-        "sqrt",
-        "legw",
-        0.25,
-    )
+    arm.schedule.scaling_rule = "sqrt"
+    arm.schedule.warmup_rule = "legw"
+    arm.schedule.base_warmup_epochs = 0.25
 
 
 def _adam(arm: Arm) -> None:
     if arm.optimizer.name == "momentum":
-        arm.optimizer, arm.schedule.base_learning_rate = (
-            OptimizerConfig("adamw", weight_decay=0.01),
-            0.008,
-        )
+        arm.optimizer = OptimizerConfig("adamw", weight_decay=0.01)
+        arm.schedule.base_learning_rate = 0.008
     else:
-        arm.optimizer, arm.schedule.base_learning_rate = (
-            OptimizerConfig("lamb", weight_decay=0.01),
-            0.02,
-        )
+        arm.optimizer = OptimizerConfig("lamb", weight_decay=0.01)
+        arm.schedule.base_learning_rate = 0.02
 
 
 def _trust(arm: Arm) -> None:
     if arm.optimizer.name == "momentum":
-        arm.optimizer, arm.schedule.base_learning_rate = (
-            OptimizerConfig("lars", weight_decay=1e-4),
-            4.0,
-        )
+        arm.optimizer = OptimizerConfig("lars", weight_decay=1e-4)
+        arm.schedule.base_learning_rate = 4.0
     else:
-        arm.optimizer, arm.schedule.base_learning_rate = (
-            OptimizerConfig("lamb", weight_decay=0.01),
-            0.02,
-        )
+        arm.optimizer = OptimizerConfig("lamb", weight_decay=0.01)
+        arm.schedule.base_learning_rate = 0.02
 
 
 def _smoothing(arm: Arm) -> None:

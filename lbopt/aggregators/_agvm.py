@@ -15,7 +15,7 @@ from lbopt.aggregators._disagreement import phi_modules
 from lbopt.aggregators._group import Group
 from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._wire import WireBytes, ring_bytes
-from lbopt.errors import UserError
+from lbopt.errors import UserError, require
 from lbopt.transforms import (
     UNKNOWN_PARAMS,
     EmaState,
@@ -99,8 +99,9 @@ def agvm(
       places clip and eps elsewhere [recalled 80%: not read there].
 
     References:
-      Large-batch Optimization for Dense Visual Predictions, arXiv:2210.11078;
-      github.com/Sense-X/AGVM at b60d598, `agvm_optimizer_hook.py`, whose defaults these are.
+      Xue et al., Large-batch Optimization for Dense Visual Predictions, arXiv:2210.11078v1.
+      Sense-X/AGVM@b60d59813d238f4c7a37cf85ac51203f408c85e4:agvm/optim/agvm_optimizer_hook.py, whose
+      defaults these are.
     """
     interval = _scalars.whole("interval", interval)
     start = _scalars.whole("start", start, 0)
@@ -116,9 +117,7 @@ def agvm(
         _scalars.require_decay_rate("adam_b2", adam_b2)
 
     def init(params: types.Params, num_replicas: int) -> AggregatorState:
-        if num_replicas % 2:
-            fix = "agvm compares two halves of the replicas; use an even number of replicas"
-            raise UserError("num_replicas", num_replicas, fix)
+        _check_replicas(num_replicas)
         if is_placeholder(params):
             return AggregatorState(shared=UNKNOWN_PARAMS)
         modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
@@ -197,8 +196,17 @@ def agvm(
         sent,
         needs_second_moment=adam_b2 is not None,
         check_chain=_check_chain,
+        check_replicas=_check_replicas,
         compresses=False,
     )
+
+
+def _check_replicas(num_replicas: int) -> None:
+    fix = (
+        f"agvm compares two halves of the replicas, and there are {num_replicas}; use an even "
+        "number of them"
+    )
+    require(num_replicas % 2 == 0, "num_replicas", num_replicas, fix)
 
 
 def _mean_and_halves(

@@ -70,8 +70,8 @@ def aps(
       those of "same" and "kahan"; there a layer of zeros becomes NaN.
 
     References:
-      Wang et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv:1911.08907;
-      github.com/drcut/CPD at ddd9a67, `dist_util.py: sum_gradients`.
+      Han et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv:1911.08907v3.
+      drcut/CPD@ddd9a67c7599214a4061ae04b28387171d29d96a:CPDtorch/utils/dist_util.py, sum_gradients.
     """
     to = Format(exponent_bits, mantissa_bits)
     require_choice("accumulate", accumulate, ACCUMULATIONS)
@@ -132,7 +132,7 @@ def aps(
             noises: list[Any] = [None] * len(totals)
             if rounding == "stochastic":
                 last = draws(jax.random.fold_in(key, group.num_replicas), grads)
-                noises = [group.piece(x[0]) for x in shares.pack([x[None] for x in last])]
+                noises = [group.shard(x[0]) for x in shares.pack([x[None] for x in last])]
             totals = [
                 quantize(x, to, overflow, noise) for x, noise in zip(totals, noises, strict=True)
             ]
@@ -166,9 +166,9 @@ def aps(
     return Aggregator(name, init, update, sent, takes_parts=stacked is None)
 
 
-def _added(pieces: jax.Array, to: Format, overflow: Overflow, accumulate: Accumulate) -> jax.Array:
+def _added(rows: jax.Array, to: Format, overflow: Overflow, accumulate: Accumulate) -> jax.Array:
     """Sum [R, ...] in the order of replicas; fp32 [...]."""
-    zeros = jnp.zeros(pieces.shape[1:], jnp.float32)
+    zeros = jnp.zeros(rows.shape[1:], jnp.float32)
 
     def q(x: jax.Array) -> jax.Array:
         return quantize(x, to, overflow)
@@ -188,5 +188,5 @@ def _added(pieces: jax.Array, to: Format, overflow: Overflow, accumulate: Accumu
         return (after, q(q(after - total) - y)), None
 
     if accumulate == "kahan":
-        return jax.lax.scan(kahan, (zeros, zeros), pieces, unroll=_UNROLL)[0][0]
-    return jax.lax.scan(same if accumulate == "same" else plain, zeros, pieces, unroll=_UNROLL)[0]
+        return jax.lax.scan(kahan, (zeros, zeros), rows, unroll=_UNROLL)[0][0]
+    return jax.lax.scan(same if accumulate == "same" else plain, zeros, rows, unroll=_UNROLL)[0]

@@ -135,7 +135,7 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
       UserError: unless exactly one of the two is given, in its range.
 
     References:
-      Stich et al., Sparsified SGD with Memory, arXiv:1809.07599.
+      Stich et al., Sparsified SGD with Memory, arXiv:1809.07599v2.
     """
     count = _count(fraction, k)
 
@@ -197,7 +197,7 @@ def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
       UserError: unless exactly one of the two is given, in its range.
 
     References:
-      Stich et al., Sparsified SGD with Memory, arXiv:1809.07599.
+      Stich et al., Sparsified SGD with Memory, arXiv:1809.07599v2.
     """
     count = _count(fraction, k)
 
@@ -231,7 +231,7 @@ def sign() -> Compressor:
 
     References:
       Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes,
-      arXiv:1901.09847.
+      arXiv:1901.09847v1.
     """
 
     def compress(x: jax.Array, known: Known) -> Message:

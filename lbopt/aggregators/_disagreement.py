@@ -26,7 +26,7 @@ def phi(one: types.Params, other: types.Params) -> jax.Array:
     1.0
 
     References:
-      Large-batch Optimization for Dense Visual Predictions (AGVM), arXiv:2210.11078.
+      Xue et al., Large-batch Optimization for Dense Visual Predictions (AGVM), arXiv:2210.11078v1.
     """
     return 0.5 * square_norm(jax.tree.map(jnp.subtract, _unit(one), _unit(other)))
 

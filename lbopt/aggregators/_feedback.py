@@ -56,7 +56,7 @@ def ef(compressor: Compressor, stacked: types.Stacked = None) -> Aggregator:
 
     References:
       Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al.,
-      arXiv:1901.09847; in the form of arXiv:2311.05645.
+      arXiv:1901.09847v1; in the form of Gao et al., ICLR 2024, arXiv:2311.05645.
     """
     _compress.require_compressor(compressor)
 
@@ -96,8 +96,9 @@ def ef21(
       UserError: for an argument that is out of range.
 
     References:
-      Richtarik et al., EF21, arXiv:2106.05203; Fatkhullin et al., Momentum Provably Improves Error
-      Feedback, arXiv:2305.15155.
+      Richtarik et al., EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
+      Feedback, arXiv:2106.05203v1; Fatkhullin et al., Momentum Provably Improves Error Feedback!,
+      NeurIPS 2023, arXiv:2305.15155.
     """
     _compress.require_compressor(compressor)
     _scalars.require_decay_rate("momentum", momentum)
@@ -145,7 +146,7 @@ def econtrol(
 
     References:
       Gao, Islamov, Stich, EControl: Fast Distributed Optimization with Compression and Error
-      Control, arXiv:2311.05645.
+      Control, ICLR 2024, arXiv:2311.05645.
     """
     _compress.require_compressor(compressor)
     _scalars.require_at_least("eta", eta, 0)

@@ -96,13 +96,13 @@ class Group:
         if (
             len(rows) == 1
         ):  # a leading axis of one would be moved for the TPU's sake, and all numbers with it
-            pieces = _as_written(
+            shards = _as_written(
                 lambda x: jax.lax.all_to_all(x, self.axis_name, 0, 0, tiled=True), rows[0]
             )
-            return pieces.reshape(self.num_replicas, -1, *rows.shape[2:])
+            return shards.reshape(self.num_replicas, -1, *rows.shape[2:])
         return _as_written(lambda x: jax.lax.all_to_all(x, self.axis_name, 1, 0, tiled=True), rows)
 
-    def piece(self, array: jax.Array) -> jax.Array:
+    def shard(self, array: jax.Array) -> jax.Array:
         """Return the slice that `exchange` gives this device, of [m, ...] that all devices have."""
         if self.axis_name is None:
             return array
@@ -111,11 +111,11 @@ class Group:
             array, jax.lax.axis_index(self.axis_name) * height, height
         )
 
-    def join(self, piece: jax.Array) -> jax.Array:
+    def join(self, shard: jax.Array) -> jax.Array:
         """Join the devices' slices [m / devices, ...] of `exchange` to [m, ...] on all devices."""
         if self.axis_name is None:
-            return piece
-        return _as_written(lambda x: jax.lax.all_gather(x, self.axis_name, tiled=True), piece)
+            return shard
+        return _as_written(lambda x: jax.lax.all_gather(x, self.axis_name, tiled=True), shard)
 
 
 def _as_written(move: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:

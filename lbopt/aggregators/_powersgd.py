@@ -80,8 +80,10 @@ def powersgd(
 
     References:
       Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization,
-      arXiv:1905.13727; github.com/epfml/powersgd at f07be92, `powersgd.py`, whose defaults and
-      order of steps these are. There the rows of a matrix are the first dimension, as in PyTorch.
+      arXiv:1905.13727v3.
+      epfml/powersgd@f07be924eda568511c0ca00efdfed06b1d7e6332:powersgd/powersgd.py, whose defaults
+      and order of steps these are. There the rows of a matrix are the first dimension, as in
+      PyTorch.
     """
     rank = _scalars.whole("rank", rank)
     start = _scalars.whole("start", start, 0)

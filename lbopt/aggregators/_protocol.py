@@ -81,7 +81,9 @@ class Aggregator:
       wire_bytes: (params, number of replicas) -> `WireBytes` of one step of one replica.
       needs_second_moment: Whether `extra.second_moment` is required.
       check_chain: (state of the optimizer behind it or its shapes, params) -> None. Raises
-        UserError if the two are incompatible.
+        `UserError` if the two are incompatible.
+      check_replicas: (number of replicas) -> None. Raises `UserError`, naming `num_replicas`, if
+        the aggregator cannot combine that many.
       takes_parts: Whether it accepts shards of leaves instead of whole leaves: each device of a
         slice then sends the shard that it has summed. The state's `local` and `mirrored` are then
         trees like the parameters, or several such trees.
@@ -95,6 +97,7 @@ class Aggregator:
     wire_bytes: Callable[[types.Params, int], WireBytes]
     needs_second_moment: bool = False
     check_chain: Callable[[Any, types.Params], None] = lambda opt_state, params: None
+    check_replicas: Callable[[int], None] = lambda num_replicas: None
     takes_parts: bool = False
     compresses: bool = True
     takes_complex: bool = False

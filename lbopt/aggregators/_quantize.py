@@ -147,9 +147,9 @@ def float_quantize(
     [ 1.  5.  0. inf]
 
     References:
-      Customized-Precision Deep Learning (CPD), github.com/drcut/CPD at ddd9a67, `float_kernel.cu`,
-      for "cpd".
-      Wang et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv:1911.08907.
+      Customized-Precision Deep Learning (CPD), for "cpd":
+      drcut/CPD@ddd9a67c7599214a4061ae04b28387171d29d96a:CPDtorch/quant/quant_cuda/float_kernel.cu.
+      Han et al., Auto-Precision Scaling for Distributed Deep Learning, arXiv:1911.08907v3.
     """
     to = Format(exponent_bits, mantissa_bits)
     require_choice("rounding", rounding, ROUNDINGS)
@@ -168,7 +168,7 @@ def quantize(
     Args:
       x: floating-point array.
       to: the format.
-      overflow: as in `float_quantize`.
+      overflow: result of values that are too large, the argument of `float_quantize`.
       noise: random uint32 bits of the shape of `x` for stochastic rounding; None for nearest.
     """
     require_choice("overflow", overflow, OVERFLOWS)

@@ -136,7 +136,7 @@ def _save_huggingface(
     network = make_network(config.model, *outputs_and_head(variables["params"]))
     side = None
     if config.model.name == "efficientnet":  # its preprocessor names the size of images
-        side = training.batches.piece(0, 0, 1)["image"].shape[1]
+        side = training.batches.slice(0, 0, 1)["image"].shape[1]
     vocabulary = training.vocabulary.files()
     with errors.under("config.model", ("stem",)):
         save_huggingface(output, network, variables, side, metadata, "--output", vocabulary)

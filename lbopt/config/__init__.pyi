@@ -19,7 +19,7 @@ from ._data import TASKS as TASKS, DataConfig as DataConfig
 from ._fields import check_flag as check_flag, unused as unused
 from ._loss import LossConfig as LossConfig
 from ._measure import MeasureConfig as MeasureConfig
-from ._model import BATCH_NORMED as BATCH_NORMED, REMATS as REMATS, ModelConfig as ModelConfig
+from ._model import BATCH_NORMED as BATCH_NORMED, ModelConfig as ModelConfig
 from ._optimizer import (
     OptimizerConfig as OptimizerConfig,
     check_masks as check_masks,
@@ -29,7 +29,12 @@ from ._optimizer import (
 from ._parallel import ParallelConfig as ParallelConfig
 from ._phase import PhaseConfig as PhaseConfig
 from ._rows import parse_row as parse_row
-from ._schedule import ScheduleConfig as ScheduleConfig
+from ._schedule import (
+    ResolvedSchedule as ResolvedSchedule,
+    ScheduleConfig as ScheduleConfig,
+    make_schedule as make_schedule,
+    resolve_schedule as resolve_schedule,
+)
 from ._search import SearchConfig as SearchConfig, check_search as check_search
 from ._step import naming_step as naming_step, step_options as step_options
 from ._sweep import Arm as Arm, SweepConfig as SweepConfig

@@ -17,6 +17,8 @@ from lbopt.errors import require
 LARGEST_INTEGER = 2**31
 MOST_STEPS = 2**30
 """Steps of a phase: those of two phases, and one more, still fit an int32."""
+DTYPES = ("float32", "bfloat16")
+"""Dtypes that a config can ask for."""
 _WIDEST = 80
 """Characters of a value that a message shows."""
 

@@ -3,9 +3,10 @@
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
 
-from lbopt import paths
+from lbopt import errors, paths
 from lbopt.config._checks import at_least, in_range
 from lbopt.config._fields import only
+from lbopt.data.images import INTERPOLATIONS, central_box, check_boxes
 from lbopt.errors import require, require_choice
 
 TASKS = {
@@ -28,8 +29,6 @@ TEXT = tuple(name for name in TASKS if name not in CLASSIFICATION)
 DRAWN_ANEW = ("images", "pydoc_mlm", "text_mlm")
 """Data whose examples are different in every epoch."""
 TRAIN_CROPS = ("resized", "padded", "none")
-CROP_SAMPLINGS = ("by_area", "by_height")
-INTERPOLATIONS = ("bilinear", "bicubic")
 AUGMENTATIONS = ("none", "autoaugment", "randaugment")
 LARGEST_IMAGE = 1024
 LONGEST = 2**14
@@ -166,17 +165,12 @@ def _check_images(data: DataConfig) -> None:
     require(even, "space_to_depth", data.space_to_depth, fix, code="conflict", also=also)
 
     require_choice("train_crop", data.train_crop, TRAIN_CROPS)
-    require_choice("crop_sampling", data.crop_sampling, CROP_SAMPLINGS)
     require_choice("interpolation", data.interpolation, INTERPOLATIONS)
     require_choice("augmentation", data.augmentation, AUGMENTATIONS)
-    low, high = data.crop_area
-    fix = "give (low, high) with 0 < low <= high <= 1"
-    require(0 < low <= high <= 1, "crop_area", data.crop_area, fix)
-    low, high = data.crop_ratio
-    fix = "give (low, high) with 0 < low <= high"
-    require(0 < low <= high < 100, "crop_ratio", data.crop_ratio, fix)
-    fraction = data.eval_fraction
-    require(0 < fraction <= 1, "eval_fraction", fraction, "give a number in (0, 1]")
+    with errors.under("", area="crop_area", ratio="crop_ratio", sampling="crop_sampling"):
+        check_boxes(data.crop_area, data.crop_ratio, data.crop_sampling)
+    with errors.under("", fraction="eval_fraction"):
+        central_box(8, 8, data.eval_fraction)
     at_least("randaugment_layers", data.randaugment_layers, 0)
     in_range("randaugment_magnitude", data.randaugment_magnitude, 0, 31)
     _check_pixels(data)

@@ -3,23 +3,27 @@
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
 
-from lbopt.config._checks import at_least, in_range
+from lbopt.config._checks import DTYPES, at_least, in_range
 from lbopt.config._fields import only
 from lbopt.errors import require, require_choice
+from lbopt.models import (
+    ACTIVATIONS,
+    BERT_SIZES,
+    EFFICIENTNET_SIZES,
+    LSTM_SIZES,
+    REMATS,
+    RESNET_SIZES,
+    RUNNING_FROM,
+    STEMS,
+)
 
-DTYPES = ("float32", "bfloat16")
-MODELS = ("bert", "cnn", "efficientnet", "lstm", "lstm_lm", "mlp", "resnet")
-SIZES = {
-    "bert": ("tiny", "base", "large"),
-    "efficientnet": ("b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7"),
-    "lstm_lm": ("small", "medium", "large"),
-    "resnet": ("18", "34", "50", "101", "152"),
+SIZES: dict[str, tuple[str, ...]] = {
+    "bert": tuple(BERT_SIZES),
+    "efficientnet": tuple(EFFICIENTNET_SIZES),
+    "lstm_lm": tuple(LSTM_SIZES),
+    "resnet": tuple(RESNET_SIZES),
 }
 """Published sizes of the families that have them."""
-STEMS = ("conv7", "space_to_depth", "conv3")
-RUNNING_FROM = ("all", "first")
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
-REMATS = ("none", "attention", "dots", "inner", "layer")
 FAMILIES = {
     "classification": ("cnn", "efficientnet", "lstm", "mlp", "resnet"),
     "language_model": ("lstm_lm",),
@@ -27,7 +31,9 @@ FAMILIES = {
     "question_answering": ("bert",),
 }
 """The models of each task."""
+MODELS = tuple(sorted({name for names in FAMILIES.values() for name in names}))
 BATCH_NORMED = ("cnn", "efficientnet", "resnet")
+_REMATERIALISED = tuple(name for name in REMATS if name != "none")
 WIDEST = 2**14
 """Largest width of a layer; the kernels of a wider one would fit no device."""
 
@@ -97,7 +103,7 @@ class ModelConfig:
     scan_layers: bool = only(False, name=("bert",))
     remat: str = only("none", name=("bert",))
     remat_layers: int | None = only(
-        None, name=("bert",), remat=("attention", "dots", "inner", "layer"), scan_layers=(False,)
+        None, name=("bert",), remat=_REMATERIALISED, scan_layers=(False,)
     )
 
 

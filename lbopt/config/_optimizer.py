@@ -10,6 +10,7 @@ import jax
 import optax
 
 from lbopt import _scalars, errors, masks, stacks, tree, types
+from lbopt.config._checks import DTYPES
 from lbopt.config._fields import GIVEN, only
 from lbopt.errors import UserError, require, require_choice
 from lbopt.transforms import (
@@ -30,7 +31,6 @@ from lbopt.transforms import (
     track_noise_scale,
 )
 
-DTYPES = ("float32", "bfloat16")
 OPTIMIZERS = ("adam", "adamw", "lamb", "lans", "lars", "momentum", "rmsprop")
 CLIP_STAGES = ("replica", "mean", "accumulated", "none")
 _ADAM_LIKE = ("adam", "adamw", "lamb", "lans")

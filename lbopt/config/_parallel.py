@@ -3,12 +3,10 @@
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
 
-from lbopt.config._checks import at_least
+from lbopt.config._checks import DTYPES, at_least
 from lbopt.config._fields import only
 from lbopt.errors import require_choice
-
-ORDERS = ("given", "torus")
-REDUCE_DTYPES = ("float32", "bfloat16")
+from lbopt.parallel import ORDERS
 
 
 @dataclasses.dataclass
@@ -43,6 +41,6 @@ def check_parallel(parallel: ParallelConfig) -> None:
     """Raise `UserError` for a value that no step or mesh takes; `StepOptions` checks the others."""
     require_choice("order", parallel.order, ORDERS)
     if parallel.reduce_dtype is not None:
-        require_choice("reduce_dtype", parallel.reduce_dtype, REDUCE_DTYPES)
+        require_choice("reduce_dtype", parallel.reduce_dtype, DTYPES)
     if parallel.num_devices is not None:
         at_least("num_devices", parallel.num_devices, 1)

@@ -3,11 +3,10 @@
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
 
-from lbopt import errors
-from lbopt.config._checks import at_least
 from lbopt.config._data import OF_TASK, TEXT
 from lbopt.config._fields import only
-from lbopt.config._schedule import ScheduleConfig, check_schedule
+from lbopt.config._schedule import ScheduleConfig
+from lbopt.errors import require_choice
 
 OPTIMIZER_STATES = ("keep", "reset")
 
@@ -57,10 +56,6 @@ ELSEWHERE = {
 def check_phase(phase: PhaseConfig) -> None:
     """Raise `UserError` for a value that no phase takes.
 
-    The phase as a run of its own is checked elsewhere.
+    The fields in `ELSEWHERE` are checked as those of a run of its own.
     """
-    for field in ("num_steps", "global_batch_size", "num_microsteps", "eval_global_batch_size"):
-        at_least(field, getattr(phase, field), 1)
-    with errors.under("schedule"):
-        check_schedule(phase.schedule)
-    errors.require_choice("optimizer_state", phase.optimizer_state, OPTIMIZER_STATES)
+    require_choice("optimizer_state", phase.optimizer_state, OPTIMIZER_STATES)

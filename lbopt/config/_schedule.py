@@ -2,15 +2,25 @@
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
+from typing import Any
 
-from lbopt.config._checks import LARGEST_INTEGER, at_least
+import jax
+import optax
+
+from lbopt import errors
+from lbopt.config._checks import LARGEST_INTEGER, MOST_STEPS, at_least
 from lbopt.config._fields import NOT_EMPTY, When, only
 from lbopt.errors import require, require_choice
+from lbopt.schedules import (
+    Units,
+    exponential_factor,
+    scale_batch,
+    step_factor,
+    stretch_schedule,
+    warmup_schedule,
+)
 
-SCALING_RULES = ("linear", "none", "sqrt")
-WARMUP_RULES = ("epochs", "legw", "none")
 DECAYS = ("constant", "cosine", "exponential", "polynomial", "step")
-DECAY_ORIGINS = ("start", "warmup_end")
 _WITH_END = ("polynomial", "cosine")
 _IN_STAIRS = ("exponential", "step")
 _WARMS_UP: tuple[When, ...] = (
@@ -75,44 +85,189 @@ class ScheduleConfig:
 
 
 def check_schedule(schedule: ScheduleConfig) -> None:
-    """Raise `UserError` for a value that no schedule takes."""
-    require_choice("scaling_rule", schedule.scaling_rule, SCALING_RULES)
-    require_choice("warmup_rule", schedule.warmup_rule, WARMUP_RULES)
-    require_choice("decay", schedule.decay, DECAYS)
-    require_choice("decay_from", schedule.decay_from, DECAY_ORIGINS)
-    at_least("base_batch_size", schedule.base_batch_size, 1)
-    for name in ("base_learning_rate", "base_warmup_epochs", "warmup_from"):
-        at_least(name, getattr(schedule, name), 0)
-    for name in ("warmup_steps", "end_learning_rate"):
-        if getattr(schedule, name) is not None:
-            at_least(name, getattr(schedule, name), 0)
+    """Raise `UserError` for a rule of which no schedule can be built at any batch size.
 
-    for name in ("power", "warmup_power"):
-        value = getattr(schedule, name)
-        require(0 < value < LARGEST_INTEGER, name, value, "give a number > 0 (and below 2^31)")
-    end = schedule.end_factor
-    first = schedule.first_step
-    start = schedule.start_step
-    require(0 <= end <= 1, "end_factor", end, "give a number in [0, 1]")
-    require(first in (0, 1), "first_step", first, "use 0 or 1")
-    require(abs(start) < LARGEST_INTEGER, "start_step", start, "give a step below 2^31")
-    _check_decay(schedule)
+    `resolve_schedule` checks what depends on the batch size and on the length of the run.
+    """
+    with errors.under("", rule="scaling_rule"):
+        scale_batch(
+            schedule.base_batch_size,
+            schedule.base_learning_rate,
+            schedule.base_batch_size,
+            schedule.base_warmup_epochs,
+            num_examples=1,
+            num_epochs=1.0,
+            rule=schedule.scaling_rule,  # type: ignore[arg-type]
+            warmup_rule=schedule.warmup_rule,  # type: ignore[arg-type]
+        )
+    if schedule.warmup_steps is not None:
+        at_least("warmup_steps", schedule.warmup_steps, 0)
+    if schedule.decay in _IN_STAIRS:
+        _check_stairs(schedule)
+
+    # A peak above all other rates, and a run longer than its warmup, which begins after step 0.
+    warmup_steps = 1 + max(0, -schedule.start_step)
+    resolved = ResolvedSchedule(LARGEST_INTEGER, warmup_steps, 2 * LARGEST_INTEGER, 1.0)
+    make_schedule(schedule, resolved)
 
 
-def _check_decay(schedule: ScheduleConfig) -> None:
-    steps = schedule.decay_steps
-    rate = schedule.decay_rate
+def _check_stairs(schedule: ScheduleConfig) -> None:
     stairs = schedule.stair_epochs
-    given = steps is None or 0 < steps < LARGEST_INTEGER
-    require(given, "decay_steps", steps, "give a number > 0, or None")
-    require(0 < rate <= 1, "decay_rate", rate, "give a number in (0, 1]")
-    ascending = (
-        list(stairs) == sorted(stairs) and stairs[:1] > (0,) and stairs[-1] < LARGEST_INTEGER
-    )
-    require(ascending, "stair_epochs", stairs, "give ascending epochs > 0")
+    require(min(stairs, default=1) > 0, "stair_epochs", stairs, "give ascending epochs > 0")
     one = schedule.decay != "exponential" or len(stairs) == 1
     require(one, "stair_epochs", stairs, "give one number for an exponential decay")
-    end = schedule.end_learning_rate
-    fix = "give this or {end_factor}; the other one stays at its default"
-    alone = end is None or schedule.end_factor == 0
-    require(alone, "end_learning_rate", end, fix, code="conflict", also=["end_factor"])
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedSchedule:
+    """A rule worked out for one batch size.
+
+    Attributes:
+      learning_rate: the peak.
+      warmup_steps: optimizer steps of warmup.
+      num_steps: optimizer steps of the whole run.
+      steps_per_epoch: optimizer steps of one epoch, not rounded.
+    """
+
+    learning_rate: float
+    warmup_steps: float
+    num_steps: int
+    steps_per_epoch: float
+
+
+def resolve_schedule(
+    config: ScheduleConfig,
+    global_batch_size: int,
+    num_examples: int,
+    num_epochs: float,
+    num_steps: int | None = None,
+) -> ResolvedSchedule:
+    """Work out learning rate, warmup and length at one batch size.
+
+    Args:
+      config: the rule.
+      global_batch_size: examples per step.
+      num_examples: number of examples in the training set.
+      num_epochs: length of the run.
+      num_steps: length of the run, instead of `num_epochs`.
+
+    Raises:
+      UserError: if the warmup does not end before training does.
+    """
+    warms_up = config.warmup_steps is None and config.warmup_rule != "none"
+    scaled = scale_batch(
+        global_batch_size,
+        config.base_learning_rate,
+        config.base_batch_size,
+        config.base_warmup_epochs if warms_up else 0.0,
+        num_examples,
+        num_epochs if num_steps is None else 1.0,
+        config.scaling_rule,  # type: ignore[arg-type]
+        config.warmup_rule if warms_up else "none",  # type: ignore[arg-type]
+    )
+    warmup_steps = scaled.warmup_steps if config.warmup_steps is None else config.warmup_steps
+    field, length = ("num_epochs", num_epochs) if num_steps is None else ("num_steps", num_steps)
+    num_steps = scaled.total_steps if num_steps is None else num_steps
+    fix = f"that is {num_steps} steps; train for fewer than 2^30"
+    require(num_steps < MOST_STEPS, field, length, fix)
+    _check_rate(config, global_batch_size, scaled.learning_rate)
+    _check_warmup(config, global_batch_size, warmup_steps, num_steps)
+    steps_per_epoch = Units(num_examples, global_batch_size).exact_steps(1)
+    return ResolvedSchedule(scaled.learning_rate, warmup_steps, num_steps, steps_per_epoch)
+
+
+_PLAIN = {"warmup_from": 0.0, "warmup_power": 1.0}
+
+
+def _check_rate(config: ScheduleConfig, size: int, rate: float) -> None:
+    base = config.base_learning_rate
+    fix = f"scaled to batch {size} it is {rate!r}; use a smaller one"
+    require(rate < LARGEST_INTEGER, "schedule.base_learning_rate", base, fix)
+    floors = {**_ramp(config), **_decay(config, 1.0)}
+    for name in ("warmup_from", "end_learning_rate"):
+        value = floors.get(name)
+        fix = (
+            f"the peak at batch {size} is {rate!r}, below it; use a smaller one, or a larger "
+            "{base_learning_rate}"
+        )
+        also = {"base_learning_rate": "schedule.base_learning_rate"}
+        fits = value is None or rate >= value
+        require(fits, f"schedule.{name}", value, fix, code="conflict", also=also)
+
+
+def _check_warmup(config: ScheduleConfig, size: int, warmup_steps: float, num_steps: int) -> None:
+    name = "warmup_steps"
+    if config.warmup_steps is None:
+        name = "warmup_rule" if config.warmup_rule == "none" else "base_warmup_epochs"
+    field = f"schedule.{name}"
+    value = getattr(config, name)
+    shaped = any(value != _PLAIN[name] for name, value in _ramp(config).items())
+    empty = min(warmup_steps, config.start_step + warmup_steps) <= 0
+    fix = (
+        f"no step of warmup at batch {size}, so {{warmup_from}} and {{warmup_power}} have no "
+        "effect; warm up for longer, or leave them 0 and 1"
+    )
+    also = {name: f"schedule.{name}" for name in ("warmup_from", "warmup_power")}
+    require(not (empty and shaped), field, value, fix, code="conflict", also=also)
+    rule = f" (rule {config.warmup_rule!r})" if config.warmup_steps is None else ""
+    fix = (
+        f"{warmup_steps} warmup steps{rule} do not end before the {num_steps} steps of training "
+        f"at batch {size}; warm up for less, or train for longer"
+    )
+    require(config.start_step + warmup_steps < num_steps, field, value, fix, code="conflict")
+
+
+def make_schedule(
+    config: ScheduleConfig,
+    resolved: ResolvedSchedule,
+    learning_rate: float | jax.Array | None = None,
+    warmup_steps: float | jax.Array | None = None,
+    num_steps: int | jax.Array | None = None,
+) -> optax.Schedule:
+    """Build the schedule; rate and warmup may be given instead of the resolved ones, also traced.
+
+    With `num_steps`, also traced, all of it is rescaled from the resolved length to that one.
+    """
+    whole = warmup_schedule(
+        resolved.learning_rate if learning_rate is None else learning_rate,
+        resolved.warmup_steps if warmup_steps is None else warmup_steps,
+        resolved.num_steps,
+        first_step=config.first_step,
+        start_step=config.start_step,
+        **_ramp(config),
+        **_decay(config, resolved.steps_per_epoch),
+    )
+    if num_steps is None:
+        return whole
+    return stretch_schedule(whole, resolved.num_steps, num_steps, config.first_step)
+
+
+def _ramp(config: ScheduleConfig) -> dict[str, Any]:
+    """Return the options of a warmup; none if there is no warmup by the config."""
+    length = config.warmup_steps
+    if length is None:
+        length = config.warmup_rule != "none" and config.base_warmup_epochs
+    if not length:
+        return {}
+    return {"warmup_power": config.warmup_power, "warmup_from": config.warmup_from}
+
+
+def _decay(config: ScheduleConfig, steps_per_epoch: float) -> dict[str, Any]:
+    """Return the options of the decay, those that it has."""
+    require_choice("decay", config.decay, DECAYS)
+    if config.decay == "constant":
+        return {"decay": config.decay}
+    options: dict[str, Any] = {"decay": config.decay, "decay_from": config.decay_from}
+    if config.decay in _IN_STAIRS:
+        stairs = tuple(epochs * steps_per_epoch for epochs in config.stair_epochs)
+        with errors.under("", factor="decay_rate", boundaries="stair_epochs"):
+            if config.decay == "exponential":
+                return options | {"decay": exponential_factor(config.decay_rate, stairs[0])}
+            return options | {"decay": step_factor(config.decay_rate, stairs)}
+    if config.decay == "polynomial":
+        options["power"] = config.power
+    return options | {
+        "end_factor": config.end_factor,
+        "decay_steps": config.decay_steps,
+        "end_learning_rate": config.end_learning_rate,
+    }

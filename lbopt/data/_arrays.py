@@ -14,13 +14,13 @@ class Reading(NamedTuple):
     Attributes:
       threads: Number of reading threads in each process.
       processes: Number of reading processes beside the training process; 0 to read in it.
-      examples_per_piece: Number of consecutive examples of a batch that a thread reads at a time.
+      examples_per_slice: Number of consecutive examples of a batch that a thread reads at a time.
       in_order: Whether training reads the examples in order, epoch after epoch, not shuffled.
     """
 
     threads: int = 2
     processes: int = 0
-    examples_per_piece: int = 4096
+    examples_per_slice: int = 4096
     in_order: bool = False
 
 

@@ -1,6 +1,6 @@
 """Global batches for training, and padded and masked batches for evaluation, both read ahead.
 
-A batch is read in pieces of consecutive examples, which threads or processes read side by side.
+A batch is read in slices of consecutive examples, which threads or processes read side by side.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from lbopt.data._damaged import DAMAGED, DamagedCount
 from lbopt.data._order import examples_at
 
 Batch = dict[str, np.ndarray]
-_LEAST_PIECES = 4
-"""Minimum number of pieces that are read ahead for each thread."""
+_LEAST_SLICES = 4
+"""Minimum number of slices that are read ahead for each thread."""
 
 
 class Batches(Protocol):
@@ -39,7 +39,7 @@ class Batches(Protocol):
 
     def __len__(self) -> int: ...
 
-    def piece(self, number: int, start: int, stop: int) -> Batch:
+    def slice(self, number: int, start: int, stop: int) -> Batch:
         """Return examples [start, stop) of this process's part of a batch."""
 
 
@@ -108,9 +108,9 @@ class TrainBatches:
         return self._num_steps
 
     def __getitem__(self, step: int) -> Batch:
-        return _joined([self.piece(int(step), 0, self.part_size)], self.part_size, self.dataset)
+        return _joined([self.slice(int(step), 0, self.part_size)], self.part_size, self.dataset)
 
-    def piece(self, number: int, start: int, stop: int) -> Batch:
+    def slice(self, number: int, start: int, stop: int) -> Batch:
         """Return examples [start, stop) of this process's part of the batch of step `number`."""
         positions = self.first_example + number * self.global_batch_size + self._rows[start:stop]
         epochs, indices = np.divmod(positions, len(self.dataset))
@@ -161,7 +161,7 @@ class EvalBatches:
     def __len__(self) -> int:
         return -(-len(self.dataset) // self._size)
 
-    def piece(self, number: int, start: int, stop: int) -> Batch:
+    def slice(self, number: int, start: int, stop: int) -> Batch:
         """Return examples [start, stop) of this process's part of batch `number`."""
         positions = number * self._size + self._rows[start:stop]
         batch = self.dataset.take(np.minimum(positions, len(self.dataset) - 1))
@@ -179,20 +179,20 @@ def eval_batches(
 
 
 def read_batches(batches: Batches, start: int = 0) -> Iterator[Batch]:
-    """Yield batches from number `start` on, while Grain reads the pieces of the next ones.
+    """Yield batches from number `start` on, while Grain reads the slices of the next ones.
 
-    Memory is bounded. Beside the batch that is being joined, one more batch or four pieces for each
-    thread are held, whichever is larger. Reading processes share that number; each has a few pieces
+    Memory is bounded. Beside the batch that is being joined, one more batch or four slices for each
+    thread are held, whichever is larger. Reading processes share that number; each has a few slices
     more in its threads and on the way to this process.
     """
     reading = batches.dataset.reading
-    edges = [*range(0, batches.part_size, reading.examples_per_piece), batches.part_size]
-    pieces = _Pieces(batches, list(itertools.pairwise(edges)))
+    edges = [*range(0, batches.part_size, reading.examples_per_slice), batches.part_size]
+    slices = _Slices(batches, list(itertools.pairwise(edges)))
 
-    pieces_ahead = max(len(pieces.bounds), _LEAST_PIECES * reading.threads)
-    per_process = max(reading.threads, pieces_ahead // max(reading.processes, 1))
+    slices_ahead = max(len(slices.bounds), _LEAST_SLICES * reading.threads)
+    per_process = max(reading.threads, slices_ahead // max(reading.processes, 1))
     options = grain.ReadOptions(num_threads=reading.threads, prefetch_buffer_size=per_process)
-    source = grain.MapDataset.source(pieces)[start * len(pieces.bounds) :].to_iter_dataset(options)
+    source = grain.MapDataset.source(slices)[start * len(slices.bounds) :].to_iter_dataset(options)
 
     if reading.processes:
         _let_grain_read_its_flags()
@@ -201,7 +201,7 @@ def read_batches(batches: Batches, start: int = 0) -> Iterator[Batch]:
 
     iterator = iter(source)
     for _ in range(start, len(batches)):
-        yield _joined((next(iterator) for _ in pieces.bounds), batches.part_size, batches.dataset)
+        yield _joined((next(iterator) for _ in slices.bounds), batches.part_size, batches.dataset)
 
 
 def _let_grain_read_its_flags() -> None:
@@ -212,12 +212,12 @@ def _let_grain_read_its_flags() -> None:
                 flags.FLAGS[name].present = True
 
 
-class _Pieces:
-    """The pieces of all batches, numbered, as a data source of Grain.
+class _Slices:
+    """The slices of all batches, numbered, as a data source of Grain.
 
     Args:
       batches: Batches that are cut.
-      bounds: (start, stop) of each piece of a batch, in examples.
+      bounds: (start, stop) of each slice of a batch, in examples.
     """
 
     def __init__(self, batches: Batches, bounds: Sequence[tuple[int, int]]):
@@ -228,8 +228,8 @@ class _Pieces:
         return len(self._batches) * len(self.bounds)
 
     def __getitem__(self, number: Any) -> Batch:
-        batch, piece = divmod(int(number), len(self.bounds))
-        return self._batches.piece(batch, *self.bounds[piece])
+        batch, index = divmod(int(number), len(self.bounds))
+        return self._batches.slice(batch, *self.bounds[index])
 
 
 def _start_worker(index: int, count: int) -> None:
@@ -249,29 +249,29 @@ def _end_with_parent() -> None:
         os._exit(0)
 
 
-def _joined(pieces: Iterable[Batch], size: int, dataset: Dataset) -> Batch:
-    """Return a batch of `size` examples joined from pieces, and count their damaged records.
+def _joined(slices: Iterable[Batch], size: int, dataset: Dataset) -> Batch:
+    """Return a batch of `size` examples joined from slices, and count their damaged records.
 
-    Each piece is copied as it arrives and then released, so at most one is held twice.
+    Each slice is copied as it arrives and then released, so at most one is held twice.
     """
     count: DamagedCount | None = getattr(dataset, "damaged", None)
     batch: Batch = {}
     filled = 0
-    for piece in pieces:
-        for index, reason in piece.pop(DAMAGED, ()):
+    for arrays in slices:
+        for index, reason in arrays.pop(DAMAGED, ()):
             if count is not None:
                 count.add(index, reason)
 
-        stop = filled + len(next(iter(piece.values())))
+        stop = filled + len(next(iter(arrays.values())))
         if stop - filled == size:
-            return piece  # the whole batch: nothing to copy
+            return arrays  # the whole batch: nothing to copy
 
         if not batch:
             batch = {
                 name: np.empty((size, *array.shape[1:]), array.dtype)
-                for name, array in piece.items()
+                for name, array in arrays.items()
             }
-        for name, array in piece.items():
+        for name, array in arrays.items():
             batch[name][filled:stop] = array
         filled = stop
     return batch

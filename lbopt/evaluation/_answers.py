@@ -19,7 +19,8 @@ from lbopt.models import Model
 from lbopt.parallel import TrainState, local_parts, put_batch
 
 MAX_ANSWER_LENGTH = 30
-"""Longest answer in tokens: `max_answer_length` of google-research/bert, run_squad.py."""
+"""Longest answer in tokens: `max_answer_length` of
+google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:run_squad.py."""
 
 _INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 Predict = Callable[[types.Params, types.ModelState, types.Batch], dict[str, jax.Array]]
@@ -71,9 +72,10 @@ def best_span(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the greatest start_logits[i] + end_logits[j] over i <= j < i + max_answer_length.
 
-    The search is exact; google-research/bert (run_squad.py) considers only the twenty greatest
-    logits of each kind. Of equal sums the first i wins, and then the first j. A sum that is not a
-    number never wins. An example takes O(length) memory and O(length x max_answer_length) time.
+    The search is exact; google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:run_squad.py
+    considers only the twenty greatest logits of each kind. Of equal sums the first i wins, and then
+    the first j. A sum that is not a number never wins. An example takes O(length) memory and
+    O(length x max_answer_length) time.
 
     Args:
       start_logits: Logits of the first token of an answer, [batch, length].

@@ -58,7 +58,7 @@ def batch_arguments(step: Step, state: TrainState, dataset: Dataset, size: int) 
       size: The global batch size.
     """
     batches = EvalBatches(dataset, size, step.mesh.size)
-    example = batches.piece(0, 0, 1)
+    example = batches.slice(0, 0, 1)
     example.pop(DAMAGED, None)
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((batches.part_size, *x.shape[1:]), x.dtype), example

@@ -1,5 +1,7 @@
 from ._bert import (
+    ACTIVATIONS as ACTIVATIONS,
     BERT_SIZES as BERT_SIZES,
+    REMATS as REMATS,
     Bert as Bert,
     BertSize as BertSize,
     bert_layer_names as bert_layer_names,
@@ -25,7 +27,7 @@ from ._lstm import (
     make_lstm_language_model as make_lstm_language_model,
 )
 from ._mlp import MLP as MLP
-from ._norm import BatchNorm as BatchNorm
+from ._norm import RUNNING_FROM as RUNNING_FROM, BatchNorm as BatchNorm
 from ._resnet import (
     RESNET_SIZES as RESNET_SIZES,
     ResNet as ResNet,
@@ -34,4 +36,4 @@ from ._resnet import (
 )
 from ._scope import StatsScope as StatsScope
 from ._seam import Model as Model, from_linen as from_linen, from_nnx as from_nnx
-from ._stem import space_to_depth as space_to_depth
+from ._stem import STEMS as STEMS, space_to_depth as space_to_depth

@@ -44,7 +44,7 @@ def gelu(x: jax.Array) -> jax.Array:
     It is computed in fp32 or wider; the backward pass keeps only `x`.
 
     References:
-      Hendrycks and Gimpel, arXiv 1606.08415.
+      Hendrycks and Gimpel, arXiv 1606.08415v5.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (wide * _normal_cdf(wide)).astype(x.dtype)
@@ -68,6 +68,9 @@ def gelu_tanh(x: jax.Array) -> jax.Array:
     """Return the tanh approximation of `gelu` that google-research/bert uses.
 
     It is computed in fp32 or wider; the backward pass keeps only `x`.
+
+    References:
+      google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:modeling.py, gelu.
     """
     return _gelu_tanh(x)
 

@@ -46,8 +46,8 @@ def attend(
       kept_share: divisor of the kept probabilities.
 
     References:
-      Vaswani et al., arXiv 1706.03762, equation 1; Dao et al., arXiv 2205.14135, for the row sums
-      of the backward pass.
+      Vaswani et al., arXiv 1706.03762v7, equation 1; Dao et al., arXiv 2205.14135v2, for the row
+      sums of the backward pass.
     """
     return _forward(query_BHKQ, key_BHKS, value_BHKS, mask_BS, keep_BHQS, kept_share)[0]
 

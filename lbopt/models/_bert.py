@@ -48,7 +48,7 @@ BERT_SIZES = {
 }
 """Published sizes.
 
-Base and large: Devlin et al., arXiv 1810.04805, section 3; tiny: Turc et al., arXiv 1908.08962.
+Base and large: Devlin et al., arXiv 1810.04805v2, section 3; tiny: Turc et al., arXiv 1908.08962v2.
 """
 
 SAVED = {
@@ -65,7 +65,8 @@ class Bert(nn.Module):
     """A post-norm Transformer encoder over word, position and segment embeddings.
 
     Kernels and embeddings start from normal(0, 0.02) truncated at two standard deviations, as in
-    google-research/bert; biases start at zero and norm scales at one.
+    google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:modeling.py; biases start at
+    zero and norm scales at one.
 
     Attributes:
       vocab_size: number of tokens; the word embedding is also the decoder's weight.

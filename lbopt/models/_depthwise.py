@@ -12,8 +12,10 @@ import jax.numpy as jnp
 class DepthwiseConv(nn.Module):
     """A convolution with a separate kernel for every channel and no bias.
 
-    The kernel starts from a normal distribution with variance 2 / size^2, as in tensorflow/tpu,
-    models/official/efficientnet, where the fan-out of a depthwise kernel is its area.
+    The kernel starts from a normal distribution with variance 2 / size^2, as in
+    tensorflow/tpu@e380f765021a8853abfbfd53af727604039a7d8c:
+    models/official/efficientnet/efficientnet_model.py, where the fan-out of a depthwise kernel is
+    its area.
 
     Attributes:
       size: side of the kernel.

@@ -48,7 +48,7 @@ EFFICIENTNET_STAGES = (
     Stage(5, 2, 6, 192, 4),
     Stage(3, 1, 6, 320, 1),
 )
-"""EfficientNet-B0: Tan and Le, arXiv 1905.11946, Table 1."""
+"""EfficientNet-B0: Tan and Le, arXiv 1905.11946v5, Table 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,8 @@ EFFICIENTNET_SIZES = {
     "b6": EfficientNetSize(1.8, 2.6, 528, 0.5),
     "b7": EfficientNetSize(2.0, 3.1, 600, 0.5),
 }
-"""tensorflow/tpu, models/official/efficientnet, efficientnet_builder.py."""
+"""tensorflow/tpu@e380f765021a8853abfbfd53af727604039a7d8c:
+models/official/efficientnet/efficientnet_builder.py."""
 
 _normal_by_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 _uniform_by_fan_out = nn.initializers.variance_scaling(1 / 3, "fan_out", "uniform")
@@ -87,8 +88,9 @@ _uniform_by_fan_out = nn.initializers.variance_scaling(1 / 3, "fan_out", "unifor
 class EfficientNet(nn.Module):
     """Inverted bottlenecks with depthwise convolutions and squeeze-excitation.
 
-    Padding and initialisation follow TensorFlow's code (tensorflow/tpu,
-    models/official/efficientnet, efficientnet_model.py): "SAME" padding by the size of the input,
+    Padding and initialisation follow
+    tensorflow/tpu@e380f765021a8853abfbfd53af727604039a7d8c:
+    models/official/efficientnet/efficientnet_model.py: "SAME" padding by the size of the input,
     normal kernels of variance 2 / fan_out (2 / size^2 in depthwise convolutions), and a head
     uniform within 1 / sqrt(num_classes). Every block but the first of its stage has a residual
     connection. In training, stochastic depth drops the branch beside it with probability
@@ -326,7 +328,7 @@ class SqueezeExcite(nn.Module):
       examples: number of examples folded into channels.
 
     References:
-      Hu et al., Squeeze-and-Excitation Networks, arXiv 1709.01507.
+      Hu et al., Squeeze-and-Excitation Networks, arXiv 1709.01507v4.
     """
 
     width: int

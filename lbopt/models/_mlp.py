@@ -15,7 +15,7 @@ from lbopt.models._head import Head
 class MLP(nn.Module):
     """Dense layers with ReLU, then the logits; the smallest network for a study.
 
-    Kernels are He-normal (arXiv 1502.01852), the head is LeCun-normal and biases are zero.
+    Kernels are He-normal (arXiv 1502.01852v1), the head is LeCun-normal and biases are zero.
 
     Attributes:
       num_classes: size of the output.

@@ -17,6 +17,8 @@ from lbopt.models import _fold, _product
 from lbopt.models._fold import Fold
 from lbopt.models._scope import StatsScope, View
 
+RUNNING_FROM = ("all", "first")
+
 
 class BatchNorm(nn.Module):
     r"""Batch normalization over the global batch, groups of it, or each replica's examples.
@@ -62,8 +64,8 @@ class BatchNorm(nn.Module):
         the groups do not divide the replicas or the batch. Raised when the module is applied.
 
     References:
-      Ying et al., Image Classification at Supercomputer Scale, arXiv 1811.06992 (distributed batch
-      normalization).
+      Ying et al., Image Classification at Supercomputer Scale, arXiv 1811.06992v2 (distributed
+      batch normalization).
     """
 
     stats_scope: str = "global"
@@ -105,7 +107,7 @@ class BatchNorm(nn.Module):
         )
 
         scope = StatsScope.parse(self.stats_scope)
-        require_choice("running_from", self.running_from, ("all", "first"))
+        require_choice("running_from", self.running_from, RUNNING_FROM)
         shape = ((x.shape[-1] if kernel is None else kernel.shape[1]) // self.fold.by,)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)

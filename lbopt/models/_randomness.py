@@ -62,7 +62,7 @@ class StochasticDepth(nn.Module):
       examples: number of examples folded into the last axis, see `lbopt.models._fold`.
 
     References:
-      Huang et al., Deep Networks with Stochastic Depth, arXiv 1603.09382.
+      Huang et al., Deep Networks with Stochastic Depth, arXiv 1603.09382v3.
     """
 
     rate: float

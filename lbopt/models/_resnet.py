@@ -42,17 +42,17 @@ RESNET_SIZES = {
     "101": ResNetSize((3, 4, 23, 3), _BOTTLENECK, True),
     "152": ResNetSize((3, 8, 36, 3), _BOTTLENECK, True),
 }
-"""He et al., arXiv 1512.03385, Table 1."""
+"""He et al., arXiv 1512.03385v1, Table 1."""
 
 
 class ResNet(nn.Module):
     """A residual network of the form v1.5.
 
     In this form a stage's stride is in its first 3 x 3 convolution. Convolutions are He-normal by
-    fan-out, as in He et al. As in Goyal et al., arXiv 1706.02677, section 5.1, the head's kernel is
-    normal(0, 0.01) and the scale of the last batch norm of every block starts at zero. Padding is
-    symmetric, as in PyTorch's networks; TensorFlow's differ in the max pool, which they pad on one
-    side only.
+    fan-out, as in He et al. As in Goyal et al., arXiv 1706.02677v2, section 5.1, the head's kernel
+    is normal(0, 0.01) and the scale of the last batch norm of every block starts at zero. Padding
+    is symmetric, as in PyTorch's networks; TensorFlow's differ in the max pool, which they pad on
+    one side only.
 
     Attributes:
       depths: number of blocks in each stage.

@@ -20,7 +20,7 @@ FOLDED_CHANNELS = 12
 The stem "space_to_depth" treats images with fewer channels as unfolded.
 """
 he_normal_by_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-"""He et al., arXiv 1502.01852, equation 14 (backward form); not truncated."""
+"""He et al., arXiv 1502.01852v1, equation 14 (backward form); not truncated."""
 
 
 def conv(
@@ -101,7 +101,8 @@ class WideConv(nn.Module):
       dtype: dtype of the computation.
 
     References:
-      Ying et al., arXiv 1811.06992; MLPerf v0.6 ResNet-50 for TPU, where the host folds the image.
+      Ying et al., arXiv 1811.06992v2; MLPerf v0.6 ResNet-50 for TPU, where the host folds the
+      image.
     """
 
     width: int

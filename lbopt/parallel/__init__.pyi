@@ -4,6 +4,7 @@ from ._compiled import Step as Step
 from ._loss_form import mean_and_weight as mean_and_weight
 from ._mesh import (
     DATA_AXIS as DATA_AXIS,
+    ORDERS as ORDERS,
     available_devices as available_devices,
     batch_sharding as batch_sharding,
     check_divisible as check_divisible,

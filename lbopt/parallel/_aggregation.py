@@ -40,8 +40,8 @@ from lbopt.parallel._state import TrainState
 REPLICA_AXIS = "replica"
 WITHIN_AXIS = "within"
 
-_ITS_SURROUNDINGS = ("num_replicas", "opt_state", "tx")
-"""Fields of errors of an aggregator that does not go with the replicas or the optimizer."""
+_ITS_SURROUNDINGS = ("opt_state", "tx")
+"""Fields of errors of an aggregator that does not go with the optimizer."""
 
 
 class Aggregation:
@@ -59,7 +59,7 @@ class Aggregation:
       num_replicas: Number of replicas that the aggregator combines.
 
     Raises:
-      UserError: If an argument does not fit; the error names it.
+      UserError: If an argument, or the number of replicas, does not fit; the error names it.
     """
 
     def __init__(
@@ -79,6 +79,11 @@ class Aggregation:
         require(alone, field, replicas_per_device, fix, code="conflict")
         devices = 1 if mesh is None else mesh.size
         self.num_replicas = devices * self.replicas_per_device // self._within
+        try:
+            aggregator.check_replicas(self.num_replicas)
+        except UserError as error:
+            reason = error.reason
+            raise UserError(field, replicas_per_device, reason, code="mismatch") from error
         self._mesh = None if mesh is None else _two_axes(mesh, self._within)
         self._in_parts = self._within > 1 and aggregator.takes_parts
         self._pmapped_on = mesh if pmapped else None
@@ -92,7 +97,7 @@ class Aggregation:
         """Return the aggregator's first state; a pure function.
 
         Raises:
-          UserError: If the aggregator does not fit the parameters or the number of replicas.
+          UserError: If the aggregator does not fit the parameters.
         """
         with self._refusing():
             return self.aggregator.first_state(self._parts_of(params), self.num_replicas)

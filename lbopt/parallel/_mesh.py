@@ -16,6 +16,7 @@ from lbopt import _scalars, tree, types
 from lbopt.errors import EnvironmentProblem, UserError, require, require_choice
 
 DATA_AXIS = "data"
+ORDERS = ("given", "torus")
 
 
 def make_mesh(
@@ -53,7 +54,7 @@ def make_mesh(
         )
         raise UserError("num_devices", wanted, fix)
 
-    require_choice("order", order, ("given", "torus"))
+    require_choice("order", order, ORDERS)
     if order == "torus":
         if not all(hasattr(device, "coords") for device in available):
             fix = "these devices have no coordinates; use order='given'"

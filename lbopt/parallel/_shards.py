@@ -10,7 +10,7 @@ only gradients go between slices.
 
 References:
   Xu et al., Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training,
-  arXiv 2004.13336.
+  arXiv 2004.13336v1.
 """
 
 from __future__ import annotations
@@ -209,7 +209,8 @@ def scatter_mean(mesh: Mesh, stacked: types.PyTree, dtype: Any) -> types.PyTree:
 
     Sums run along one torus axis after the other, so that only shards travel along the second. The
     TPU compiler turns such sums into reduce-scatters; a sum over all devices of a larger slice it
-    computes everywhere and then slices (Ying et al., arXiv 1811.06992, also sum in two dimensions).
+    computes everywhere and then slices. Ying et al., arXiv 1811.06992v2, also sum in two
+    dimensions.
 
     Args:
       mesh: A one-axis mesh.

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lbopt.config import TrainConfig
+from lbopt.config import TrainConfig, naming
 from lbopt.data import Dataset, EvalBatches
 from lbopt.data.from_config import has_known_length, known_source
 from lbopt.errors import require
@@ -169,32 +169,36 @@ def make_plan(
     Raises:
       UserError: If the config does not fit the pod, or leaves the number of steps unknown.
     """
-    backend = config.parallel.backend
-    fix = "a plan compiles one program for all devices; use 'jit'"
-    require(backend != "pmap", "config.parallel.backend", backend, fix)
-    for phase in config.phases():
-        require(
-            phase.num_steps or has_known_length(phase.data),
-            "config.num_steps",
-            phase.num_steps,
-            f"an epoch of {{builder}} = {phase.data.builder!r} has an unknown size "
-            "without the corpus; give a number of steps",
-            code="missing",
-            also={"builder": "config.data.builder"},
-        )
+    with naming("config", TrainConfig):
+        _check(config)
+        run = build_run(config, topology.devices, known_source)
+        phases = []
+        pairs = zip(config.phases(), run.phases(), strict=True)
+        for number, (phase, phase_run) in enumerate(pairs, 1):
+            where = f"{topology.name}, phase {number}" if config.phase2 else topology.name
 
-    run = build_run(config, topology.devices, known_source)
-    phases = []
-    for number, (phase, phase_run) in enumerate(zip(config.phases(), run.phases(), strict=True), 1):
-        where = f"{topology.name}, phase {number}" if config.phase2 else topology.name
+            def tell(what: str, where: str = where) -> None:
+                say(f"compiling {what} for {where} ...")
 
-        def tell(what: str, where: str = where) -> None:
-            say(f"compiling {what} for {where} ...")
-
-        phases.append(_plan_phase(phase, phase_run, topology, with_evaluation, tell))
+            phases.append(_plan_phase(phase, phase_run, topology, with_evaluation, tell))
 
     limit = memory_limit(topology.devices[0])
     return Plan(config, recipe, topology, tuple(run.mesh.devices.flat), limit, tuple(phases))
+
+
+def _check(config: TrainConfig) -> None:
+    """Raise `UserError` for a run that no plan describes."""
+    backend = config.parallel.backend
+    fix = "a plan compiles one program for all devices; use 'jit'"
+    require(backend != "pmap", "parallel.backend", backend, fix)
+    for phase in config.phases():
+        fix = (
+            f"an epoch of {{builder}} = {phase.data.builder!r} has an unknown size without the "
+            "corpus; give a number of steps"
+        )
+        known = phase.num_steps or has_known_length(phase.data)
+        also = {"builder": "data.builder"}
+        require(known, "num_steps", phase.num_steps, fix, code="missing", also=also)
 
 
 def _plan_phase(
@@ -205,7 +209,7 @@ def _plan_phase(
     step = cost_of(run.lower, topology, devices)
     forward = count_forward(config)
     size = run.global_batch_size
-    example = run.batches.piece(0, 0, 1)
+    example = run.batches.slice(0, 0, 1)
     evaluation = None
     if with_evaluation and step.fits:
         evaluation = _plan_evaluation(config, run, topology, devices, say)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from lbopt.config import REMATS, TrainConfig
+from lbopt.config import TrainConfig
 from lbopt.data.from_config import known_source
 from lbopt.errors import UserError
+from lbopt.models import REMATS
 from lbopt.plan._step import Say, StepCost, cost_of, silent
 from lbopt.plan._topology import Topology
 from lbopt.recipes import build_run

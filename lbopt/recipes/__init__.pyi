@@ -10,9 +10,4 @@ from ._language_model import CARRY as CARRY
 from ._networks import make_network as make_network
 from ._patterns import check_patterns as check_patterns
 from ._problem import Problem as Problem, check_batch as check_batch, make_problem as make_problem
-from ._schedule import (
-    ResolvedSchedule as ResolvedSchedule,
-    make_schedule as make_schedule,
-    resolve_schedule as resolve_schedule,
-)
 from ._step import make_step as make_step

@@ -15,10 +15,13 @@ from jax.sharding import Mesh
 from lbopt import errors, types
 from lbopt.config import (
     ParallelConfig,
+    ResolvedSchedule,
     TrainConfig,
     make_optimizer,
+    make_schedule,
     naming,
     naming_phase2,
+    resolve_schedule,
     scaled_modules,
 )
 from lbopt.data import TrainBatches
@@ -33,7 +36,7 @@ from lbopt.parallel import (
     split_seed,
     torus_grid,
 )
-from lbopt.recipes import _initial, _patterns, _problem, _schedule, _step
+from lbopt.recipes import _initial, _patterns, _problem, _step
 from lbopt.replicas import Replicas
 from lbopt.train import Cadence, Run, Target
 from lbopt.transforms import ema_params
@@ -119,10 +122,10 @@ def _build_phase(
     train, validation, _ = problem.splits
     if trains:
         check_batch_fits(config, problem, mesh)
-    resolved = _schedule.resolve_schedule(
+    resolved = resolve_schedule(
         config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps
     )
-    schedule = _schedule.make_schedule(config.schedule, resolved)
+    schedule = make_schedule(config.schedule, resolved)
     _patterns.check_patterns(config, problem)
     labels = scaled_modules(config.aggregator)
     tx = make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
@@ -184,7 +187,7 @@ def check_batch_fits(config: TrainConfig, problem: _problem.Problem, mesh: Mesh)
         require_choice("target_metric", config.target_metric, known)
 
 
-def _cadence(config: TrainConfig, resolved: _schedule.ResolvedSchedule) -> Cadence:
+def _cadence(config: TrainConfig, resolved: ResolvedSchedule) -> Cadence:
     epochs = config.eval_every_epochs
     every_steps = config.eval_every_steps if epochs is None else epochs * resolved.steps_per_epoch
     return Cadence(config.log_every_steps, every_steps, config.checkpoint.every_steps)
@@ -197,7 +200,7 @@ def _target(config: TrainConfig) -> Target | None:
 
 
 def _mllog(
-    config: TrainConfig, resolved: _schedule.ResolvedSchedule, num_train: int, num_validation: int
+    config: TrainConfig, resolved: ResolvedSchedule, num_train: int, num_validation: int
 ) -> dict[str, Any]:
     """Return what MLPerf's log says at the beginning, under its keys."""
     optimizer = config.optimizer

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lbopt import losses, metrics, replicas, types
+from lbopt import errors, losses, metrics, replicas, types
 from lbopt.config import LossConfig
 from lbopt.data.from_config import Source
 from lbopt.errors import require
@@ -46,7 +46,9 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
         labels = batch["label"]
         weights = None
         if loss.mixup_alpha:
-            weights = mixup_weights(jax.random.fold_in(rng, _MIXUP), len(labels), loss.mixup_alpha)
+            with errors.under("", alpha="loss.mixup_alpha"):
+                key = jax.random.fold_in(rng, _MIXUP)
+                weights = mixup_weights(key, len(labels), loss.mixup_alpha)
             images = mixed(images, weights)
         logits, new_model_state = network.apply(params, model_state, images, train=True, rng=rng)
         each = scored(logits, labels)
@@ -78,7 +80,7 @@ def swapped(x: jax.Array) -> jax.Array:
 
 
 def mixed(images: jax.Array, weights: jax.Array) -> jax.Array:
-    """Mix every image with its neighbour (Zhang et al., arXiv 1710.09412).
+    """Mix every image with its neighbour (Zhang et al., arXiv 1710.09412v2).
 
     Args:
       images: Floating-point images [batch, ...].
@@ -104,7 +106,7 @@ def mixup_weights(key: jax.Array, num_examples: int, alpha: float) -> jax.Array:
     fix = (
         f"it mixes pairs, and {num_examples} examples are no pairs; give each device an even number"
     )
-    require(num_examples % 2 == 0, "config.loss.mixup_alpha", alpha, fix)
+    require(num_examples % 2 == 0, "alpha", alpha, fix)
     pairs = replicas.example_numbers(num_examples)[::2]
     keys = jax.vmap(lambda pair: jax.random.fold_in(key, pair))(pairs)
     drawn = jax.vmap(lambda one: jax.random.beta(one, alpha, alpha))(keys)

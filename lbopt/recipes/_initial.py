@@ -286,13 +286,13 @@ def _naming(place: str) -> Iterator[None]:
 def merged(
     ours: types.PyTree, theirs: Mapping[str, Any], model: ModelConfig, place: str
 ) -> tuple[types.PyTree, list]:
-    """Put what was read into a tree of parameters (or of the model's state).
+    """Put arrays of a file into a tree of parameters, or of the model's state.
 
     Args:
       ours: arrays or shapes; the result has their structure.
-      theirs: what was read.
-      model: whose heads may be missing.
-      place: for messages.
+      theirs: the arrays of the file.
+      model: the config of the model; its heads may be missing in the file.
+      place: name of the file, for messages.
 
     Returns:
       The tree, with None where nothing was read; and the names of these leaves.

@@ -23,12 +23,12 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
 
         loss of an example = sum_p w_p nll_p / M + nll of the next-sentence label
 
-    and the loss of a batch is the mean over its examples. google-research/bert
-    (run_pretraining.py) divides the sum over the examples of one core by their number of
-    predictions instead, and averages over cores. Both weight every masked token alike, and agree
-    where examples have M predictions. But ratios of sums over slices of a batch do not average to
-    the ratio of the whole. With the constant M they do, so that the gradient depends on neither
-    devices nor microsteps.
+    and the loss of a batch is the mean over its examples.
+    google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:run_pretraining.py divides the sum
+    over the examples of one core by their number of predictions instead, and averages over cores.
+    Both weight every masked token alike, and agree where examples have M predictions. But ratios of
+    sums over slices of a batch do not average to the ratio of the whole. With the constant M they
+    do, so that the gradient depends on neither devices nor microsteps.
 
     The metrics are `loss` (the mean over examples of the above), `accuracy` and `masked_lm_loss`
     (exact means over masked tokens), `next_sentence_accuracy` and `next_sentence_loss`. The last

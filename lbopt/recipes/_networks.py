@@ -28,7 +28,7 @@ def make_network(model: ModelConfig, outputs: int, head: str = "pretraining") ->
     Args:
       model: which one.
       outputs: classes, or tokens of the vocabulary.
-      head: of bert.
+      head: Name of BERT's head; other networks ignore it.
     """
     return _BUILDERS[model.name](model, outputs, head)
 

@@ -29,7 +29,7 @@ from lbopt.recipes import (
 from lbopt.recipes._task import Task
 from lbopt.replicas import Replicas
 
-_ROOMS = {
+_TASKS = {
     "classification": _classification,
     "language_model": _language_model,
     "masked_lm": _masked_lm,
@@ -45,14 +45,14 @@ class Problem(NamedTuple):
     Attributes:
       init: key -> (params, model_state).
       params: Shapes and dtypes of the parameters.
-      loss_fn: see `lbopt.types.LossFn`.
-      metric_fn: see `lbopt.types.MetricFn`.
-      splits: training, validation and test sets.
-      stacked: which parameters are stacks of layers, for the optimizer.
-      evaluator: see `lbopt.evaluation.Evaluator`.
-      metric_names: of the evaluation.
-      vocabulary: of text.
-      outputs: classes or tokens that are told apart; 0 if nobody said.
+      loss_fn: The training loss, a `lbopt.types.LossFn`.
+      metric_fn: The metrics of evaluation, a `lbopt.types.MetricFn`.
+      splits: Training, validation and test sets.
+      stacked: Which parameters are stacks of layers, for the optimizer.
+      evaluator: (mesh, backend) -> the evaluation; None in a task means the mean of `metric_fn`.
+      metric_names: Names of the metrics of evaluation.
+      vocabulary: The vocabulary of text.
+      outputs: Number of classes or tokens that the model tells apart; 0 if unknown.
     """
 
     init: Any
@@ -91,11 +91,11 @@ def make_problem(
     """
     learned = None if init_from is None else functools.partial(_initial.opened_folder, init_from)
     source = load(data, global_batch_size, learned)
-    room = _ROOMS[TASKS[data.name]]
-    head = "question_answering" if room is _question_answering else "pretraining"
+    kind = _TASKS[TASKS[data.name]]
+    head = "question_answering" if kind is _question_answering else "pretraining"
     network = from_linen(_networks.make_network(model, source.outputs, head))
     loss = loss or LossConfig()
-    task = room.make(network, source, loss)
+    task = kind.make(network, source, loss)
     example = task.inputs(source.splits.train.take(np.arange(1)))
 
     def init(key: jax.Array) -> tuple[types.Params, types.ModelState]:
@@ -128,7 +128,7 @@ def _metric_names(task: Task, shapes: Any, dataset: Dataset) -> tuple[str, ...]:
 
 
 def _with_l2(plain: types.LossFn, weight: float) -> types.LossFn:
-    """Add the penalty to what is minimised; the metrics stay those of the plain loss."""
+    """Add the penalty to the loss that is minimised; the metrics are those of the plain loss."""
 
     def loss_fn(params, model_state, batch, rng):
         loss, rest = plain(params, model_state, batch, rng)

@@ -28,9 +28,10 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
 
         loss of an example = (nll of the answer's first token + nll of its last token) / 2
 
-    Both are over all positions of the sequence, padding too, as in google-research/bert
-    (run_squad.py). The loss of a batch is the mean over its examples, which are windows and not
-    questions. The metrics are `loss` and `accuracy` (both positions right).
+    Both are over all positions of the sequence, padding too, as in
+    google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:run_squad.py. The loss of a batch
+    is the mean over its examples, which are windows and not questions. The metrics are `loss` and
+    `accuracy` (both positions right).
 
     Args:
       network: Network with outputs `start_logits` and `end_logits` [batch, length].

@@ -6,8 +6,7 @@ import optax
 from jax.sharding import Mesh
 
 from lbopt import types
-from lbopt.config import AggregatorConfig, TrainConfig, naming_step, step_options
-from lbopt.errors import require
+from lbopt.config import TrainConfig, naming_step, step_options
 from lbopt.parallel import Step, compile_step
 
 
@@ -33,18 +32,4 @@ def make_step(
     """
     options = step_options(config, stacked, trains)
     with naming_step():
-        step = compile_step(loss_fn, tx, mesh, options)
-    if step.aggregation is not None:
-        check_replicas(config.aggregator, step.aggregation.num_replicas)
-    return step
-
-
-def check_replicas(config: AggregatorConfig, num_replicas: int) -> None:
-    """Raise `UserError` if the aggregator cannot take this number of replicas."""
-    fix = (
-        f"agvm compares two halves of the replicas, and there are {num_replicas}: use an even "
-        "number of them"
-    )
-    fits = config.name != "agvm" or num_replicas % 2 == 0
-    field = "aggregator.replicas_per_device"
-    require(fits, field, config.replicas_per_device, fix, code="mismatch")
+        return compile_step(loss_fn, tx, mesh, options)

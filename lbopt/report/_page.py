@@ -1,4 +1,4 @@
-"""One HTML page with everything in it: no script, no font, no request leaves it."""
+"""HTML pages that are complete in one file, without scripts, fonts and requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _TEMPLATE = """<!doctype html>
 <link rel="icon" href="data:,">
 <title>{{ title }}</title>
 <style>
-  body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff; overflow-wrap: break-word; }
+  body {
+    font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+    color: #222; background: #fff; overflow-wrap: break-word;
+  }
   h1 { line-height: 1.2; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
   img { max-width: 100%; height: auto; }
   figure { margin: 1rem 0; overflow-x: auto; }
@@ -29,7 +32,9 @@ _TEMPLATE = """<!doctype html>
   figcaption { font-size: 0.9rem; color: #555; }
   .wide { overflow-x: auto; }
   table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
-  th, td { padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid #eee; white-space: nowrap; }
+  th, td {
+    padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid #eee; white-space: nowrap;
+  }
   th { white-space: normal; vertical-align: bottom; }
   th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
   li { margin: 0.3rem 0; }
@@ -40,7 +45,9 @@ _TEMPLATE = """<!doctype html>
   @media (max-width: 40rem) {
     figure.panels img { max-width: none; width: 34rem; }
     dl { display: block; } dd { margin-bottom: 0.5rem; }
-    th:first-child, td:first-child { min-width: 6.5rem; max-width: 8rem; white-space: normal; overflow-wrap: anywhere; }
+    th:first-child, td:first-child {
+      min-width: 6.5rem; max-width: 8rem; white-space: normal; overflow-wrap: anywhere;
+    }
   }
 </style>
 </head>
@@ -57,8 +64,11 @@ _TEMPLATE = """<!doctype html>
 {% if section.definitions %}<dl>
 {% for term, text in section.definitions %}<dt>{{ term }}</dt><dd>{{ text }}</dd>
 {% endfor %}</dl>{% endif %}
-{% if section.png %}<img alt="{{ section.heading }}" src="data:image/png;base64,{{ section.png }}">{% endif %}
-{% for picture in section.pictures %}<figure{% if picture.wide %} class="panels" tabindex="0"{% endif %}><img alt="{{ picture.alt }}" src="data:image/png;base64,{{ picture.png }}">
+{% if section.png -%}
+<img alt="{{ section.heading }}" src="data:image/png;base64,{{ section.png }}">{% endif %}
+{% for picture in section.pictures -%}
+<figure{% if picture.wide %} class="panels" tabindex="0"{% endif %}>
+<img alt="{{ picture.alt }}" src="data:image/png;base64,{{ picture.png }}">
 {% if picture.caption %}<figcaption>{{ picture.caption }}</figcaption>{% endif %}</figure>
 {% endfor %}
 {% if section.folded %}<details><summary>{{ section.folded }}</summary>{% endif %}
@@ -78,10 +88,10 @@ class Picture(NamedTuple):
     """A figure with its caption.
 
     Attributes:
-      png: base64.
-      alt: what it shows, for those who do not see it.
-      caption: text below it.
-      wide: of many panels: on a phone it keeps a width at which they are read, and scrolls in its own box.
+      png: PNG file, in base64.
+      alt: Text for readers who cannot see the figure.
+      caption: Text below the figure.
+      wide: Whether the figure keeps its width on a phone and scrolls; for figures with many panels.
     """
 
     png: str
@@ -91,19 +101,19 @@ class Picture(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of a page; what is empty is left out.
+    """A section of a page. Empty parts are not shown.
 
     Attributes:
-      heading: its title.
-      paragraphs: text.
-      png: a figure, base64.
-      header: of the table.
-      rows: of the table.
-      code: preformatted text.
-      items: of a list, after the paragraphs.
-      pictures: figures with captions.
-      folded: the line that unfolds the table; empty for a table that is always seen.
-      definitions: terms and what they are, after the list.
+      heading: Title of the section.
+      paragraphs: Paragraphs of text.
+      png: PNG file of a figure without caption, in base64.
+      header: Names of the table's columns.
+      rows: Rows of the table.
+      code: Preformatted text.
+      items: Items of a list below the paragraphs.
+      pictures: Figures with captions.
+      folded: Label that unfolds the table; empty if the table is always shown.
+      definitions: Pairs of a term and its meaning, below the list.
     """
 
     heading: str
@@ -119,7 +129,14 @@ class Section(NamedTuple):
 
 
 def write_page(file: pathlib.Path, title: str, lead: str, sections: Sequence[Section]) -> None:
-    """Write the page; text is escaped."""
+    """Write a page; text is escaped.
+
+    Args:
+      file: File to write.
+      title: Title of the page, also its heading.
+      lead: First paragraph.
+      sections: Sections below it, in their order.
+    """
     jinja2 = need("jinja2")
     template = jinja2.Environment(autoescape=True, finalize=_shown).from_string(_TEMPLATE)
     write_text(file, template.render(title=title, lead=lead, sections=sections))
@@ -130,9 +147,10 @@ def _shown(value: Any) -> Any:
 
 
 def plain_label(text: str) -> str:
-    """Return a name as matplotlib is to be given it, so that it is shown letter by letter.
+    """Escape a name so that matplotlib shows it letter by letter.
 
-    Between two dollars matplotlib reads mathematics, and what begins with an underscore it leaves out of legends.
+    Matplotlib sets text between two dollar signs as mathematics, and leaves labels that begin with
+    an underscore out of legends.
 
     >>> plain_label("costs $2 $3"), plain_label("_base")
     ('costs \\\\$2 \\\\$3', ' _base')
@@ -142,7 +160,7 @@ def plain_label(text: str) -> str:
 
 
 def new_figure(width_inches: float = 8.0, height_inches: float = 4.8) -> tuple[Any, Any]:
-    """Return a figure and its axes, drawn without a screen."""
+    """Return a figure and its axes; no display is needed."""
     need("matplotlib")
     need("jinja2")
     from matplotlib.figure import Figure
@@ -175,7 +193,12 @@ def save_figure(figure: Any, file: pathlib.Path) -> str:
 
 
 def environment_text(saved: Mapping[str, Any], command: str) -> str:
-    """Return the command and the versions that made a result, and what changed on the way."""
+    """Return the command, versions and devices of a run, and what changed when it was resumed.
+
+    Args:
+      saved: The run's `config.json`.
+      command: The command line.
+    """
     versions = "\n".join(
         f"{name} {version}" for name, version in saved["versions"].items() if version is not None
     )
@@ -185,11 +208,16 @@ def environment_text(saved: Mapping[str, Any], command: str) -> str:
         else "git revision not recorded\n"
     )
     resumed = "".join(f"\nresumed with {change}" for change in environment_changes(saved))
-    return f"{command}\n\n{versions}\n{revision}{saved['num_devices']} x {saved['device_kind']}{resumed}"
+    devices = f"{saved['num_devices']} x {saved['device_kind']}"
+    return f"{command}\n\n{versions}\n{revision}{devices}{resumed}"
 
 
 def need(package: str) -> Any:
-    """Return an imported package of the `demo` extra, or say how to install it."""
+    """Import a package of the `demo` extra.
+
+    Raises:
+      EnvironmentProblem: If it is not installed; the message has the command that installs it.
+    """
     import importlib
 
     try:

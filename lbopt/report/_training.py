@@ -10,8 +10,11 @@ from lbopt.report import _page
 from lbopt.workdir import broken_losses, read_json_lines
 
 _FEW = 20
+"""Largest number of points of a curve that are drawn with markers."""
 _MANY = 4
+"""Largest number of names in a legend inside the axes."""
 _MOST_NAMED = 20
+"""Largest number of curves that a legend names."""
 _OF_A_TASK = {
     "answers": ("Answers, percent", ("eval/exact_match", "eval/f1")),
     "perplexity": ("Perplexity", ("train/perplexity", "eval/perplexity")),
@@ -27,20 +30,31 @@ _IF_LOGGED = {
 
 
 def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathlib.Path:
-    """Draw loss, accuracy, learning rate and trust ratios of a run; return the page.
+    """Draw the metrics of a run and write its page.
 
     Args:
-      workdir: the run's folder.
-      saved: its `config.json`.
+      workdir: The run's folder.
+      saved: The run's `config.json`.
+
+    Returns:
+      The page's file.
 
     Raises:
-      UserError: if it has logged nothing yet.
+      UserError: If the run has no metrics yet.
     """
     lines = read_json_lines(workdir / "metrics.jsonl")
     if not lines:
         fix = "it has no metrics yet; run lbopt train first"
         raise UserError("--workdir", str(workdir), fix, code="missing")
-    config = saved["config"]
+
+    sections = [*_drawn(workdir, lines), _how(saved)]
+    file = workdir / "report.html"
+    _page.write_page(file, saved["config"]["name"], _lead(lines, saved["config"]), sections)
+    return file
+
+
+def _drawn(workdir: pathlib.Path, lines: list[dict[str, Any]]) -> list[_page.Section]:
+    """Return a section for each figure that the metrics allow."""
     names = sorted({name for line in lines for name in line})
     sections = [
         _page.Section(
@@ -53,6 +67,7 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
             "Learning rate", png=_draw(workdir, "learning_rate", lines, ["train/learning_rate"])
         ),
     ]
+
     for stem, (title, measures) in _OF_A_TASK.items():
         found = [name for name in measures if name in names]
         if found:
@@ -61,31 +76,41 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
         found = [name for name in names if name.startswith(f"train/{prefix}")]
         if found:
             sections.append(_page.Section(title, png=_draw(workdir, stem, lines, found, log=True)))
-    sections.append(
-        _page.Section(
-            "How it was made", code=_page.environment_text(saved, saved.get("command", ""))
-        )
-    )
+    return sections
+
+
+def _how(saved: dict[str, Any]) -> _page.Section:
+    text = _page.environment_text(saved, saved.get("command", ""))
+    return _page.Section("How it was made", code=text)
+
+
+def _lead(lines: list[dict[str, Any]], config: dict[str, Any]) -> str:
+    """Return the page's first paragraph: progress, batch size, optimizer, target, broken losses."""
     last = lines[-1]
-    batches = [str(part["global_batch_size"]) for part in (config, config.get("phase2")) if part]
-    lead = f"Step {last['step']}, {last['examples_seen']:,} examples seen, global batch {' then '.join(batches)}, optimizer {config['optimizer']['name']}."
+    phases = [config, config["phase2"]] if config.get("phase2") else [config]
+    batches = " then ".join(str(phase["global_batch_size"]) for phase in phases)
+    lead = (
+        f"Step {last['step']}, {last['examples_seen']:,} examples seen, global batch {batches}, "
+        f"optimizer {config['optimizer']['name']}."
+    )
+
     reached = next((line for line in lines if line.get("target/seconds") is not None), None)
     if reached and config.get("target_value") is not None:
-        lead += f" The target, {config['target_metric']} {config['target_value']:g}, was reached after {reached['target/steps']} steps and {reached['target/seconds']:.0f} s."
-    lead += _of_broken_losses(lines)
-    file = workdir / "report.html"
-    _page.write_page(file, config["name"], lead, sections)
-    return file
+        lead += (
+            f" The target, {config['target_metric']} {config['target_value']:g}, was reached "
+            f"after {reached['target/steps']} steps and {reached['target/seconds']:.0f} s."
+        )
+    return lead + _of_broken_losses(lines)
 
 
 def _of_broken_losses(lines: list[dict[str, Any]]) -> str:
-    """Return a sentence on losses that were not finite, "" if all were."""
+    """Return a sentence about losses that were not finite, "" if all were finite."""
     broken = [line["step"] for line in lines if broken_losses(line)]
     if not broken:
         return ""
     return (
-        f" The loss was not finite in {len(broken)} of {len(lines)} logged steps, first at step {broken[0]}: "
-        "figures leave those steps out."
+        f" The loss was not finite in {len(broken)} of {len(lines)} logged steps, "
+        f"first at step {broken[0]}: figures leave those steps out."
     )
 
 
@@ -96,25 +121,25 @@ def _draw(
     names: list[str],
     log: bool = False,
 ) -> str:
-    figure, axes = _page.new_figure(8, 3.6)
+    """Draw metrics against steps in STEM.png; return the PNG in base64."""
     curves = {}
     for name in names:
         points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
         if points:
             curves[name] = points
     named = _named(curves)
-    for name in [
-        *(name for name in curves if name not in named),
-        *named,
-    ]:  # those without a name lie below
-        marker = (
-            "o" if len(curves[name]) <= _FEW else None
-        )  # a line through one point cannot be seen
+    unnamed = [name for name in curves if name not in named]
+
+    # Named curves are drawn last, above the others. A curve of one point needs a marker to be seen.
+    figure, axes = _page.new_figure(8, 3.6)
+    for name in [*unnamed, *named]:
+        marker = "o" if len(curves[name]) <= _FEW else None
         look = {"label": _page.plain_label(name)} if name in named else {"color": "#cccccc"}
         axes.plot(
             *zip(*curves[name], strict=True), linewidth=1.5, marker=marker, markersize=4, **look
         )
-    if len(named) < len(curves):
+
+    if unnamed:
         axes.set_title(
             f"{len(curves)} layers; named: the highest and the lowest at the end",
             fontsize=8,
@@ -123,17 +148,20 @@ def _draw(
     if log:
         axes.set_yscale("log")
     axes.set_xlabel("optimizer step")
+
+    # A long legend would cover the curves: it stands beside them. A run of NaN losses has no curve.
     if len(named) > _MANY:
-        axes.legend(
-            frameon=False, fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5)
-        )  # beside, not over, the curves
-    elif axes.lines:  # nothing is drawn of a run that only ever saw NaN
+        axes.legend(frameon=False, fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    elif axes.lines:
         axes.legend(frameon=False, fontsize=8)
     return _page.save_figure(figure, workdir / f"{stem}.png")
 
 
 def _named(curves: dict[str, list[tuple[int, float]]]) -> list[str]:
-    """Return which curves a legend names: all, or the highest and lowest at the end of more than fit beside a figure."""
+    """Return the curves that the legend names.
+
+    Those are all curves or, if there are too many, the highest and the lowest at the last step.
+    """
     if len(curves) <= _MOST_NAMED:
         return list(curves)
     ranked = sorted(curves, key=lambda name: curves[name][-1][1])

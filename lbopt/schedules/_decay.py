@@ -97,7 +97,7 @@ def step_factor(factor: float, boundaries: tuple[float, ...]) -> DecayFn:
     >>> [round(float(step_factor(0.1, (2, 4))(t)), 4) for t in range(6)]
     [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
     """
-    wanted = "one or more ascending steps >= 0"
+    wanted = "one or more ascending numbers >= 0"
     given = (
         boundaries
         if isinstance(boundaries, (tuple, list)) or getattr(boundaries, "ndim", 0) == 1

@@ -56,6 +56,7 @@ def scale_batch(
     (0.04, 20.0, 782, 3519)
     """
     require_choice("warmup_rule", warmup_rule, WARMUP_RULES)
+
     base_warmup_epochs = _scalars.checked("base_warmup_epochs", base_warmup_epochs)
     num_epochs = _scalars.checked("num_epochs", num_epochs, "a finite number > 0", lambda n: n > 0)
     base_batch_size = _scalars.whole("base_batch_size", base_batch_size)
@@ -93,7 +94,7 @@ def scaling_plan(
 ) -> tuple[ScaledBatch, ...]:
     """Print and return the learning rate, warmup and run length for a list of batch sizes.
 
-    LEGW is the linear-epoch gradual warmup of You et al., arXiv 1901.08256.
+    LEGW is the linear-epoch gradual warmup of You et al., arXiv 1901.08256v1.
 
     Args:
       global_batch_sizes: batch sizes, in examples; the table has one line for each.
@@ -122,8 +123,8 @@ def scaling_plan(
      32768           0.04             20           782         3519
 
     References:
-      The example is LAMB on ResNet-50 (NUS-HPC-AI-Lab/pytorch-lamb README), with 782 warmup steps
-      at every batch size.
+      The example is LAMB on ResNet-50 with 782 warmup steps at every batch size:
+      NUS-HPC-AI-Lab/pytorch-lamb@638a309ec1d64adeffe901bb64c7f009aae6c1ab:README.md.
     """
     if not isinstance(global_batch_sizes, Sequence) or not global_batch_sizes:
         raise UserError("global_batch_sizes", global_batch_sizes, "give a list of batch sizes")

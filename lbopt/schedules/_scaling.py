@@ -27,7 +27,7 @@ def scale_learning_rate(
       base_batch_size: batch size at which it was tuned.
       global_batch_size: batch size to train with.
       rule: "sqrt" (p = 1/2; You et al. for the optimizer LAMB and the warmup rule LEGW), "linear"
-        (p = 1; Goyal et al., arXiv 1706.02677) or "none" (p = 0).
+        (p = 1; Goyal et al., arXiv 1706.02677v2) or "none" (p = 0).
 
     Returns:
       The scaled rate: a float, or a traced scalar if given one.

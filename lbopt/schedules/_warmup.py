@@ -84,7 +84,7 @@ def warmup_schedule(
     [0.0, 0.5, 1.0, 0.75, 0.5, 0.25]
 
     References:
-      Goyal et al., arXiv 1706.02677, section 2.2 (gradual warmup).
+      Goyal et al., arXiv 1706.02677v2, section 2.2 (gradual warmup).
     """
     peak_learning_rate = _scalars.checked("peak_learning_rate", peak_learning_rate, traced=True)
     warmup_steps = _scalars.checked("warmup_steps", warmup_steps, traced=True)
@@ -203,7 +203,7 @@ def legw_schedule(
     [0.0, 0.1, 0.2, 0.1]
 
     References:
-      You et al., Large-Batch Training for LSTM and Beyond (LEGW), arXiv 1901.08256.
+      You et al., Large-Batch Training for LSTM and Beyond (LEGW), arXiv 1901.08256v1.
     """
     batch = _plan.scale_batch(
         global_batch_size,

@@ -62,9 +62,9 @@ def fit_diffusion(
     (0.217, 1.0, True)
 
     References:
-      Hoffer et al., arXiv 1705.08741: the distance grows like log t while the learning rate is high
-      [recalled 80%]. The abstract of The Limit of the Batch Size, arXiv 2006.08517, says that its
-      results contradict that.
+      Hoffer et al., Train Longer, Generalize Better, arXiv 1705.08741v2, abstract: in the initial
+      phase of a high learning rate the distance grows like log t.
+      You et al., The Limit of the Batch Size, arXiv 2006.08517v1, abstract: results contradict it.
     """
     t = np.asarray(steps, float)
     inside = (t >= from_step) & (t <= (np.inf if to_step is None else to_step))

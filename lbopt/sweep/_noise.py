@@ -47,8 +47,8 @@ def noise_scales(probes: Sequence[Probes]) -> list[tuple[int, float]]:
     [(1, 4.0), (9, inf)]
 
     References:
-      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, abstract: the
-      scale grows as the loss falls during training.
+      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162v1,
+      abstract: the scale grows as the loss falls during training.
     """
     pairs = [(one.step, _pairs(one)) for one in probes]
     traces = by_step((steps, [trace for trace, _ in pair]) for steps, pair in pairs)

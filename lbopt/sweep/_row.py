@@ -1,4 +1,4 @@
-"""`Run`: a finished trial with the types that every line of `results.jsonl` must have."""
+"""A finished trial, with the types that every line of `results.jsonl` must have."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Diffusion:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Run:
+class FinishedTrial:
     """A finished trial; `lbopt.sweep._record.Record.row` explains the fields.
 
     None stands for a number that was not measured or is not finite. Lines of earlier versions lack
@@ -137,14 +137,16 @@ class Run:
 
 
 REQUIRED = tuple(
-    field.name for field in dataclasses.fields(Run) if field.default is dataclasses.MISSING
+    field.name
+    for field in dataclasses.fields(FinishedTrial)
+    if field.default is dataclasses.MISSING
 )
 _SERIES = ("curve", "evaluations", "probes")
 
 
 def check_row(row: Mapping[str, Any]) -> None:
     """Raise `ValueError` naming a field of a finished trial that has another type."""
-    run = convert(row, Run)
+    run = convert(row, FinishedTrial)
     for name in ("validation_loss", "validation_accuracy"):
         if getattr(run, name) is None and not run.diverged:
             raise ValueError(f"{name}: expected a number, as the trial did not diverge")

@@ -164,15 +164,16 @@ class Runner:
             return
         cell = first[0].cell
         trial = first[1]
-        program = self._programs.setdefault(key, Once(lambda: self._compiled(cell, trial)))()
-        session = self._session(program, cell)
         lanes: dict[int, tuple[CellWork, Record]] = {}
         waiting = [first]
-        while True:
-            self._fill(work, key, session, lanes, waiting)
-            if not lanes or self._stopping(work):
-                return
-            self._advance(work, session, lanes)
+        with self._config.naming_trials(cell.index):
+            program = self._programs.setdefault(key, Once(lambda: self._compiled(cell, trial)))()
+            session = self._session(program, cell)
+            while True:
+                self._fill(work, key, session, lanes, waiting)
+                if not lanes or self._stopping(work):
+                    return
+                self._advance(work, session, lanes)
 
     def _session(self, program: Any, cell: Cell) -> AnySession:
         if self._together:

@@ -9,16 +9,19 @@ from typing import Any
 
 import jax
 
-from lbopt.config import Arm, SearchConfig, SweepConfig, TrainConfig
-from lbopt.errors import UserError, require, require_choice
-from lbopt.recipes import (
-    Problem,
+from lbopt.config import (
+    Arm,
     ResolvedSchedule,
-    check_batch,
-    check_patterns,
-    make_problem,
+    SearchConfig,
+    SweepConfig,
+    TrainConfig,
+    naming_step,
     resolve_schedule,
+    step_options,
 )
+from lbopt.errors import UserError, require, require_choice
+from lbopt.parallel import on_one_device
+from lbopt.recipes import Problem, check_batch, check_patterns, make_problem
 from lbopt.replicas import Replicas
 from lbopt.schedules import Units
 from lbopt.sweep.search import Factors, Proposal, search_cost
@@ -217,6 +220,9 @@ def _check_microsteps(cell: Cell) -> None:
     )
     fits = size % (replicas * microsteps) == 0
     require(fits, "aggregator.replicas_per_device", replicas, fix, code="mismatch")
+    options = step_options(cell.train, cell.problem.stacked)
+    with naming_step():
+        on_one_device(options.reduction)  # an aggregator may ask for an even number of replicas
 
     # The noise scale needs gradients of two slices of the batch at least.
     slices = microsteps * replicas

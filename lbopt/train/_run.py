@@ -223,7 +223,7 @@ class Run:
           UserError: If the model, for instance its groups of batch norm, does not fit the batch or
             the devices.
         """
-        example = self.batches.piece(0, 0, 1)
+        example = self.batches.slice(0, 0, 1)
         example.pop(DAMAGED, None)
 
         def of_batch(x: Any) -> jax.ShapeDtypeStruct:

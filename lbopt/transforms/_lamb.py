@@ -220,7 +220,7 @@ def _before_the_moments(
 
     Args:
       options: the options of `lamb`.
-      stacked: as in `lamb`.
+      stacked: which leaves are stacks of layers, the argument of `lamb`.
       split: the arguments `axis_name` and `sharded_mask` of the transforms that take norms.
     """
     stage = options.gradient_normalization_stage

@@ -141,7 +141,8 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
         if `update` misses its arguments.
 
     References:
-      Large-batch Optimization for Dense Visual Predictions, arXiv:2210.11078; see `lbopt.agvm`.
+      Xue et al., Large-batch Optimization for Dense Visual Predictions, arXiv:2210.11078v1;
+      see `lbopt.agvm`.
     """
 
     def init_fn(params: types.Params) -> ModuleScaleState:

@@ -156,7 +156,7 @@ def next_moments(
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
       count: int32 scalar, number of this update, 1 for the first.
-      grad_averaging: as in `scale_by_lamb_moments`.
+      grad_averaging: whether the first moment takes (1 - b1) g rather than g.
       divide_state: whether the moments themselves are divided by 1 - b^t.
     """
     updates = jax.tree.map(squarable, updates)

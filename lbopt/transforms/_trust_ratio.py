@@ -325,12 +325,12 @@ def scale_by_layerwise_trust_ratio(
       trust_coefficient: factor > 0 on the ratio; 1 in LAMB, 0.001 in LARS.
       eps: constant >= 0 added to the denominator.
       trust_ratio_bounds: (low, high) for the ratio, or None. (0, 1) on LAMB is LAMBC
-        (arXiv:2011.13584).
+        (arXiv:2011.13584v1).
       weight_norm_bounds: phi of the LAMB paper, (low, high) for ||w||; None for the identity.
       weight_decay: coefficient wd >= 0; may be a traced scalar.
       weight_decay_mask: the leaves that are decayed.
       denominator: "norm_of_sum", "sum_of_norms", "gradient_only" or "momentum", as above.
-      weight_decay_placement: where the decay enters.
+      weight_decay_placement: place at which the decay enters.
         "inside": the update and the denominator, as above.
         "outside": out = ratio g + wd w, in neither norm.
         "norm_only": the denominator, but not the update.

@@ -1,9 +1,14 @@
-"""What aggregators cost beside the plain mean of BERT-Base's gradients (layers stacked), on 32 cores of TPU v3, by the TPU compiler; and the quantiser alone.
+"""Time and sent bytes of aggregators beside the plain mean, and the HBM traffic of the quantiser.
 
-A step's time is the sum of the compiler's cycles of what stands between gradients and update, plus the time of the collectives by the model
-of `lbopt plan` (nothing overlaps). Bytes are what a core sends in ring algorithms: of the collectives in the compiled program, and, as the
-limit, what `wire_bytes` promises. An aggregator that measures or starts now and then is timed at its dearer kind of step. The compiler has no
-estimate for sorts, nor for gathers and scatters of single numbers: how many numbers are sorted is said beside the time, which is too short by that.
+The gradients have the shapes of BERT-Base with stacked layers. The aggregation is compiled for 32
+cores of TPU v3.
+
+A step's time is the sum of the compiler's cycle estimates for the operations between gradients
+and update, plus the collectives' time by the model of `lbopt plan`, without overlap. The bytes are
+those that a core sends in ring algorithms for the collectives of the compiled program; their limit
+is `wire_bytes`. An aggregator with two kinds of steps is timed at the more expensive kind. The
+compiler has no estimate for sorts, nor for gathers and scatters of single numbers: such a time is
+too short, and the table shows how many numbers are sorted.
 """
 
 import math
@@ -46,9 +51,10 @@ FORMATS = {"e5m2": (5, 2), "e4m3": (4, 3), "e3m0": (3, 0), "bf16": (8, 7)}
 
 
 def run() -> list[dict]:
-    """Return the rows of both tables."""
+    """Return a few rows per aggregator and one per format of the quantiser."""
     tree = bert(*TREE, stacked=True)
     _, mean, _ = _cost(tree, plain_mean())
+
     rows = []
     for name, aggregator in CASES.items():
         begin = time.perf_counter()
@@ -73,7 +79,8 @@ def run() -> list[dict]:
                     name_of_it, "million numbers/step", sorted_numbers / 1e6, None, None, None, None
                 )
             )
-        sent, ring = _sent(cost) / 1e6, _sent(mean) / 1e6
+        sent = _sent(cost) / 1e6
+        ring = _sent(mean) / 1e6
         limit = promised.sent / 1e6
         rows.append(
             pairs.row(
@@ -84,7 +91,11 @@ def run() -> list[dict]:
 
 
 def _cost(tree, aggregator) -> tuple[WireBytes, StepCost, int]:
-    """Compile the aggregation alone, memory donated; return also how many numbers it sorts."""
+    """Compile an aggregation without model and optimizer.
+
+    Returns:
+      (bytes that the aggregator promises, cost of the compiled program, count of numbers it sorts).
+    """
     place = open_topology(TOPOLOGY)
     mesh = make_mesh(devices=place.devices)
     aggregation = Aggregation(aggregator, mesh)
@@ -103,6 +114,7 @@ def _cost(tree, aggregator) -> tuple[WireBytes, StepCost, int]:
         return found.updates, found.state
 
     begin = time.perf_counter()
+    # The state is donated, as a train step donates it.
     compiled = jax.jit(aggregate, donate_argnums=1).lower(rows, state).compile()
     cost = read_cost(compiled, place, list(mesh.devices.flat), time.perf_counter() - begin)
     sorts = [one for one in HloProgram(compiled.as_text()).executed if one.instruction.op == "sort"]
@@ -114,7 +126,7 @@ def _cost(tree, aggregator) -> tuple[WireBytes, StepCost, int]:
 
 
 def _sent(cost: StepCost) -> float:
-    """Return what a core sends by the compiled program's collectives, all in rings."""
+    """Return the bytes that a core sends for the program's collectives by ring algorithms."""
     total = 0.0
     for one in cost.collectives:
         twice = 2 if one.op == "all-reduce" else 1
@@ -123,7 +135,7 @@ def _sent(cost: StepCost) -> float:
 
 
 def _quantiser(name: str, form: tuple[int, int]) -> dict:
-    """Return the words that rounding an array reads and writes."""
+    """Return a row with the words of HBM traffic per element that rounding an array takes."""
     array = jax.ShapeDtypeStruct((ELEMENTS,), np.float32)
     cost = tpu_compiler.compile_for(
         "v3", lambda x: lbopt.float_quantize(x, *form), (array,), donate=(0,)

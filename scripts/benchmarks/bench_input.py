@@ -1,7 +1,8 @@
-"""What the input costs: images beside `tf.data`, text beside a plain loop, memory, and what a pod's hosts would need.
+"""Speed and memory of the input pipeline, and the read rates that the hosts of a pod need.
 
-Images and text are measured on one core, ours and the peer in turn on the same JPEG bytes or the same text. Every part has a
-process of its own, so that no library's threads stay behind and memory begins at zero.
+Images are compared with `tf.data` and text with a plain loop, on one core, in turn, on the same
+JPEG files and the same text. Every part runs in its own process, so that no library's threads are
+left over and memory is counted from the process's start.
 """
 
 import concurrent.futures
@@ -27,9 +28,12 @@ import simplejpeg
 from lbopt.data import DamagedCount, Reading, TfdsFolder, TrainBatches, read_batches
 from lbopt.data.images import ImageDataset, Policy, Preparation
 
-IMAGES, PIECE = 288, 32
-"""In the data set, and in a piece as recipes have it."""
-ROUNDS, CHILD_ROUNDS = 11, 3
+IMAGES = 288
+"""Number of images in the data set."""
+PIECE = 32
+"""Number of images that a thread reads at once, the default of recipes."""
+ROUNDS = 11
+CHILD_ROUNDS = 3
 RATE = "images/s/core"
 SIDE = 224
 TF_RECORDS = "images.tfrecord"
@@ -37,15 +41,19 @@ ONE_THREAD = Reading(1, 0, PIECE)
 READERS = (("2 reader threads", Reading(2, 0, PIECE)), ("2 worker processes", Reading(1, 2, PIECE)))
 LENGTHS = ((128, 20), (512, 80))
 TEXT_BATCH = 1024
-MEMORY_BATCH, MEMORY_THREADS, MEMORY_BATCHES = 1024, 16, 5
+MEMORY_BATCH = 1024
+MEMORY_THREADS = 16
+MEMORY_BATCHES = 5
 PIECES_AHEAD = 4
-"""For each thread, if those are more than a batch, beside the batch that is put together: see `lbopt.data.read_batches`."""
+"""Pieces that each thread reads ahead, at least a batch in all, beside the batch being joined; see
+`lbopt.data.read_batches`."""
 SLACK = 0.5
-"""Batches, 77 MB, for the decoders' images (0.6 MB in each thread) and for what the allocator keeps of freed pieces."""
+"""Batches of memory (77 MB) allowed for the decoders' images, 0.6 MB per thread, and for freed
+memory that the allocator keeps."""
 
 
 class Case(NamedTuple):
-    """Images as one core makes them; beside `tf.data` where there is no policy."""
+    """One way to prepare images; compared with `tf.data` if it has no augmentation policy."""
 
     name: str
     interpolation: str
@@ -66,14 +74,15 @@ CASES = (
 
 
 class Need(NamedTuple):
-    """A run on a pod: how fast its hosts have to read.
+    """A run on a pod, from which the read rate of its hosts follows.
 
     Attributes:
-      name: recipe, batch and slice.
-      step_ms: estimated by the TPU compiler's cycles: `scripts/bench models`, README "Measured". Nobody ran it.
-      global_batch_size: examples in a step.
-      hosts: of the slice, 8 cores each.
-      measured: name of the row that says how fast a core is.
+      name: Recipe, batch size and slice.
+      step_ms: Step time in milliseconds, estimated by the TPU compiler's cycles, not measured; see
+        `scripts/bench models` and "Measured" in the README.
+      global_batch_size: Examples in a step.
+      hosts: Number of hosts of the slice, 8 TPU cores each.
+      measured: Name of the row with the read rate of one CPU core.
     """
 
     name: str
@@ -104,18 +113,18 @@ NEEDS = (
     ),
 )
 HOST_CORES = 48
-"""Cores of a TPU v3 host: 96 hardware threads [recalled 85%: no source read], two to a core."""
+"""CPU cores of a TPU v3 host: 96 hardware threads [recalled 85%: no source read], two per core."""
 
 
 def run() -> list[dict]:
-    """Return the rows of all parts; the hosts' needs are also printed as a table of their own."""
-    os.environ.update(
-        TF_CPP_MIN_LOG_LEVEL="3", TF_ENABLE_ONEDNN_OPTS="0"
-    )  # no chatter; neither touches images
+    """Return the rows of all parts; print the hosts' needs also as a table."""
+    # Keep TensorFlow from logging. Neither variable changes how it reads images.
+    os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", TF_ENABLE_ONEDNN_OPTS="0")
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         files = input_images.jpegs(IMAGES)
-        size = f"{input_images.WIDTH} x {input_images.HEIGHT}, {sum(map(len, files)) / IMAGES / 1e3:.1f} KB on average"
+        average_kb = sum(map(len, files)) / IMAGES / 1e3
+        size = f"{input_images.WIDTH} x {input_images.HEIGHT}, {average_kb:.1f} KB on average"
         _in_a_process(False, _write, files, folder)
         rows = _in_a_process(True, _images, folder)
         rows += _pipelines(folder)
@@ -134,7 +143,7 @@ def _in_a_process(pinned: bool, function: Any, *arguments: Any) -> Any:
 
 
 def _pin() -> None:
-    """Stay on one core, and so with every thread that a library starts from here on."""
+    """Bind this process, and every thread that it starts later, to one core."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     cv2.setNumThreads(0)
@@ -161,7 +170,7 @@ def _dataset(
 
 
 def _images(folder: pathlib.Path) -> list[dict]:
-    """Measure images/s of one core, reading of records included."""
+    """Measure images/s of one core, including the reading of records."""
     import input_tf
 
     input_tf.one_thread()
@@ -176,9 +185,11 @@ def _images(folder: pathlib.Path) -> list[dict]:
                 pairs.row(case.name, RATE, IMAGES / _median_seconds(ours), None, None, None, None)
             )
             continue
+
         file = folder / TF_RECORDS
         theirs = input_tf.batches(file, case.side, case.interpolation, case.training, PIECE)
         ours_s, peer_s, ratio = pairs.in_turn(ours, functools.partial(_take, theirs), ROUNDS)
+        # In evaluation only lbopt antialiases, which is more work: there is no limit.
         limit = 1.0 if case.training else None
         rows.append(
             pairs.row(
@@ -189,14 +200,15 @@ def _images(folder: pathlib.Path) -> list[dict]:
 
 
 def _parts(folder: pathlib.Path) -> list[dict]:
-    """Measure what no reader can leave out, and where the decoder's scaling begins to pay."""
+    """Measure decoding alone, at full size and with the decoder's scaling."""
     records = TfdsFolder(input_images.BUILDER, str(folder)).open(
         "train", "split", encoded=("image",)
     )
     files = [records[index]["image"] for index in range(IMAGES)]
 
     def at(eighths: int) -> Any:
-        height, width = input_images.HEIGHT * eighths // 8, input_images.WIDTH * eighths // 8
+        height = input_images.HEIGHT * eighths // 8
+        width = input_images.WIDTH * eighths // 8
         return lambda: [
             simplejpeg.decode_jpeg(file, min_height=height, min_width=width).shape for file in files
         ]
@@ -218,7 +230,7 @@ def _parts(folder: pathlib.Path) -> list[dict]:
 
 
 def _walk(dataset: ImageDataset, training: bool) -> Any:
-    """Return what reads the data set once, piece by piece, every time another epoch."""
+    """Return a function that reads the data set once by slices, another epoch at each call."""
     epoch = [0]
 
     def walk() -> None:
@@ -248,7 +260,7 @@ def _median_seconds(fn: Any) -> float:
 
 
 def _pipelines(folder: pathlib.Path) -> list[dict]:
-    """Measure images/s of all of the machine's cores through `read`, threads and processes in turn."""
+    """Measure images/s of `read_batches` on all cores, by threads and by processes in turn."""
     found: dict[str, list[float]] = {name: [] for name, _ in READERS}
     for _ in range(CHILD_ROUNDS):
         for name, reading in READERS:
@@ -265,11 +277,12 @@ def _read_rate(
 ) -> float:
     cv2.setNumThreads(0)
     dataset = _dataset(folder, Preparation(SIDE, "by_height", interpolation="bicubic"), reading)
-    batches = read_batches(
-        TrainBatches(dataset, 0, size, warm + count + 8)
-    )  # never near the end, where less is read ahead
+
+    # The last batches are not taken: near its end the reader reads less ahead.
+    batches = read_batches(TrainBatches(dataset, 0, size, warm + count + 8))
     for _ in range(warm):
         next(batches)
+
     begin = time.perf_counter()
     for _ in range(count):
         next(batches)
@@ -279,7 +292,7 @@ def _read_rate(
 
 
 def _text(folder: pathlib.Path) -> list[dict]:
-    """Measure tokens/s of one core; padding counts on both sides, of which both have as much."""
+    """Measure tokens/s of one core; both sides count padding, in equal amounts."""
     rows = []
     for length, max_predictions in LENGTHS:
         dataset = input_text.open_ours(folder / "store", length, max_predictions)
@@ -293,7 +306,8 @@ def _text(folder: pathlib.Path) -> list[dict]:
             dataset.draw(first % len(dataset), first // len(dataset), 0)
 
         ours, peer, ratio = pairs.in_turn(draw, lambda theirs=theirs: next(theirs), ROUNDS)
-        tokens, name = TEXT_BATCH * length, f"text {length}: pairs of segments, masked"
+        tokens = TEXT_BATCH * length
+        name = f"text {length}: pairs of segments, masked"
         rows.append(
             pairs.row(
                 name, "tokens/s/core", tokens / ours, tokens / peer, input_text.NAME, ratio, 1.0
@@ -303,16 +317,18 @@ def _text(folder: pathlib.Path) -> list[dict]:
 
 
 def _memory(folder: pathlib.Path) -> dict:
-    """Measure by how many batches the process grows while a slow consumer lets the reader run as far ahead as it can."""
+    """Measure the memory of a reader that is as far ahead as it can be, in batches."""
     cv2.setNumThreads(0)
     reading = Reading(MEMORY_THREADS, 0, PIECE)
     dataset = _dataset(folder, Preparation(SIDE, "by_height", interpolation="bicubic"), reading)
-    list(
-        read_batches(TrainBatches(dataset, 0, PIECE, 20))
-    )  # code and buffers that stay, however large the batch
+
+    # Read a little first: code and buffers that do not depend on the batch size are not counted.
+    list(read_batches(TrainBatches(dataset, 0, PIECE, 20)))
     gc.collect()
     before = _resident("VmRSS")
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak of memory
+
+    # A slow consumer leaves the reader time to fill all its buffers.
     batch_bytes = MEMORY_BATCH * SIDE * SIDE * 3
     batches = read_batches(TrainBatches(dataset, 0, MEMORY_BATCH, MEMORY_BATCHES + 2))
     for _ in range(MEMORY_BATCHES):
@@ -320,6 +336,7 @@ def _memory(folder: pathlib.Path) -> dict:
         time.sleep(2.5)
     held = (_resident("VmHWM") - before) / batch_bytes
     batches.close()
+
     bound = 1 + max(1, PIECES_AHEAD * MEMORY_THREADS * PIECE / MEMORY_BATCH)
     name = f"bytes held / batch bytes, {MEMORY_BATCH} images, {MEMORY_THREADS} threads"
     return pairs.row(name, "batches", held, None, None, None, bound + SLACK)
@@ -333,12 +350,17 @@ def _resident(field: str) -> int:
 
 
 def _needs(measured: list[dict]) -> list[dict]:
-    """Print and return what hosts need; step times are estimates, a core is one of this machine's."""
+    """Print and return the cores that each host needs.
+
+    Step times are the TPU compiler's estimates; a core is a core of this machine.
+    """
     rates = {row["name"]: row["ours"] for row in measured}
     for length, _ in LENGTHS:
-        rates[f"text {length}: pairs of segments, masked"] /= length
+        rates[f"text {length}: pairs of segments, masked"] /= length  # tokens/s to examples/s
+
     print(
-        "What the input of a pod needs (step times are the TPU compiler's estimates; a core is one of this machine)"
+        "Needs of a pod's input (step times are the TPU compiler's estimates; "
+        "a core is a core of this machine)"
     )
     header = (
         "recipe",
@@ -351,12 +373,11 @@ def _needs(measured: list[dict]) -> list[dict]:
     )
     line = "{:<58}{:>9}{:>8}{:>7}{:>25}{:>27}{:>8}"
     print(line.format(*header))
+
     rows = []
     for need in NEEDS:
-        needed, rate = (
-            need.global_batch_size / need.step_ms * 1e3 / need.hosts,
-            rates[need.measured],
-        )
+        needed = need.global_batch_size / need.step_ms * 1e3 / need.hosts
+        rate = rates[need.measured]
         figures = (f"{needed:.0f}", f"{rate:.0f}", f"{needed / rate:.2f}")
         print(line.format(need.name, need.step_ms, need.global_batch_size, need.hosts, *figures))
         rows.append(

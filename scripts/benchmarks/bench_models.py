@@ -1,13 +1,17 @@
-"""Whole training steps on the pods they were published on, by the TPU compiler, beside plain Flax models.
+"""Whole training steps on their published pods, by the TPU compiler, beside plain Flax models.
 
-Times are sums of the compiler's cycle estimates for one TPU v3 core at 940 MHz, without the time of collectives; utilisation is
-model FLOPs (see `cases`) over 61.5 TFLOP/s. Each step is the one that `lbopt.make_train_step` makes, with batch statistics over the
-global batch; in rows with a sharded update every core updates a part of the parameters and all gather them. "Plain" is the
-same step around the models of plain_models.py and optax's optimizer. "Alone" rows are the convolutions
-of a network with nothing between them and plain SGD: no batch-normalised network of plain convolutions can be faster.
-Every layer of BERT is compiled, so every cycle is counted, but for the row that states what a loop over layers takes to
-compile. The compiler gives no estimate for the gradient of a max pool, ours or plain. EfficientNet drops nothing here, ours or
-plain, and BERT's GELU is the one by tanh, as in google-research/bert.
+Times are sums of the compiler's cycle estimates for one TPU v3 core at 940 MHz, without
+collectives. Utilisation is model FLOPs (see `cases`) over 61.5 TFLOP/s. Each step is made by
+`lbopt.make_train_step`, with batch statistics over the global batch. With a sharded update every
+core updates a shard of the parameters, and an all-gather follows. "Plain" is the same step around
+the models of plain_models.py and optax's optimizer. "Alone" rows have the convolutions of a
+network, without normalisation, and plain SGD: a lower bound for networks of plain convolutions
+with batch norm.
+
+BERT's layers are compiled one by one, because the compiler counts a loop's body once; one row has a
+loop and states only memory and compile time. The compiler gives no estimate for the gradient of a
+max pool. EfficientNet has no dropout and no stochastic depth here, and BERT's GELU is the tanh
+approximation, as in google-research/bert.
 """
 
 import collections
@@ -25,7 +29,7 @@ TOP = 12
 
 
 def run() -> list[dict]:
-    """Compile all cases and return their rows; where the time goes is printed meanwhile."""
+    """Compile all cases and return their rows; print breakdowns of the time meanwhile."""
     rows = []
     for case in cases.CASES:
         ours = _compile(case, case.ours)
@@ -46,6 +50,7 @@ def _compile(case: cases.Case, build) -> StepCost:
 
 def _rows(case: cases.Case, ours: StepCost, plain: StepCost | None) -> list[dict]:
     name = f"{case.name}, {case.topology}"
+
     held = [
         _row(
             f"{name}: memory",
@@ -58,8 +63,9 @@ def _rows(case: cases.Case, ours: StepCost, plain: StepCost | None) -> list[dict
             f"{name}: compile", "s", ours, plain, lambda cost: cost.compile_seconds, ratio_limit=1.2
         ),
     ]
-    if case.loops:
+    if case.loops:  # cycles and collectives of a loop's body are counted once
         return held
+
     return [
         _row(f"{name}: step", "ms", ours, plain, lambda cost: 1e3 * cost.seconds, case.most_ms),
         _row(
@@ -105,28 +111,34 @@ def _row(name, unit, ours, plain, value, limit=None, ratio_limit=None) -> dict:
 def _print_parts(title: str, cost: StepCost) -> None:
     print(f"\n{title}: {1e3 * cost.seconds:.1f} ms, of which")
     parts: dict[tuple[str, str], float] = collections.defaultdict(float)
-    rooms: dict[str, float] = collections.defaultdict(float)
+    modules: dict[str, float] = collections.defaultdict(float)
     for operation in cost.operations:
         direction, part = _part(operation.path)
         parts[direction, part] += operation.seconds
-        rooms[part.split("/")[0]] += operation.seconds
-    for room, seconds in sorted(rooms.items(), key=lambda item: -item[1])[:TOP]:
-        print(f"  {1e3 * seconds:8.2f} ms  {100 * seconds / cost.seconds:5.1f} %  {room}")
+        modules[part.split("/")[0]] += operation.seconds
+
+    for module, seconds in sorted(modules.items(), key=lambda item: -item[1])[:TOP]:
+        print(f"{_share(seconds, cost)}  {module}")
     print("by operation:")
     ranked = sorted(parts.items(), key=lambda item: -item[1])
     for (direction, part), seconds in ranked[:TOP]:
-        print(
-            f"  {1e3 * seconds:8.2f} ms  {100 * seconds / cost.seconds:5.1f} %  {direction:<9}{part}"
-        )
+        print(f"{_share(seconds, cost)}  {direction:<9}{part}")
+
+
+def _share(seconds: float, cost: StepCost) -> str:
+    return f"  {1e3 * seconds:8.2f} ms  {100 * seconds / cost.seconds:5.1f} %"
 
 
 def _part(name: str) -> tuple[str, str]:
-    """Turn an operation's path into (forward, backward or other; module with numbers left out, operation)."""
+    """Turn an operation's path into (direction, part).
+
+    Returns:
+      "forward", "backward" or "other", and the modules and operation without their numbers.
+    """
     inside = re.search(r"(transpose\()?jvp\((\w*)\)+/(.*)", name)
     if not inside:
         return "other", "copy of the input" if name.startswith("arguments") else "optimizer"
     path = re.sub(r"jit\(\w+\)/|\w+\._\w+/", "", inside[3])
     path = re.sub(r"(block|layer|_Layer_|Conv_|BatchNorm_|Dense_|LayerNorm_)\d+", r"\1", path)
-    return "backward" if inside[1] else "forward", path.replace(
-        "conv_general_dilated", "convolution"
-    )
+    path = path.replace("conv_general_dilated", "convolution")
+    return "backward" if inside[1] else "forward", path

@@ -1,8 +1,9 @@
-"""A recipe's step from 8 to 2048 cores of TPU v3 at a fixed number of examples a core, by the TPU compiler.
+"""A recipe's step on 8 to 2048 cores of TPU v3, by the TPU compiler, at a fixed batch per core.
 
-ResNet-50 with LARS, 16 examples a core, batch statistics over 64, gradients summed in fp32, with a whole and with a sharded
-update. Compute is the sum of the compiler's cycles; what is exchanged and how long that takes by the stated model is
-beside it. The "peer" of a row is the same step on 8 cores.
+The recipe is ResNet-50 with LARS: 16 examples per core, batch statistics over 64 examples,
+gradients summed in fp32, with a replicated ("whole") and with a sharded update. Compute is the sum
+of the compiler's cycle estimates; communication is by the model of `lbopt plan`. The peer of a row
+is the same step on 8 cores.
 """
 
 import dataclasses
@@ -16,25 +17,29 @@ import pairs
 from lbopt.cli import call_get_config
 from lbopt.plan import StepCost, make_plan, open_topology, words_received
 
-RECIPE, PER_CORE = "configs/resnet50_lars.py:32768", 16
+RECIPE = "configs/resnet50_lars.py:32768"
+PER_CORE = 16
 SLICES = ("v3:2x2", "v3:4x4", "v3:8x8", "v3:16x16", "v3:32x32")
 COMMANDS = (
     ("configs/resnet50_lars.py:official-32768", 120),
     ("configs/bert_large_lamb.py:mixed", 300),
 )
-"""Recipe -> seconds that planning it may take on 2 cores."""
-FLAT, COMPILE = 1.05, 1.5
-"""Limits: of compute and bytes a core against 8 cores, and of compile time."""
+"""Pairs of a recipe and the limit of its planning time on 2 cores, in seconds."""
+FLAT = 1.05
+"""Limit of compute and bytes per core, relative to 8 cores."""
+COMPILE = 1.5
+"""Limit of compile time, relative to 8 cores."""
 WHOLE = 0.003
-"""More than 1/N that may be moved: small leaves, 0.2 % of all words, are not split, nor is what does not divide by N."""
+"""Share of the update's traffic allowed beyond 1/N: leaves that are small (0.2 % of all words) or
+do not divide by N are not sharded."""
 
 
 def run() -> list[dict]:
-    """Compile the step for every slice, whole and sharded, and return the rows."""
+    """Compile the step for every slice, with both updates, and return the rows."""
     rows = [_command(*case) for case in COMMANDS]
-    _cost.__wrapped__(
-        SLICES[0], False
-    )  # the first of a process traces and loads more than the others
+
+    # The first compilation of a process also loads the compiler: keep it out of the compile times.
+    _cost.__wrapped__(SLICES[0], False)
     for sharded in (False, True):
         first = _cost(SLICES[0], sharded)
         for name in SLICES:
@@ -52,7 +57,8 @@ def _cost(name: str, sharded: bool, scattered: bool = False) -> StepCost:
     config.parallel = dataclasses.replace(
         config.parallel, shard_update=sharded, reduce_scatter=scattered, reduce_dtype="float32"
     )
-    config.schedule.warmup_rule, config.schedule.base_warmup_epochs = "epochs", 1.0
+    config.schedule.warmup_rule = "epochs"
+    config.schedule.base_warmup_epochs = 1.0
     print(f"compiling for {name}, {'sharded' if sharded else 'whole'} update ...", file=sys.stderr)
     return make_plan(config, RECIPE, place, with_evaluation=False).phases[0].step
 
@@ -62,7 +68,8 @@ def _rows(name: str, sharded: bool, cost: StepCost, first: StepCost) -> list[dic
     title = f"{cores} cores, {'sharded' if sharded else 'whole'} update"
 
     def row(what, unit, value, limit=None):
-        ours, theirs = value(cost), value(first)
+        ours = value(cost)
+        theirs = value(first)
         return pairs.row(
             f"{title}: {what}",
             unit,
@@ -92,7 +99,7 @@ def _rows(name: str, sharded: bool, cost: StepCost, first: StepCost) -> list[dic
 
 
 def _split(name: str) -> dict:
-    """Return the traffic of a sharded update beside that of a whole one on as many cores."""
+    """Return the HBM traffic of a sharded update beside a replicated one on the same cores."""
     ours, theirs = (_cost(name, sharded).update_hbm_bytes / 1e6 for sharded in (True, False))
     cores = len(open_topology(name).devices)
     title = f"{cores} cores, sharded update: optimizer's HBM traffic, beside a whole one's"
@@ -102,8 +109,9 @@ def _split(name: str) -> dict:
 
 
 def _scattered(name: str) -> list[dict]:
-    """Return sums scattered along the axes of the torus beside sums of everything that are sliced."""
-    ours, theirs = _cost(name, True, True), _cost(name, True)
+    """Compare reduce-scatters along the torus with all-reduces followed by slices."""
+    ours = _cost(name, True, True)
+    theirs = _cost(name, True)
     title = f"{len(open_topology(name).devices)} cores, sums scattered along the torus"
 
     def row(what, unit, value):
@@ -135,7 +143,7 @@ def _exchanged(cost: StepCost, source: str) -> float:
 
 
 def _command(recipe: str, limit_s: float) -> dict:
-    """Time the whole command."""
+    """Return a row with the time of the command `lbopt plan` for one recipe."""
     print(f"lbopt plan --config={recipe} ...", file=sys.stderr)
     begin = time.perf_counter()
     command = [sys.executable, "-m", "lbopt", "plan", f"--config={recipe}"]

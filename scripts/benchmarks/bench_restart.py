@@ -1,11 +1,12 @@
-"""What staying up costs: how long a save stops training, what a restart is made of, what a second process adds to a step.
+"""Cost of fault tolerance: saves, restarts and a second process.
 
-Files are written to the temporary folder's disk. Every restart is a process of its own, with JAX's persistent compilation cache
-empty and then filled by the one before.
+Files are written to the disk of the temporary folder. Every restart is a new process, with an empty
+and with a filled persistent compilation cache of JAX.
 """
 
 import contextlib
 import json
+import operator
 import os
 import pathlib
 import socket
@@ -56,15 +57,17 @@ with Checkpoints(pathlib.Path(sys.argv[2])) as checkpoints:
     marks["compile and first step"] = time.perf_counter()
     if len(checkpoints.steps()) == 0:
         checkpoints.save(run.init().replace(step=jax.numpy.int32(1)), {})
-times, last = {}, begin
+times = {}
+last = begin
 for name, mark in marks.items():
-    times[name], last = mark - last, mark
+    times[name] = mark - last
+    last = mark
 print(json.dumps(times))
 """
 
 
 def run() -> list[dict]:
-    """Return rows of the three questions."""
+    """Return the rows of saves, restarts and a second process."""
     return [
         *(row for name in SAVED for row in _saving(name)),
         *_restarts(SAVED[0]),
@@ -73,12 +76,17 @@ def run() -> list[dict]:
 
 
 def _saving(name: str) -> list[dict]:
-    """Ours beside Orbax's own asynchronous save of the same state, the save before being finished; the limit is one step."""
+    """Compare a save with Orbax's asynchronous save of the same state; the limit is one step.
+
+    The previous save has always ended when a save begins.
+    """
     plan = build_run(load_config(str(ROOT / "configs" / name), [], TrainConfig))
-    state, batch = plan.init(), put_batch(plan.mesh, plan.batches[0])
+    state = plan.init()
+    batch = put_batch(plan.mesh, plan.batches[0])
     state = _train(plan, state, batch, 3)[0]
     _, seconds = _train(plan, state, batch, 10)
     step = statistics.median(seconds)
+
     ours = _blocked(plan, state, batch, step, _ours)
     peer = _blocked(plan, state, batch, step, _orbax)
     named = f"{name}: a save stops training for, in steps of {1e3 * step:.1f} ms"
@@ -116,8 +124,9 @@ def _orbax(folder, state):
 
 
 def _blocked(plan, state, batch, step, make) -> float:
-    """Return the median time that a save takes from the loop, with steps between saves; the first is not counted."""
-    state, seconds = plan.init(), []
+    """Return the median seconds that a save blocks the loop, without the first save."""
+    state = plan.init()
+    seconds = []
     with tempfile.TemporaryDirectory() as folder, make(pathlib.Path(folder), state) as (save, wait):
         for _ in range(SAVES):
             state, _ = _train(plan, state, batch, max(2, int(0.5 / step)))
@@ -129,43 +138,24 @@ def _blocked(plan, state, batch, step, make) -> float:
 
 
 def _restarts(name: str) -> list[dict]:
+    """Return a row for each phase of a restart, and one for their sum."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = str(pathlib.Path(folder) / "workdir")
-        _restart(name, workdir, f"{folder}/cache")  # makes the checkpoint
+        _restart(name, workdir, f"{folder}/cache")  # saves the checkpoint and fills the cache
         cold = [_restart(name, workdir, f"{folder}/cold-{turn}") for turn in range(ROUNDS)]
         warm = [_restart(name, workdir, f"{folder}/cache") for _ in range(ROUNDS)]
-    rows = []
-    for part in cold[0]:
-        ours, peer = (statistics.median(times[part] for times in turns) for turns in (warm, cold))
-        rows.append(
-            pairs.row(
-                f"restart, {name}: {part}",
-                "s",
-                ours,
-                peer,
-                "without compilation cache",
-                ours / peer,
-                None,
-            )
-        )
-    ours, peer = (
-        statistics.median(sum(times.values()) for times in turns) for turns in (warm, cold)
-    )
-    rows.append(
-        pairs.row(
-            f"restart, {name}: in all",
-            "s",
-            ours,
-            peer,
-            "without compilation cache",
-            ours / peer,
-            None,
-        )
-    )
-    return rows
+
+    def row(what: str, seconds) -> dict:
+        ours, peer = (statistics.median(map(seconds, turns)) for turns in (warm, cold))
+        title = f"restart, {name}: {what}"
+        return pairs.row(title, "s", ours, peer, "without compilation cache", ours / peer, None)
+
+    phases = [row(phase, operator.itemgetter(phase)) for phase in cold[0]]
+    return [*phases, row("in all", lambda times: sum(times.values()))]
 
 
 def _restart(name: str, workdir: str, cache: str) -> dict[str, float]:
+    """Start a run in a new process; return the seconds of its phases."""
     environment = {
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": cache,
@@ -177,7 +167,7 @@ def _restart(name: str, workdir: str, cache: str) -> dict[str, float]:
 
 
 def _sharing(name: str, steps: int) -> dict:
-    """Two processes of two devices beside one of four, by the speed that the metrics say after the first steps."""
+    """Compare the step of two processes of two devices with that of one process of four devices."""
     times = [(_job(name, steps, 2), _job(name, steps, 1)) for _ in range(ROUNDS)]
     ours, peer = (statistics.median(each) for each in zip(*times, strict=True))
     ratio = ours / peer
@@ -186,7 +176,7 @@ def _sharing(name: str, steps: int) -> dict:
 
 
 def _job(name: str, steps: int, count: int) -> float:
-    """Return seconds a step, by a job's own count: of the second half."""
+    """Return the seconds of a step, by the logged speed of the second half of the run."""
     with tempfile.TemporaryDirectory() as folder:
         port = _free_port()
         flags = [
@@ -194,15 +184,9 @@ def _job(name: str, steps: int, count: int) -> float:
             f"--config.log_every_steps={steps}",
             f"--config.eval_every_steps={2 * steps}",
         ]
-        command = [
-            sys.executable,
-            "-m",
-            "lbopt",
-            "train",
-            f"--config={ROOT / 'configs' / name}",
-            f"--workdir={folder}/run",
-            *flags,
-        ]
+        places = [f"--config={ROOT / 'configs' / name}", f"--workdir={folder}/run"]
+        command = [sys.executable, "-m", "lbopt", "train", *places, *flags]
+
         started = [
             subprocess.Popen(
                 command,
@@ -215,10 +199,9 @@ def _job(name: str, steps: int, count: int) -> float:
         codes = [process.wait() for process in started]
         if any(codes):
             raise RuntimeError(f"{' '.join(command)}: exit codes {codes}")
-        lines = [
-            json.loads(line)
-            for line in (pathlib.Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-        ]
+
+        text = pathlib.Path(folder, "run", "metrics.jsonl").read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
     size = lines[-1]["examples_seen"] / lines[-1]["step"]
     return size / lines[-1]["perf/examples_per_s"]
 

@@ -1,8 +1,9 @@
-"""images/s of `lbopt.make_train_step` beside a minimal hand-written loop: same model, batch, devices and run.
+"""images/s of `lbopt.make_train_step` beside a minimal hand-written loop on the same batches.
 
-Both walk through the same host batches and block on every step. The peer is what one writes without lbopt:
-`jax.jit` over `value_and_grad` of a Flax module with an Optax optimizer, its state donated. The batch-size pairs of
-(lamb, optax.lamb) do the same arithmetic up to masks; momentum is the same optimizer on both sides.
+Both take the same host batches and block on every step. The peer is the loop that one writes
+without lbopt: `jax.jit` over `value_and_grad` of a Flax module with an Optax optimizer, its state
+donated. `lbopt.lamb` and `optax.lamb` do the same arithmetic up to masks; momentum is the same
+optimizer on both sides.
 """
 
 import jax
@@ -30,7 +31,7 @@ ROUNDS = 31
 
 
 def run() -> list[dict]:
-    """Return one row per optimizer, batch and device count."""
+    """Return one row per optimizer, batch size and device count."""
     return [_case(*case) for case in CASES]
 
 
@@ -82,7 +83,8 @@ def _peer(optimizer, mesh, batches):
         updates, opt_state = tx.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), new_stats, opt_state, (loss, accuracy)
 
-    everywhere, split = replicated_sharding(mesh), batch_sharding(mesh)
+    everywhere = replicated_sharding(mesh)
+    split = batch_sharding(mesh)
     layouts = (everywhere, everywhere, everywhere)
     compiled = jax.jit(
         step,

@@ -1,9 +1,10 @@
-"""trials/s of `lbopt sweep` beside the two ways people run sweeps by hand; compilation is counted on both sides.
+"""trials/s of `lbopt sweep` beside two ways to run sweeps by hand; both sides count compilation.
 
-Each case is two cells (momentum and AdamW at one batch size) of 18 trials: 6 learning rates x 2 search seeds + 6 final
-seeds, as in a cell of configs/sweeps/digits_limit.py; some are run with five times the seeds too. The loop runs as many
-trials with one compiled step per optimizer; the other peer starts a process per trial. That study itself, as the command
-runs it, is held against processes too.
+Each case has two cells, momentum and AdamW at one batch size, of 18 trials each: 6 learning rates x
+2 search seeds + 6 final seeds, as in a cell of configs/sweeps/digits_limit.py. Some cases are also
+run with five times the seeds. One peer is a loop over the same number of trials with one compiled
+step per optimizer; the other starts a process per trial. The whole study digits_limit, run by its
+command, is also compared with processes.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ CASES = [
 ]
 BY_PROCESS = [("mlp", 64), ("mlp", 1024), ("cnn", 64), ("cnn", 1024)]
 LARGE = 5
-"""So many times the seeds has the large study that is held against processes."""
+"""Factor of the seeds in the large study that is compared with processes."""
 BY_VMAP = [("mlp", 64), ("cnn", 64), ("lstm", 64)]
 OPTIMIZERS = ("momentum", "adamw")
 MODELS = {"cnn": ModelConfig("cnn"), "lstm": ModelConfig("lstm"), "mlp": ModelConfig("mlp", (128,))}
@@ -54,7 +55,7 @@ STUDY = pathlib.Path(__file__).parents[2] / "configs" / "sweeps" / "digits_limit
 
 
 def run() -> list[dict]:
-    """Return a row per case against the loop, and some against processes, vmap, many trials, and one chip of a TPU."""
+    """Return a row per case against the loop, and the rows of the other comparisons."""
     return [
         *(row for case in CASES for row in _case(*case)),
         _whole_study(),
@@ -65,26 +66,19 @@ def run() -> list[dict]:
 
 
 def _case(model: str, batch_size: int) -> list[dict]:
+    name = f"{model} batch {batch_size}, {TRIALS} trials"
     by_loop = pairs.in_turn(
         lambda: _ours(model, batch_size), lambda: _loop(model, batch_size), ROUNDS, discard=0
     )
-    rows = [
-        _row(
-            f"{model} batch {batch_size}, {TRIALS} trials",
-            by_loop,
-            "loop over one compiled step",
-            1.3,
-        )
-    ]
+    rows = [_row(name, by_loop, "loop over one compiled step", 1.3)]
+
     if (model, batch_size) in BY_PROCESS:
         rows += _against_processes(model, batch_size, by_loop[0])
     if (model, batch_size) in BY_VMAP:
         by_vmap = pairs.in_turn(
             lambda: _ours(model, batch_size), lambda: _ours(model, batch_size, "vmap"), 1, discard=0
         )
-        rows.append(
-            _row(f"{model} batch {batch_size}, {TRIALS} trials", by_vmap, "lbopt with vmap", None)
-        )
+        rows.append(_row(name, by_vmap, "lbopt with vmap", None))
     return rows
 
 
@@ -94,75 +88,65 @@ def _row(name, timed, peer_name, limit):
 
 
 def _against_processes(model: str, batch_size: int, our_seconds: float) -> list[dict]:
-    seconds = _of_a_process(model, batch_size)
-    of_large = _timed(_study(model, batch_size, "auto", OPTIMIZERS, LARGE), LARGE * TRIALS)
-    rows = []
-    for trials_run, ours in ((TRIALS, our_seconds), (LARGE * TRIALS, of_large)):
-        peer = trials_run * seconds
-        name = f"{model} batch {batch_size}, {trials_run} trials"
-        limits = (
-            "trials/s",
-            trials_run / ours,
-            trials_run / peer,
-            "one process per trial",
-            peer / ours,
-            20.0,
-        )
-        rows.append(pairs.row(name, *limits))
-    return rows
-
-
-def _of_a_process(model: str, batch_size: int) -> float:
-    """Return the median seconds of one trial in a process of its own."""
-    command = [
-        sys.executable,
-        str(pathlib.Path(hand_written.__file__)),
-        model,
-        str(batch_size),
-        str(EPOCHS),
+    each = _process_seconds(model, batch_size)
+    large_seconds = _timed(_study(model, batch_size, "auto", OPTIMIZERS, LARGE), LARGE * TRIALS)
+    return [
+        _process_row(f"{model} batch {batch_size}", trials_run, ours, each)
+        for trials_run, ours in ((TRIALS, our_seconds), (LARGE * TRIALS, large_seconds))
     ]
-    return statistics.median(_of_command(command) for _ in range(PROCESSES))
 
 
-def _of_command(command: list[str]) -> float:
+def _process_row(name: str, trials_run: int, ours: float, each: float) -> dict:
+    """Return a row of a study of `ours` seconds beside processes of `each` seconds per trial."""
+    return pairs.row(
+        f"{name}, {trials_run} trials",
+        "trials/s",
+        trials_run / ours,
+        1 / each,
+        "one process per trial",
+        trials_run * each / ours,
+        20.0,
+    )
+
+
+def _process_seconds(model: str, batch_size: int) -> float:
+    """Return the median seconds of a process that runs one trial."""
+    arguments = (hand_written.__file__, model, batch_size, EPOCHS)
+    command = [sys.executable, *map(str, arguments)]
+    return statistics.median(_command_seconds(command) for _ in range(PROCESSES))
+
+
+def _command_seconds(command: list[str]) -> float:
     begin = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     return time.perf_counter() - begin
 
 
 def _whole_study() -> dict:
-    """Time a study by its command, start, probes and report included; its peer's trials only train and score, by momentum."""
+    """Time a study by its command, including start, probes and report.
+
+    The peer's trials only train with momentum and evaluate.
+    """
     config = runpy.run_path(str(STUDY))["get_config"]()
     assert (config.train.num_epochs, config.train.model.name) == (EPOCHS, "cnn")
     sizes = config.global_batch_sizes
-    by_size = statistics.mean(_of_a_process("cnn", size) for size in sizes)
+    each = statistics.mean(_process_seconds("cnn", size) for size in sizes)
+
     with tempfile.TemporaryDirectory() as workdir:
-        command = [
-            sys.executable,
-            "-m",
-            "lbopt",
-            "sweep",
-            f"--config={STUDY}",
-            f"--workdir={workdir}",
-        ]
-        ours = _of_command(command)
+        flags = [f"--config={STUDY}", f"--workdir={workdir}"]
+        ours = _command_seconds([sys.executable, "-m", "lbopt", "sweep", *flags])
         trials_run = len(pathlib.Path(workdir, "results.jsonl").read_text().splitlines())
-    name = f"configs/sweeps/digits_limit.py, {trials_run} trials"
-    limits = (
-        "trials/s",
-        trials_run / ours,
-        1 / by_size,
-        "one process per trial",
-        trials_run * by_size / ours,
-        20.0,
-    )
-    return pairs.row(name, *limits)
+    return _process_row("configs/sweeps/digits_limit.py", trials_run, ours, each)
 
 
 def _many() -> dict:
-    """Compare what each further trial of a large study costs: start and compilation, which all share, do not count."""
+    """Compare the time of a late trial of a large study with that of an early one.
+
+    Start and compilation, which all trials share, cancel in the differences.
+    """
     first, half, whole = (_seconds_of_tiny(count) for count in (100, 550, 1000))
-    early, late = (half - first) / 450, (whole - half) / 450
+    early = (half - first) / 450
+    late = (whole - half) / 450
     name = "mlp batch 1024, one step, trials 551 to 1000"
     return pairs.row(name, "trials/s", 1 / late, 1 / early, "trials 101 to 550", early / late, 0.8)
 
@@ -176,7 +160,7 @@ def _seconds_of_tiny(count: int) -> float:
 
 
 def _report() -> dict:
-    """Time the report of 5,000 trials."""
+    """Time the report of a study of 5,000 trials."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = pathlib.Path(folder)
         saved, count = large_study.save(workdir)
@@ -189,7 +173,8 @@ def _report() -> dict:
 def _on_tpu() -> list[dict]:
     if importlib.util.find_spec("libtpu") is None:
         return []
-    unit, peer = "Mcycles a step", "one v5e chip, 64 trials in turn"
+    unit = "Mcycles a step"
+    peer = "one v5e chip, 64 trials in turn"
     return [
         pairs.row(
             f"{name}, 64 trials on 4 chips", unit, ours / 1e6, alone / 1e6, peer, alone / ours, 10.0
@@ -221,7 +206,7 @@ def _study(model: str, batch_size: int, batching: str, optimizers, times: int = 
 
 
 def _timed(config: SweepConfig, expected: int) -> float:
-    """Run a study in a folder of its own; return its seconds."""
+    """Run a study in a new folder; return its seconds."""
     jax.clear_caches()
     config.validate()
     begin = time.perf_counter()

@@ -1,9 +1,12 @@
-"""What one optimizer update costs, beside optax: HBM traffic, memory and compile time by the TPU compiler; CPU wall time.
+"""The cost of one optimizer update beside optax.
 
-The trees have BERT's shapes; parameters, gradients and state are fp32, parameters and state donated. One word is 4 bytes.
-A LAMB in two passes reads g, m, v, w and writes m, v, then reads m, v, w and writes w: 10 words per parameter; LARS 7.
-From v4 on there is on-chip memory that the compiler schedules, and its own count of bytes ("accessed") includes that; the
-rows "HBM" count what is read from and written to HBM alone. On v3 the two are the same.
+HBM traffic, memory and compile time are by the TPU compiler; CPU time is measured.
+
+The trees have BERT's shapes. Parameters, gradients and state are fp32; parameters and state are
+donated. One word is 4 bytes. LAMB in two passes reads g, m, v, w and writes m, v, then reads m, v,
+w and writes w: 10 words per parameter; LARS takes 7. From v4 on the compiler's count of bytes
+("accessed") includes on-chip memory, and the rows "HBM" count the traffic of HBM alone. On v3 both
+are the same.
 """
 
 import functools
@@ -19,9 +22,10 @@ import lbopt
 
 LARGE = (24, 1024)
 BASE = (12, 768)
-RATE, DECAY = 1e-3, 0.01
+RATE = 1e-3
+DECAY = 0.01
 LAYERS = lbopt.stacked_paths("^layers/")
-# name, ours, the peer in optax, words that ours must not exceed on v3
+# Tuples of name, lbopt's optimizer, the peer in optax, limit of words per parameter on v3.
 MAIN = [
     ("LAMB", lbopt.lamb(RATE, weight_decay=DECAY), optax.lamb(RATE, weight_decay=DECAY), 10.2),
     ("LARS", lbopt.lars(RATE, weight_decay=DECAY), optax.lars(RATE, weight_decay=DECAY), 7.2),
@@ -78,7 +82,9 @@ ROUNDS = 9
 
 def run() -> list[dict]:
     """Return the rows of all tables."""
-    unrolled, stacked = bert(*LARGE), bert(*LARGE, stacked=True)
+    unrolled = bert(*LARGE)
+    stacked = bert(*LARGE, stacked=True)
+
     rows = [row for case in MAIN for row in _on_tpu("v3", unrolled, *case, whole=True)]
     rows.append(_formulation(unrolled))
     rows += [row for case in MORE for row in _on_tpu("v3", unrolled, *case)]
@@ -93,12 +99,16 @@ def run() -> list[dict]:
 
 
 def _by_leaf(params, opt_state, grads):
-    """LAMB without transforms: one expression per leaf; state is (count, moments), every leaf decayed and adapted."""
+    """Update with LAMB in one expression per leaf, without transforms and masks.
+
+    The optimizer's state is (count, moments). Every leaf gets weight decay and a trust ratio.
+    """
     count, moments = opt_state
     t = (count + 1).astype(jnp.float32)
 
     def leaf(w, mv, g):
-        m, v = 0.9 * mv[0] + 0.1 * g, 0.999 * mv[1] + 0.001 * g * g
+        m = 0.9 * mv[0] + 0.1 * g
+        v = 0.999 * mv[1] + 0.001 * g * g
         u = m / (1 - 0.9**t) / (jnp.sqrt(v / (1 - 0.999**t)) + 1e-6) + DECAY * w
         ratio = jnp.linalg.norm(jnp.ravel(w)) / jnp.linalg.norm(jnp.ravel(u))
         return w - RATE * ratio * u, (m, v)
@@ -110,7 +120,7 @@ def _by_leaf(params, opt_state, grads):
 
 
 def _formulation(tree) -> dict:
-    """Return words of the leaf-by-leaf LAMB, beside optax's tree maps."""
+    """Return a row with the words of the leaf-by-leaf LAMB beside optax's tree maps."""
     state = (jax.ShapeDtypeStruct((), jnp.int32), jax.tree.map(lambda leaf: (leaf, leaf), tree))
     cost = tpu_compiler.compile_for("v3", _by_leaf, (tree, state, tree), donate=(0, 1))
     peer = _known_cost("v3", False, MAIN[0][2]).accessed_bytes
@@ -140,14 +150,27 @@ def _cost(generation, tree, tx):
 
 
 def _on_tpu(generation, tree, name, ours, peer, limit, whole=False, on_chip=False) -> list[dict]:
-    """Return rows of words; with `on_chip` also off-chip ones and cycles, with `whole` cycles, memory and compile time."""
+    """Return the rows of one optimizer on one TPU generation.
+
+    Args:
+      generation: "v3", "v4", "v5e", "v5p" or "v6e".
+      tree: Shapes of the parameters.
+      name: Name of the optimizer in the table.
+      ours: lbopt's optimizer.
+      peer: optax's optimizer; None if there is none.
+      limit: Limit of the accessed words per parameter; None for no limit.
+      whole: Whether to add rows of cycles, temporaries and compile time.
+      on_chip: Whether to add rows of HBM traffic and cycles, for generations with on-chip memory.
+    """
     stacked = "layers" in tree
     theirs = None if peer is None else _known_cost(generation, stacked, peer)
     mine = _known_cost(generation, stacked, ours)
-    size, peer_name = size_of(tree), "optax"
+    size = size_of(tree)
+    peer_name = "optax"
 
     def row(what, unit, of, limit=None):
-        ours, peer = of(mine), None if theirs is None else of(theirs)
+        ours = of(mine)
+        peer = None if theirs is None else of(theirs)
         ratio = None if not peer else peer / max(ours, 1e-9)
         return pairs.row(
             f"{name}: {what}, TPU {generation}", unit, ours, peer, peer and peer_name, ratio, limit
@@ -167,7 +190,10 @@ def _on_tpu(generation, tree, name, ours, peer, limit, whole=False, on_chip=Fals
 
 
 def _compile_time(generation, tree, name, ours, peer) -> dict:
-    """Return tracing, lowering and compiling, the better of two in turn: the first of a process pays for all."""
+    """Return a row with the seconds of tracing, lowering and compiling.
+
+    Each is timed twice and the shorter time counts: the first compilation of a process is slower.
+    """
     times: dict[str, list[float]] = {"ours": [], "peer": []}
     for _ in range(2):
         for whose, tx in (("peer", peer), ("ours", ours)):
@@ -180,7 +206,7 @@ def _compile_time(generation, tree, name, ours, peer) -> dict:
 
 
 def _on_cpu(name, ours, peer) -> dict:
-    """Return updates/s on this machine."""
+    """Return a row with updates/s on this machine."""
     tree = bert(*BASE)
 
     def walker(tx):

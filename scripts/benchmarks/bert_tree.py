@@ -7,13 +7,14 @@ import jax.numpy as jnp
 
 
 def bert(num_layers: int, dim: int, vocab_size: int = 30_522, stacked: bool = False) -> dict:
-    """Return a tree of `jax.ShapeDtypeStruct`: BERT with MLM and NSP heads; fp32.
+    """Return the shapes of BERT with its two pretraining heads, fp32, as `jax.ShapeDtypeStruct`s.
 
     Args:
-      num_layers: 12 (Base) or 24 (Large).
-      dim: 768 or 1024.
-      vocab_size: of the embedding.
-      stacked: one tree `layers` whose leaves have a leading axis of layers, instead of a tree per layer.
+      num_layers: Number of layers: 12 (Base) or 24 (Large).
+      dim: Width: 768 (Base) or 1024 (Large).
+      vocab_size: Number of rows of the word embedding.
+      stacked: Whether one tree `layers` replaces the tree of each layer; its leaves have a leading
+        axis of layers.
     """
 
     def leaf(*shape):

@@ -15,7 +15,7 @@ from lbopt.models import from_linen, make_bert, make_efficientnet, make_resnet
 from lbopt.parallel import TrainState
 
 Build = Callable[[Any], tuple[Any, Any, Any]]
-"""mesh -> (step, shapes of the state, shapes of the batch)."""
+"""Maps a mesh to (step, shapes of the state, shapes of the batch)."""
 
 
 @dataclasses.dataclass
@@ -23,15 +23,17 @@ class Case:
     """One network at one batch on one pod.
 
     Attributes:
-      name: of the row.
-      topology: of the pod.
-      flops: multiplications and additions of matrix products and convolutions, three times the forward pass, of one core.
-      ours: builds our step.
-      plain: builds the peer's.
-      most_ms: what our step is to take at most.
-      least_utilisation: what it is to reach, in percent.
-      breakdown: print where the time goes.
-      loops: it has a loop, whose body's cycles and operations are counted once: state memory and compile time only.
+      name: Name of the case in the table.
+      topology: The pod, as in "v3:16x32".
+      flops: Floating-point operations of a step on one core: multiplications and additions of
+        matrix products and convolutions, three times those of the forward pass.
+      ours: Builds lbopt's step.
+      plain: Builds the peer's step; None if the case has no peer.
+      most_ms: Upper limit of the time of lbopt's step, in milliseconds.
+      least_utilisation: Lower limit of its FLOP utilisation, in percent.
+      breakdown: Whether to print the time by module and operation.
+      loops: Whether the step has a loop over layers. The compiler counts a loop's body once, so
+        only memory and compile time are stated.
     """
 
     name: str
@@ -102,16 +104,22 @@ def _bert(network, batch: int, length: int, masked: int, tx, **options) -> Build
 
 
 def _bert_flops(sequences: int, length: int, masked: int) -> float:
-    """Layers (12 width^2 per token and 2 length width of attention), decoder and pooler; 24 layers of width 1024."""
-    tokens, width = sequences * length, 1024
+    """Return the FLOPs of a step of BERT-Large: layers, decoder and pooler.
+
+    A layer has 12 width^2 multiplications per token, and 2 length * width more in attention.
+    """
+    width = 1024
+    tokens = sequences * length
     layers = 24 * tokens * (12 * width**2 + 2 * length * width)
     heads = sequences * masked * (width**2 + 30522 * width) + sequences * width**2
     return 3 * 2 * (layers + heads)
 
 
 _BF16 = jnp.bfloat16
-_LARS, _PLAIN_LARS = lbopt.lars(0.1, weight_decay=1e-4), optax.lars(0.1, weight_decay=1e-4)
-_LAMB, _PLAIN_LAMB = lbopt.lamb(1e-3, weight_decay=0.01), optax.lamb(1e-3, weight_decay=0.01)
+_LARS = lbopt.lars(0.1, weight_decay=1e-4)
+_PLAIN_LARS = optax.lars(0.1, weight_decay=1e-4)
+_LAMB = lbopt.lamb(1e-3, weight_decay=0.01)
+_PLAIN_LAMB = optax.lamb(1e-3, weight_decay=0.01)
 _STACKED_LAMB = lbopt.lamb(1e-3, weight_decay=0.01, stacked=lbopt.stacked_paths("^layers/"))
 _RESNET = make_resnet("50", stem="space_to_depth", fold_columns=True, dtype=_BF16)
 _RESNET_FLOPS = 3 * 2 * 4.089e9 * 32

@@ -1,6 +1,6 @@
-"""What one writes without a sweep: a compiled step with the learning rate as an argument, and loops around it.
+"""The peer for sweeps: hand-written loops around one compiled step that takes the learning rate.
 
-`python hand_written.py MODEL BATCH EPOCHS` runs one trial in a process of its own and prints its validation accuracy.
+`python hand_written.py MODEL BATCH EPOCHS` runs one trial and prints its validation accuracy.
 """
 
 import sys
@@ -26,13 +26,14 @@ class HandWritten:
     Args:
       model: "cnn", "lstm" or "mlp".
       optimizer: "momentum" or "adamw".
-      batch_size: examples per step.
-      epochs: length of a trial.
+      batch_size: Examples per step.
+      epochs: Length of a trial in epochs.
     """
 
     def __init__(self, model: str, optimizer: str, batch_size: int, epochs: int):
         self.train, self.validation, self.test = load_digits()
-        self.model, self.batch_size = MODELS[model](), batch_size
+        self.model = MODELS[model]()
+        self.batch_size = batch_size
         self.steps = epochs * len(self.train) // batch_size
         self.optimizer = OPTIMIZERS[optimizer]
         self.start = jax.jit(self._start)
@@ -42,9 +43,11 @@ class HandWritten:
     def trial(self, learning_rate: float, seed: int) -> tuple[float, float]:
         """Train once; return validation and test accuracy."""
         rng = np.random.default_rng(seed)
-        images, labels = self.train.arrays["image"], self.train.arrays["label"]
+        images = self.train.arrays["image"]
+        labels = self.train.arrays["label"]
         epochs = -(-self.steps * self.batch_size // len(labels))
         order = np.concatenate([rng.permutation(len(labels)) for _ in range(epochs)])
+
         params, stats, opt_state = self.start(seed)
         for number in range(self.steps):
             picked = order[number * self.batch_size : (number + 1) * self.batch_size]
@@ -81,6 +84,6 @@ class HandWritten:
 
 
 if __name__ == "__main__":
-    print(
-        HandWritten(sys.argv[1], "momentum", int(sys.argv[2]), int(sys.argv[3])).trial(0.05, 0)[0]
-    )
+    model, batch_size, epochs = sys.argv[1:4]
+    peer = HandWritten(model, "momentum", int(batch_size), int(epochs))
+    print(peer.trial(0.05, 0)[0])

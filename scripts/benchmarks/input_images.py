@@ -1,4 +1,4 @@
-"""Photographs that nobody took, of ImageNet's usual size, in a data set as TensorFlow Datasets writes ImageNet."""
+"""Synthetic photographs of ImageNet's usual size, in a data set like ImageNet's in tfds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import cv2
 import numpy as np
 from PIL import Image
 
-HEIGHT, WIDTH = 375, 500
-"""The commonest size in ImageNet."""
+HEIGHT = 375
+"""Height of the images; 375 x 500 is the most common size in ImageNet."""
+WIDTH = 500
 NUM_CLASSES = 10
 QUALITIES = (90, 91, 92, 93, 94, 95)
 BUILDER = "photographs"
@@ -21,37 +22,31 @@ _SMALLEST = 3.0
 
 
 def jpegs(count: int) -> list[bytes]:
-    """Return images as JPEGs with colours at half resolution (4:2:0), as nearly all of ImageNet's are."""
+    """Return JPEG files with chroma at half resolution (4:2:0), as in nearly all of ImageNet."""
     return [
         _encoded(_picture(number), QUALITIES[number % len(QUALITIES)]) for number in range(count)
     ]
 
 
 def _picture(number: int) -> np.ndarray:
-    """Draw [height, width, 3] uint8: shaded ellipses in front of each other, then the noise of a sensor.
+    """Draw overlapping ellipses with the noise of a sensor, uint8 [height, width, 3].
 
-    Ellipses whose sizes follow an inverse cube have the edges and the spectrum of photographs (Lee, Mumford and Huang,
-    Occlusion models for natural images, IJCV 41, 2001).
+    Ellipses whose sizes follow an inverse cube law have the edges and the spectrum of photographs
+    (Lee, Mumford and Huang, Occlusion models for natural images, IJCV 41, 2001).
     """
     rng = np.random.default_rng([7, number])
     picture = np.zeros((HEIGHT, WIDTH, 3), np.float32)
     picture[:] = rng.uniform(40, 200, 3)
     hue = rng.uniform(-30, 30, 3)
+
     for size in np.sort(_SMALLEST / np.sqrt(rng.uniform(1e-4, 1, _LEAVES)))[::-1]:
         centre = (int(rng.integers(WIDTH)), int(rng.integers(HEIGHT)))
         axes = (int(size) + 1, int(size * rng.uniform(0.4, 1)) + 1)
         colour = rng.uniform(20, 235) + hue + rng.normal(0, 18, 3)
-        cv2.ellipse(
-            picture,
-            centre,
-            axes,
-            float(rng.uniform(0, 180)),
-            0,
-            360,
-            colour.tolist(),
-            -1,
-            cv2.LINE_AA,
-        )
+        angle = float(rng.uniform(0, 180))
+        fill = colour.tolist()
+        cv2.ellipse(picture, centre, axes, angle, 0, 360, fill, cv2.FILLED, cv2.LINE_AA)
+
     picture = cv2.GaussianBlur(picture, (0, 0), 0.7)
     picture += _texture(rng)[..., None] * rng.uniform(5, 11)
     picture += rng.normal(0, rng.uniform(0.5, 3.0), (HEIGHT, WIDTH, 1))
@@ -60,7 +55,8 @@ def _picture(number: int) -> np.ndarray:
 
 def _texture(rng: np.random.Generator) -> np.ndarray:
     """Return noise of variance 1 whose amplitude falls as 1 / frequency."""
-    down, across = np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH)[None, :]
+    down = np.fft.fftfreq(HEIGHT)[:, None]
+    across = np.fft.rfftfreq(WIDTH)[None, :]
     frequency = np.maximum(np.hypot(down, across), 1 / WIDTH)
     waves = np.exp(2j * np.pi * rng.random(frequency.shape)) / frequency
     texture = np.fft.irfft2(waves, (HEIGHT, WIDTH))
@@ -74,11 +70,17 @@ def _encoded(picture: np.ndarray, quality: int) -> bytes:
 
 
 def write(files: list[bytes], data_dir: pathlib.Path) -> None:
-    """Write the data set `BUILDER` with a split "train", fields `image`, `label` and `file_name` as imagenet2012 has."""
+    """Write the data set `BUILDER` with the split "train" and the fields of imagenet2012.
+
+    Args:
+      files: The JPEG files.
+      data_dir: Folder of the data sets.
+    """
     import tensorflow_datasets as tfds
 
     class Photographs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        name, VERSION = BUILDER, tfds.core.Version("1.0.0")
+        name = BUILDER
+        VERSION = tfds.core.Version("1.0.0")
 
         def _info(self):
             kinds = {

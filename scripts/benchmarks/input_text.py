@@ -1,4 +1,4 @@
-"""Text for BERT: a token store to read from, and the peer, the loop that one writes with the tokenizers library."""
+"""Text for BERT: a token store, and the peer, a loop written with the tokenizers library."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ def write_store(folder: pathlib.Path) -> None:
 
 
 def open_ours(folder: pathlib.Path, length: int, max_predictions: int) -> MaskedLMDataset:
-    """Open the store as examples of a length."""
+    """Open the store as masked examples of `length` tokens."""
     store = open_store(folder)
     return MaskedLMDataset(store, length, len(store.pieces), max_predictions)
 
 
 def as_text(dataset: MaskedLMDataset, pieces: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the segments of every example as text, so that both sides have the same to do."""
+    """Return both segments of every example as text, so that both sides do the same work."""
     batch = dataset.take(np.arange(len(dataset)))
+
+    # Put the masked tokens back.
     ids = batch["input_ids"].copy()
-    rows = np.arange(len(ids))[:, None]
     used = batch["masked_weights"] > 0
-    ids[np.broadcast_to(rows, used.shape)[used], batch["masked_positions"][used]] = batch[
-        "masked_labels"
-    ][used]
+    rows = np.broadcast_to(np.arange(len(ids))[:, None], used.shape)
+    ids[rows[used], batch["masked_positions"][used]] = batch["masked_labels"][used]
+
     words = np.asarray(pieces, dtype=object)
     pairs = []
-    for row, second, real in zip(
+    for tokens, second, real in zip(
         ids, batch["token_type_ids"] > 0, batch["attention_mask"] > 0, strict=True
     ):
-        first = row[real & ~second][1:-1]
-        pairs.append(
-            tuple(" ".join(words[part]).replace(" ##", "") for part in (first, row[second][:-1]))
-        )
+        # Without [CLS] and [SEP].
+        segments = (tokens[real & ~second][1:-1], tokens[second][:-1])
+        pairs.append(tuple(" ".join(words[one]).replace(" ##", "") for one in segments))
     return pairs
 
 
@@ -59,7 +59,15 @@ def plain_batches(
     max_predictions: int,
     batch: int,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Iterate without end: tokenise two segments, put the special tokens around them, hide 15 %, in Python."""
+    """Yield batches without end, made in Python: tokenised pairs of segments with 15 % masked.
+
+    Args:
+      pairs: Texts of the segments.
+      pieces: Vocabulary.
+      length: Tokens in an example, padding included.
+      max_predictions: Largest number of masked tokens in an example.
+      batch: Examples in a batch.
+    """
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
@@ -72,12 +80,15 @@ def plain_batches(
         is_random = rng.random() < 0.5
         if is_random:
             second_text = rng.choice(pairs)[1]
+
         first = tokenizer.encode(first_text, add_special_tokens=False).ids
         second = tokenizer.encode(second_text, add_special_tokens=False).ids
         while len(first) + len(second) > length - 3:
             (first if len(first) > len(second) else second).pop()
         ids = [cls, *first, sep, *second, sep]
         types = [0] * (len(first) + 2) + [1] * (len(second) + 1)
+
+        # Masking as in BERT: 80 % become [MASK], 10 % a random token, 10 % stay.
         candidates = [place for place, token in enumerate(ids) if token not in (cls, sep)]
         wanted = min(max_predictions, max(1, round(MASKED_FRACTION * len(ids))), len(candidates))
         positions = sorted(rng.sample(candidates, wanted))
@@ -88,7 +99,9 @@ def plain_batches(
                 ids[place] = mask
             elif draw < 0.9:
                 ids[place] = rng.randrange(5, len(pieces))
-        padding, unused = [0] * (length - len(ids)), [0] * (max_predictions - wanted)
+
+        padding = [0] * (length - len(ids))
+        unused = [0] * (max_predictions - wanted)
         return {
             "input_ids": np.asarray(ids + padding, np.int32),
             "token_type_ids": np.asarray(types + padding, np.int32),

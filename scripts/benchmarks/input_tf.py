@@ -1,4 +1,4 @@
-"""The peer for images: `tf.data` as Google's ResNet and EfficientNet code uses it, decoding and cutting out in one step."""
+"""The peer for images: `tf.data` with fused decode and crop, as in Google's ResNet code."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NAME = "tf.data, decode and crop fused"
 
 
 def one_thread() -> None:
-    """Keep TensorFlow on one thread; before anything else is asked of it."""
+    """Keep TensorFlow on one thread. Call it before any other use of TensorFlow."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
 def write(files: list[bytes], path: pathlib.Path, num_classes: int) -> None:
-    """Write images and labels in the form that `tf.data` reads best."""
+    """Write images and labels as TFRecords, the format that `tf.data` reads fastest."""
     with tf.io.TFRecordWriter(str(path)) as writer:
         for number, file in enumerate(files):
             image = tf.train.Feature(bytes_list=tf.train.BytesList(value=[file]))
@@ -30,14 +30,17 @@ def write(files: list[bytes], path: pathlib.Path, num_classes: int) -> None:
 def batches(
     path: pathlib.Path, size: int, interpolation: str, training: bool, batch: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Iterate over uint8 images [batch, size, size, 3] and labels without end, on one thread, nothing read ahead.
+    """Iterate without end over uint8 images [batch, size, size, 3] and int32 labels [batch].
+
+    One thread does the work, and nothing is read ahead.
 
     Args:
-      path: what `write` wrote.
-      size: of the images.
-      interpolation: "bilinear" or "bicubic"; `tf.image.resize` as Google calls it, without antialiasing.
-      training: a random box by height and a flip; otherwise the central 7/8 of the shorter side.
-      batch: images in each.
+      path: File that `write` wrote.
+      size: Height and width of the images in pixels.
+      interpolation: "bilinear" or "bicubic", by `tf.image.resize` without antialiasing.
+      training: Whether to take a random crop and flip it at random; otherwise the crop is the
+        central 7/8 of the shorter side.
+      batch: Images in a batch.
     """
     fields = {
         "image": tf.io.FixedLenFeature([], tf.string),

@@ -1,4 +1,4 @@
-"""A workdir as a study of some 5,000 trials leaves it, with curves and probes, made of planted numbers."""
+"""A workdir like that of a study of about 5,000 trials, with planted curves and probes."""
 
 import pathlib
 import sys
@@ -11,8 +11,9 @@ SIZES = (4, 8, 16, 32, 64, 128, 256)
 
 
 def save(workdir: pathlib.Path) -> tuple[dict, int]:
-    """Write it; return its config.json and the number of trials."""
-    fine, falling = (0.98,) * 7, (0.98, 0.98, 0.975, 0.97, 0.95, 0.9, 0.6)
+    """Write the workdir; return its config.json and the number of trials."""
+    fine = (0.98,) * 7
+    falling = (0.98, 0.98, 0.975, 0.97, 0.95, 0.9, 0.6)
     measured = {"growth": 0.5, "peak_step": lambda size: 10, "noise_scale": (80.0,) * 7}
     arms = {
         "momentum": Truth(falling, **measured),

@@ -1,4 +1,4 @@
-"""Time two things in turn, so that a machine that drifts drifts for both."""
+"""Time two functions in turn, so that a drift of the machine's speed affects both alike."""
 
 import statistics
 import time
@@ -8,9 +8,17 @@ from collections.abc import Callable
 def in_turn(
     ours: Callable[[], None], peer: Callable[[], None], rounds: int, discard: int = 1
 ) -> tuple[float, float, float]:
-    """Return median seconds of ours, of the peer, and the median over rounds of peer / ours (above 1: ours is faster).
+    """Time both functions in each round, the first of them alternating.
 
-    Each round runs both, the first one alternating; the first `discard` rounds are thrown away.
+    Args:
+      ours: The function to judge.
+      peer: The function to compare it with.
+      rounds: Number of rounds that count.
+      discard: Number of rounds before them that do not count.
+
+    Returns:
+      (median seconds of ours, median seconds of the peer, median over rounds of peer / ours);
+      a ratio above 1 means that ours is faster.
     """
     times = []
     for number in range(rounds + discard):
@@ -41,7 +49,7 @@ def row(
     ratio: float | None,
     limit: float | None,
 ) -> dict:
-    """Return one line of a benchmark's table."""
+    """Return one row of a benchmark's table."""
     return {
         "name": name,
         "unit": unit,

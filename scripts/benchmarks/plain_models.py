@@ -1,7 +1,4 @@
-"""The same networks as anyone would write them first: plain Flax modules, bf16, no thought given to the machine.
-
-They are the peers of `scripts/bench models`; nothing in lbopt uses them.
-"""
+"""The peers of `scripts/bench models`: plain Flax modules in bf16, not tuned for TPUs."""
 
 import math
 from functools import partial
@@ -22,7 +19,7 @@ EFFICIENTNET_STAGES = (  # kernel, stride, expansion, channels, repeats
 
 
 class ResNet50(nn.Module):
-    """[batch, height, width, 3] to logits."""
+    """Maps images [batch, height, width, 3] to logits [batch, 1000]."""
 
     dtype: type = jnp.bfloat16
 
@@ -38,6 +35,7 @@ class ResNet50(nn.Module):
         )
         x = nn.relu(norm()(conv(64, (7, 7), (2, 2), padding=[(3, 3), (3, 3)])(x)))
         x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+
         for stage, depth in enumerate((3, 4, 6, 3)):
             for block in range(depth):
                 stride = 2 if stage > 0 and block == 0 else 1
@@ -48,11 +46,12 @@ class ResNet50(nn.Module):
                 if block == 0:
                     x = norm()(conv(4 * width, (1, 1), (stride, stride))(x))
                 x = nn.relu(x + y)
+
         return nn.Dense(1000, dtype=self.dtype)(jnp.mean(x, (1, 2))).astype(jnp.float32)
 
 
 class EfficientNet(nn.Module):
-    """[batch, height, width, 3] to logits, without dropout and stochastic depth."""
+    """Maps images [batch, height, width, 3] to logits, without dropout and stochastic depth."""
 
     width: float
     depth: float
@@ -75,26 +74,32 @@ class EfficientNet(nn.Module):
             dtype=self.dtype,
         )
         x = nn.swish(norm()(conv(self.channels(32), (3, 3), (2, 2))(x)))
+
         for kernel, stride, expansion, channels, repeats in EFFICIENTNET_STAGES:
             for block in range(math.ceil(self.depth * repeats)):
                 step = stride if block == 0 else 1
-                inside, out = x.shape[-1] * expansion, self.channels(channels)
+                inside = x.shape[-1] * expansion
+                out = self.channels(channels)
                 y = x
                 if expansion != 1:
                     y = nn.swish(norm()(conv(inside, (1, 1))(y)))
                 y = conv(inside, (kernel, kernel), (step, step), feature_group_count=inside)(y)
                 y = nn.swish(norm()(y))
+
+                # Squeeze-excitation.
                 gate = jnp.mean(y, (1, 2), keepdims=True)
                 gate = nn.swish(nn.Conv(max(1, x.shape[-1] // 4), (1, 1), dtype=self.dtype)(gate))
                 y = y * nn.sigmoid(nn.Conv(inside, (1, 1), dtype=self.dtype)(gate))
+
                 y = norm()(conv(out, (1, 1))(y))
                 x = x + y if block > 0 else y
+
         x = nn.swish(norm()(conv(self.channels(1280), (1, 1))(x)))
         return nn.Dense(1000, dtype=self.dtype)(jnp.mean(x, (1, 2))).astype(jnp.float32)
 
 
 class BertLarge(nn.Module):
-    """BERT-Large with masked-token and next-sentence heads; the decoder sees the gathered positions only."""
+    """BERT-Large with both pretraining heads; only masked positions are decoded."""
 
     remat: bool = False
     dropout: float = 0.1
@@ -115,9 +120,8 @@ class BertLarge(nn.Module):
         picked = jnp.take_along_axis(x, batch["masked_positions"][:, :, None], axis=1)
         picked = nn.LayerNorm(dtype=self.dtype)(nn.gelu(nn.Dense(1024, dtype=self.dtype)(picked)))
         bias = self.param("decoder_bias", nn.initializers.zeros, (30522,))
-        return words.attend(picked).astype(jnp.float32) + bias, nn.Dense(2)(
-            pooled.astype(jnp.float32)
-        )
+        word_logits = words.attend(picked).astype(jnp.float32) + bias
+        return word_logits, nn.Dense(2)(pooled.astype(jnp.float32))
 
 
 class _Layer(nn.Module):
@@ -136,7 +140,7 @@ class _Layer(nn.Module):
 
 
 class BareResNet50(nn.Module):
-    """ResNet-50 without batch norm: what its convolutions, additions and ReLUs cost alone."""
+    """ResNet-50 without batch norm, to time its convolutions, additions and ReLUs."""
 
     dtype: type = jnp.bfloat16
 
@@ -148,7 +152,8 @@ class BareResNet50(nn.Module):
         x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
         for stage, depth in enumerate((3, 4, 6, 3)):
             for block in range(depth):
-                stride, width = 2 if stage > 0 and block == 0 else 1, 64 * 2**stage
+                stride = 2 if stage > 0 and block == 0 else 1
+                width = 64 * 2**stage
                 y = nn.relu(conv(width, (1, 1))(x))
                 y = nn.relu(conv(width, (3, 3), (stride, stride))(y))
                 y = conv(4 * width, (1, 1))(y)
@@ -157,7 +162,7 @@ class BareResNet50(nn.Module):
 
 
 class BareEfficientNet(EfficientNet):
-    """EfficientNet without batch norm, activations and squeeze-excitation: what its convolutions and additions cost alone."""
+    """EfficientNet without batch norm, activations and squeeze-excitation, to time the rest."""
 
     @nn.compact
     def __call__(self, x, train):
@@ -177,7 +182,7 @@ class BareEfficientNet(EfficientNet):
 
 
 def init(module, example):
-    """Return (params, model_state) as shapes."""
+    """Return the shapes of (params, model_state)."""
     variables = jax.eval_shape(
         lambda key: module.init({"params": key, "dropout": key}, example, train=True),
         jax.random.key(0),

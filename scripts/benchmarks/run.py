@@ -11,13 +11,20 @@ from lbopt.errors import UserError
 
 BENCHMARKS = {
     "step": "images/s of lbopt's training step beside a hand-written jax + flax + optax loop",
-    "models": "step time, FLOP utilisation, memory and compile time of whole networks on TPU v3 pods beside plain Flax, by the TPU compiler",
-    "pod": "a step's compute, exchanged bytes, update and compile time from 8 to 2048 cores, by the TPU compiler",
-    "update": "HBM traffic, memory, compile time and CPU time of one optimizer update beside optax (TPU figures by its compiler)",
-    "input": "decoded images/s beside tf.data, tokens/s beside a plain loop, memory of reading, and what hosts of a pod need",
-    "restart": "what staying up costs: how long a save stops training, what a restart is made of, what a second process adds",
-    "aggregators": "time and sent bytes of every aggregator beside the plain mean, and the quantiser's traffic, by the TPU compiler",
-    "sweep": "trials/s of lbopt's sweep beside one process per trial and a hand-written loop; batched trials on TPU by its compiler",
+    "models": "step time, FLOP utilisation, memory and compile time of whole networks beside plain "
+    "Flax on TPU v3 pods, by the TPU compiler",
+    "pod": "compute, exchanged bytes, update and compile time of a step on 8 to 2048 cores, "
+    "by the TPU compiler",
+    "update": "HBM traffic, memory and compile time of one optimizer update beside optax, by the "
+    "TPU compiler; CPU time, measured",
+    "input": "decoded images/s beside tf.data, tokens/s beside a plain loop, memory of the reader, "
+    "and the read rate that each host of a pod needs",
+    "restart": "cost of fault tolerance: training time lost to a save, phases of a restart, step "
+    "time with a second process",
+    "aggregators": "time and sent bytes of every aggregator beside the plain mean, and HBM traffic "
+    "of the quantiser, by the TPU compiler",
+    "sweep": "trials/s of lbopt's sweep beside one process per trial and a hand-written loop; "
+    "batched trials on TPU, by the TPU compiler",
 }
 
 
@@ -34,11 +41,15 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
+
+    # Refuse a file that cannot be written before the benchmark takes its minutes.
     try:
         files = [paths.writable(file, "--json") for file in given]
     except UserError as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 2
+
+    # JAX reads these variables when it is first imported, which the benchmark's module does.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if names[0] == "step":
         os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
@@ -47,6 +58,7 @@ def main(argv: list[str]) -> int:
         from lbopt.plan import prepare_environment
 
         prepare_environment()
+
     sys.path.insert(0, str(pathlib.Path(__file__).parent))
     rows = importlib.import_module(f"bench_{names[0]}").run()
     print_table(rows)
@@ -56,7 +68,7 @@ def main(argv: list[str]) -> int:
 
 
 def print_table(rows: list[dict]) -> None:
-    """Print name, both figures, their ratio and the limit it is held against."""
+    """Print each row's name, both figures, their ratio and its limit."""
     header = ("name", "unit", "ours", "peer", "ratio", "limit", "peer is")
     cells = [header]
     for row in rows:

@@ -1,4 +1,4 @@
-"""Trials batched over the chips of a slice beside one chip that runs them in turn, by the TPU compiler's cycles."""
+"""Trials batched over the chips of a slice beside trials one by one, by the TPU compiler."""
 
 import jax
 import numpy as np
@@ -15,9 +15,10 @@ CASES = [("mlp", 64), ("mlp", 512), ("cnn", 64), ("cnn", 512), ("cnn", 1024)]
 
 
 def run() -> list[tuple[str, float, float]]:
-    """Return (case, cycles of a step of 64 trials on four chips, cycles of 64 times a step of one trial on one chip).
+    """Return tuples of a case and two numbers of cycles.
 
-    Where a call takes fewer than 64 trials, as `most_lanes` says, it is counted as often as it is needed.
+    The first is of one step of 64 trials on four chips, the second 64 times that of one trial on
+    one chip. If `most_lanes` allows fewer than 64 trials in a call, the first counts several calls.
     """
     devices = open_topology("v5e:2x2").devices
     found = []
@@ -30,7 +31,7 @@ def run() -> list[tuple[str, float, float]]:
 
 
 def _cycles(model: str, batch_size: int, batching: str, devices, width: int) -> float:
-    """Return the cycles of one step: the body of the sweep's loop is counted once, since nobody knows how often it runs."""
+    """Return the cycles of one step; the compiler counts the body of the sweep's loop once."""
     schedule = ScheduleConfig(0.05, warmup_rule="none")
     config = SweepConfig(
         train=TrainConfig(num_epochs=20.0, model=MODELS[model]),
@@ -40,6 +41,7 @@ def _cycles(model: str, batch_size: int, batching: str, devices, width: int) -> 
         trial_batching=batching,
     )
     config.validate()
+
     (cell,) = make_cells(config, make_problems(config))
     spread = Spread(config, devices, width)
     program = Program(cell, False, config, spread)

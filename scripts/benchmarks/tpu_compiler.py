@@ -1,6 +1,7 @@
-"""Compile a function for one TPU core that is not here, and read what the compiler says of it.
+"""Compile a function for one TPU core without a TPU, and read the compiler's estimates.
 
-Needs libtpu (the extra `plan`) and, in the environment before jax is imported, the variables that `run.py` sets.
+This needs libtpu (the extra `plan`) and the environment variables that `run.py` sets before it
+imports jax.
 """
 
 import dataclasses
@@ -23,14 +24,14 @@ TOPOLOGIES = {
 
 @dataclasses.dataclass
 class Cost:
-    """What the compiler says.
+    """The compiler's estimates for one call of a function.
 
     Attributes:
-      hbm_bytes: read and written by one call, see `lbopt.plan.hbm_bytes`.
-      accessed_bytes: the compiler's own count, which from v4 on includes on-chip memory.
-      temporary_bytes: beside arguments and results.
-      cycles: the sum of its estimates.
-      compile_seconds: tracing, lowering and compiling.
+      hbm_bytes: Bytes read from and written to HBM; see `lbopt.plan.hbm_bytes`.
+      accessed_bytes: The compiler's count of bytes, which from v4 on includes on-chip memory.
+      temporary_bytes: Bytes of memory beside arguments and results.
+      cycles: Sum of the estimated cycles of all operations.
+      compile_seconds: Seconds of tracing, lowering and compiling.
     """
 
     hbm_bytes: int
@@ -41,12 +42,20 @@ class Cost:
 
 
 def compile_for(generation: str, fn, arguments, donate: tuple[int, ...]) -> Cost:
-    """Compile `fn` for the first device of a topology of this generation ("v3", "v4", "v5e", "v5p", "v6e")."""
+    """Compile a function for one device.
+
+    Args:
+      generation: "v3", "v4", "v5e", "v5p" or "v6e".
+      fn: The function.
+      arguments: Shapes of its arguments, as trees of `jax.ShapeDtypeStruct`.
+      donate: Indices of the arguments whose memory the results may take.
+    """
     device = open_topology(TOPOLOGIES[generation]).devices[0]
     everywhere = NamedSharding(Mesh(np.array([device]), ("one",)), PartitionSpec())
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), arguments
     )
+
     begin = time.perf_counter()
     compiled = jax.jit(fn, donate_argnums=donate).lower(*shapes).compile()
     seconds = time.perf_counter() - begin

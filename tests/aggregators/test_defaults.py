@@ -8,7 +8,8 @@ import lbopt
 from lbopt.config import AggregatorConfig
 
 PUBLISHED = {
-    # agvm_optimizer_hook.py at b60d598: the hook's arguments, and the bounds and eps in its code
+    # Sense-X/AGVM@b60d59813d238f4c7a37cf85ac51203f408c85e4:agvm/optim/agvm_optimizer_hook.py: the
+    # hook's arguments, and the bounds and eps in its code
     lbopt.agvm: {
         "interval": 5,
         "start": 500,
@@ -17,9 +18,9 @@ PUBLISHED = {
         "clip": (0.5, 10.0),
         "eps": 1e-6,
     },
-    # CPD at ddd9a67: exp 5, man 2
+    # drcut/CPD@ddd9a67c7599214a4061ae04b28387171d29d96a:CPDtorch/utils/dist_util.py: exp 5, man 2
     lbopt.aps: {"exponent_bits": 5, "mantissa_bits": 2},
-    # powersgd.py of epfml/powersgd
+    # epfml/powersgd@f07be924eda568511c0ca00efdfed06b1d7e6332:powersgd/powersgd.py
     lbopt.powersgd: {"start": 100, "min_rate": 2.0},
 }
 

@@ -81,7 +81,10 @@ def test_where_replicas_differ_for_ever_the_memory_stays_small():
 
 def test_a_gradient_of_low_rank_is_exact_after_one_sweep(run, params, largest_gap):
     rng = np.random.default_rng(0)
-    low = lambda p: rng.normal(size=(p.shape[0], 2)) @ rng.normal(size=(2, *p.shape[1:]))  # noqa: E731
+
+    def low(p):
+        return rng.normal(size=(p.shape[0], 2)) @ rng.normal(size=(2, *p.shape[1:]))
+
     # The same low rank in the mean and in every replica: column spaces are shared.
     rows = jax.tree.map(
         lambda p: (
@@ -97,7 +100,10 @@ def test_a_gradient_of_low_rank_is_exact_after_one_sweep(run, params, largest_ga
     two, _, after_two = run(aggregator, [rows] * 2)
     sent = jax.tree.map(lambda *x: np.sum(x, 0), *two)
     assert largest_gap(sent, jax.tree.map(lambda g: 2 * g, mean)) < 1e-4
-    left = lambda state: max(float(np.abs(x.mean(0)).max()) for x in jax.tree.leaves(state.local))  # noqa: E731
+
+    def left(state):
+        return max(float(np.abs(x.mean(0)).max()) for x in jax.tree.leaves(state.local))
+
     assert left(after_one) > 0.1
     assert left(after_two) < 1e-4
 

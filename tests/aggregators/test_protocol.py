@@ -105,7 +105,10 @@ RANKED = {
 @pytest.mark.parametrize("name", RANKED)
 def test_nothing_is_promoted_implicitly(name, x64, gradients, params):
     tx, rows = _protocol.as_optax(RANKED[name], 8), gradients(1)[0]
-    step = lambda params, state, rows: tx.update(rows, state, params, second_moment=params)  # noqa: E731
+
+    def step(params, state, rows):
+        return tx.update(rows, state, params, second_moment=params)
+
     kinds = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]  # noqa: E731
     with (
         jax.numpy_rank_promotion("raise"),

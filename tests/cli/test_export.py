@@ -203,7 +203,7 @@ def test_a_folder_for_transformers(name, tmp_path):
     """The command exports such a folder after a run on data that are not embedded."""
     model, inputs, outputs, head = MODELS[name]
     variables = torch_side.randomized_variables(make_network(model, outputs, head), inputs)
-    batches = types.SimpleNamespace(piece=lambda *numbers: IMAGES)
+    batches = types.SimpleNamespace(slice=lambda *numbers: IMAGES)
     plan = types.SimpleNamespace(batches=batches, vocabulary=NO_VOCABULARY)
     _export._save_huggingface(
         tmp_path / "out", TrainConfig(model=model), plan, variables, {"recipe": "x"}

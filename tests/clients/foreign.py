@@ -5,7 +5,8 @@ import sys
 import types
 from unittest import mock
 
-import flax.training.checkpoints  # noqa: F401  (it looks whether TensorFlow is there, before anything stands in its place)
+# flax looks for TensorFlow when it is imported, which must be before a stand-in takes its place.
+import flax.training.checkpoints  # noqa: F401
 import jax
 import numpy as np
 import optax

@@ -16,9 +16,14 @@ import numpy as np
 import pytest
 
 from lbopt.cli import _arguments
-from lbopt.config import TrainConfig, resolve_clip
+from lbopt.config import (
+    ResolvedSchedule,
+    TrainConfig,
+    make_schedule,
+    resolve_clip,
+    resolve_schedule,
+)
 from lbopt.models import EfficientNet, ResNet
-from lbopt.recipes import ResolvedSchedule, make_schedule, resolve_schedule
 from lbopt.transforms import VARIANTS
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"

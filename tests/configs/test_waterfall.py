@@ -5,10 +5,10 @@ import itertools
 import pathlib
 
 import pytest
+from refusal import refused
 
 from lbopt.cli import load_config
 from lbopt.config import SweepConfig
-from lbopt.errors import UserError
 
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "sweeps" / "waterfall_digits.py"
 CHANGES = {
@@ -60,5 +60,5 @@ def test_every_step_adds_its_ingredient_and_nothing_else(order):
     "row", ["legw-decay", "decay-decay-legw-adam-trust-smoothing-tuned", "legw_decay"]
 )
 def test_an_order_that_is_none_is_refused(row):
-    with pytest.raises(UserError, match=f"--config row = '{row}': use one of .* in any order"):
+    with refused("--config row", row, "choice"):
         load(row)

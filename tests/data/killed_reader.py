@@ -11,7 +11,7 @@ from lbopt.data import ArrayDataset, Reading, TrainBatches, read_batches
 class Numbers(ArrayDataset):
     """Data set that is read by two processes."""
 
-    reading = Reading(1, 2, examples_per_piece=10)
+    reading = Reading(1, 2, examples_per_slice=10)
 
 
 if __name__ == "__main__":

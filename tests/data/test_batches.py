@@ -127,7 +127,7 @@ def test_a_data_set_takes_examples_by_index():
 
 
 class Counted(ArrayDataset):
-    """A data set that makes a file for every piece of a batch that is read, in any process."""
+    """A data set that makes a file for every slice of a batch that is read, in any process."""
 
     def __init__(self, folder, reading):
         super().__init__({"number": np.arange(100_000)})
@@ -141,9 +141,9 @@ class Counted(ArrayDataset):
 
 @pytest.mark.parametrize(("threads", "processes"), [(2, 0), (2, 2)])
 def test_what_is_read_ahead_is_bounded(threads, processes, tmp_path):
-    pieces = 50
-    reading = Reading(threads, processes, examples_per_piece=10)
-    batches = read_batches(TrainBatches(Counted(tmp_path, reading), 0, 10 * pieces, 40))
+    slices = 50
+    reading = Reading(threads, processes, examples_per_slice=10)
+    batches = read_batches(TrainBatches(Counted(tmp_path, reading), 0, 10 * slices, 40))
     next(batches)
     made = -1
     before = -2
@@ -151,6 +151,6 @@ def test_what_is_read_ahead_is_bounded(threads, processes, tmp_path):
         time.sleep(0.5)
         before = made
         made = len(list(tmp_path.iterdir()))
-    # One batch is joined and one is ahead. Each process has pieces in its threads, and a few are on
+    # One batch is joined and one is ahead. Each process has slices in its threads, and a few are on
     # the way to the training process.
-    assert 2 * pieces - threads <= made <= 2 * pieces + (threads + 3) * max(processes, 1)
+    assert 2 * slices - threads <= made <= 2 * slices + (threads + 3) * max(processes, 1)

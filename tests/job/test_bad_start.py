@@ -57,6 +57,7 @@ def test_two_of_one_id(start, tmp_path):
         assert len(re.findall(r"process 1 of 3 \(.*?, pid \d+\)", line)) == 2
 
 
+@pytest.mark.slow
 def test_two_that_say_they_are_the_first(start, tmp_path):
     """The second process cannot listen, and tells the first about the conflict."""
     port = free_ports()
@@ -72,6 +73,7 @@ def test_two_that_say_they_are_the_first(start, tmp_path):
     assert os.strerror(errno.EADDRINUSE) in line
 
 
+@pytest.mark.slow
 def test_different_numbers_of_processes(start, tmp_path):
     job = started(
         start, tmp_path, [2, 2], change=swap(JAX_NUM_PROCESSES=lambda index: str(2 + index))
@@ -107,6 +109,7 @@ def test_an_address_that_is_none(start, tmp_path, address, code, field):
         assert_refused(job, index, field, address)
 
 
+@pytest.mark.slow
 def test_a_bind_address_that_is_none(start, tmp_path):
     """The refusal names the wrong one of two addresses."""
     change = swap(
@@ -117,6 +120,7 @@ def test_a_bind_address_that_is_none(start, tmp_path):
     assert_refused(job, 0, "--coordinator_bind_address", "nowhere.invalid:1234")
 
 
+@pytest.mark.slow
 def test_an_address_of_another_network(start, tmp_path):
     """The address is reserved for documentation; process 0 sees that it is not its own."""
     address = f"192.0.2.1:{free_ports()}"
@@ -129,6 +133,7 @@ def test_an_address_of_another_network(start, tmp_path):
     assert "(3 s; " in assert_refused(job, 1, "--coordinator_address", address)
 
 
+@pytest.mark.slow
 def test_an_address_where_nobody_listens(start, tmp_path):
     """The second process has another address than the first."""
     elsewhere = f"127.0.0.1:{free_ports()}"
@@ -160,6 +165,7 @@ def test_a_place_that_is_none(start, tmp_path, variable, value, shown):
         assert_refused(job, index, variable, shown)
 
 
+@pytest.mark.slow
 def test_flags_come_before_the_environment(start, tmp_path):
     job = start([*train_command(tmp_path / "run"), "--process_id=7"])
     assert job.codes(SECONDS) == [2, 2]
@@ -253,6 +259,7 @@ def test_another_program_listens_there(start, tmp_path, says, code, told):
     assert told in assert_refused(job, 0, "--coordinator_address", f"127.0.0.1:{port}")
 
 
+@pytest.mark.slow
 def test_stopped_before_process_0_has_answered(start, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"

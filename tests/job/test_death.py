@@ -162,6 +162,7 @@ def test_one_that_hangs_ends_the_job_and_is_named(start, tmp_path):
     assert "lbopt/train/_loop.py" in "\n".join(job.said(0)), "where it waited"
 
 
+@pytest.mark.slow
 def test_a_failure_of_one_is_said_by_all(start, tmp_path):
     """Only the second process finds it: the first one has the file."""
     broken = tmp_path / "broken.py"

@@ -1,5 +1,7 @@
 """The CNN pools before it normalizes; compared with the plain order of layers, op by op."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -41,21 +43,19 @@ def trials():
     rng = np.random.default_rng(0)
 
     def trained(path, leaf):
-        name, noise = path[-1].key, rng.standard_normal(leaf.shape)
-        change = {
-            "kernel": leaf,
-            "scale": rng.choice([-1.0, 1.0], leaf.shape) * rng.uniform(0.5, 2, leaf.shape),
-            "bias": 0.3 * noise,
-            "mean": noise,
-            "var": rng.uniform(0.5, 2, leaf.shape),
+        shape = (TRIALS, *leaf.shape)
+        values = {
+            "kernel": lambda: rng.standard_normal(shape) / np.sqrt(np.prod(leaf.shape[:-1])),
+            "scale": lambda: rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 2, shape),
+            "bias": lambda: 0.3 * rng.standard_normal(shape),
+            "mean": lambda: rng.standard_normal(shape),
+            "var": lambda: rng.uniform(0.5, 2, shape),
         }
-        return np.asarray(change[name], np.float32)
+        return np.float32(values[path[-1].key]())
 
     images = rng.random((TRIALS, BATCH, 8, 8)).astype(np.float32)
-    init = jax.vmap(lambda key: MODEL.init(key, images[0], train=True))
-    variables = jax.tree_util.tree_map_with_path(
-        trained, init(jax.random.split(jax.random.key(0), TRIALS))
-    )
+    shapes = jax.eval_shape(functools.partial(MODEL.init, train=True), jax.random.key(0), images[0])
+    variables = jax.tree_util.tree_map_with_path(trained, shapes)
     return variables, images, rng.integers(0, 10, (TRIALS, BATCH))
 
 
@@ -78,8 +78,12 @@ def one_of(trials, number):
 @pytest.fixture(scope="module")
 def op_by_op(trials):
     """Return the gradient of each trial by its parameters, compiling each operation separately."""
+    # There is nothing to fuse in one operation, so its optimization would only take time.
+    jax.config.update("jax_disable_most_optimizations", True)
     with jax.disable_jit():
-        return [differentiated(MODEL, *one_of(trials, number))[0][0] for number in range(TRIALS)]
+        found = [differentiated(MODEL, *one_of(trials, one))[0][0] for one in range(TRIALS)]
+    jax.config.update("jax_disable_most_optimizations", False)
+    return found
 
 
 def renamed(tree, old, new):

@@ -14,27 +14,23 @@ from lbopt.models import LSTMClassifier, _cnn, _conv, from_linen
     ("size", "shape"), [(3, (2, 8, 8, 3)), (1, (2, 4, 4, 2)), (5, (2, 6, 4, 2)), (5, (2, 1, 2, 1))]
 )
 def test_patch_conv_equals_flax_conv(size, shape):
-    ours = _conv.PatchConv(4, size)
-    theirs = nn.Conv(4, (size, size), use_bias=False)
-    x = jax.random.normal(jax.random.key(1), shape)
-    weights = jax.random.normal(jax.random.key(2), (*shape[:3], 4))
-    variables = {
-        "params": {"kernel": jax.random.normal(jax.random.key(0), (size, size, shape[-1], 4))}
-    }
-    assert jax.eval_shape(ours.init, jax.random.key(0), x)["params"]["kernel"].shape == (
-        size,
-        size,
-        shape[-1],
-        4,
-    )
+    rng = np.random.default_rng(0)
+    x, weights = rng.normal(size=shape), rng.normal(size=(*shape[:3], 4))
+    variables = {"params": {"kernel": rng.normal(size=(size, size, shape[-1], 4))}}
 
     def loss(variables, x, module):
         y = module.apply(variables, x)
         return jnp.sum(weights * jnp.sin(y)), y
 
-    differentiate = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True), static_argnums=2)
-    results = [differentiate(variables, x, module) for module in (ours, theirs)]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *results)
+    with jax.enable_x64(True):
+        ours = _conv.PatchConv(4, size, dtype=jnp.float64)
+        theirs = nn.Conv(4, (size, size), use_bias=False)
+        shapes = jax.eval_shape(ours.init, jax.random.key(0), x)
+        assert shapes["params"]["kernel"].shape == (size, size, shape[-1], 4)
+
+        differentiate = jax.jit(jax.grad(loss, (0, 1), has_aux=True), static_argnums=2)
+        results = [differentiate(variables, x, module) for module in (ours, theirs)]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-12, 1e-12), *results)
 
 
 def test_patch_conv_computes_in_the_asked_dtype():

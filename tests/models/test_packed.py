@@ -68,7 +68,10 @@ def loss_fn(module, params, stats, images, labels):
 
 def differentiated(module, variables, images, labels):
     """Return the gradients by parameters and images, the logits and the new statistics."""
-    fn = lambda params, images: loss_fn(module, params, variables["batch_stats"], images, labels)  # noqa: E731
+
+    def fn(params, images):
+        return loss_fn(module, params, variables["batch_stats"], images, labels)
+
     return jax.grad(fn, (0, 1), has_aux=True)(variables["params"], images)
 
 

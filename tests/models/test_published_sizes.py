@@ -29,7 +29,7 @@ def conv(size, inputs, outputs):
     return size * size * inputs * outputs + 2 * outputs
 
 
-# He et al., arXiv 1512.03385, Table 1; torchvision has the same counts.
+# He et al., arXiv 1512.03385v1, Table 1; torchvision has the same counts.
 RESNETS = {
     "18": ((2, 2, 2, 2), 1, 11689512),
     "34": ((3, 4, 6, 3), 1, 21797672),
@@ -87,8 +87,8 @@ def test_resnet_layers():
         assert sum("shortcut" in name for name in kernels) == expected
 
 
-# Tan and Le, arXiv 1905.11946, Table 1 (B0): kernel, expansion, output channels, blocks; widths and
-# depths by section 3.3 and tensorflow/tpu's efficientnet_builder.py. Counts are those of
+# Tan and Le, arXiv 1905.11946v5, Table 1 (B0): kernel, expansion, output channels, blocks; widths
+# and depths by section 3.3 and tensorflow/tpu's efficientnet_builder.py. Counts are those of
 # keras.applications without the input's normalisation.
 TABLE = [
     (3, 1, 16, 1),
@@ -154,7 +154,7 @@ BERTS = {"base": (12, 768, 12, 110106428), "large": (24, 1024, 16, 336226108)}
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("size", BERTS)
 def test_bert_for_pretraining(size, scan):
-    """Devlin et al., arXiv 1810.04805, section 3; embeddings and decoder are tied."""
+    """Devlin et al., arXiv 1810.04805v2, section 3; embeddings and decoder are tied."""
     layers, width, heads, published = BERTS[size]
     dense = lambda inputs, outputs: (inputs + 1) * outputs  # noqa: E731
     embeddings = (30522 + 512 + 2) * width + 2 * width
@@ -177,8 +177,8 @@ def test_bert_for_pretraining(size, scan):
 def test_lstm_language_model(size, hidden, millions):
     """Two layers of four gates each.
 
-    Zaremba et al., arXiv 1409.2329, give 66 M for the large model; Gal and Ghahramani give 20 M for
-    the medium one.
+    Zaremba et al., arXiv 1409.2329v5, give 66 M for the large model; Gal and Ghahramani give 20 M
+    for the medium one.
     """
     expected = 10000 * hidden + 2 * 4 * hidden * (2 * hidden + 1) + (hidden + 1) * 10000
     assert expected / 1e6 == pytest.approx(millions, abs=0.01)
@@ -188,7 +188,7 @@ def test_lstm_language_model(size, hidden, millions):
 
 
 def test_the_lstm_of_legw():
-    """MNIST row by row, 128 units (You et al., arXiv 1901.08256): four gates and the head.
+    """MNIST row by row, as in You et al., arXiv 1901.08256v1: four gates and the head.
 
     Each gate has 28 + 128 inputs and a bias.
     """

@@ -4,13 +4,16 @@ One function per source, sharing nothing, so that a slip stays in one. Each func
 `step(w, g, lr)`: `w` and `g` are dicts from leaf name to float64 array (any rank, 0-d included),
 `lr` is the learning rate of this step, and the result is a new dict of weights. Moments and the
 step counter live in the closure; the weights are taken from the argument each time.
+
+The commit and path of each source are those of the variant with the function's name in
+`lbopt.transforms.VARIANTS["lamb"]`.
 """
 
 import numpy as np
 
 
 def paper(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, phi=None, skipped=lambda name: False):
-    """arXiv 1904.00962, Algorithm 2. Debiased moments, decay inside the direction and its norm.
+    """arXiv 1904.00962v5, Algorithm 2. Debiased moments, decay inside the direction and its norm.
 
     `phi=(low, high)` clamps ||w||; the zero test looks at the clamped norm. `skipped` leaves: no
     decay, ratio 1.
@@ -633,7 +636,7 @@ def flax(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.0, no_decay=lambda name: 
 
 
 def lans(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, skipped=lambda name: False):
-    """arXiv 2006.13484, Algorithm 2, with phi the identity.
+    """arXiv 2006.13484v2, Algorithm 2, with phi the identity.
 
     Each leaf's gradient is divided by its own norm; the step mixes a normalised momentum direction
     (weight b1) and a normalised gradient direction (1 - b1). `skipped` leaves: no decay, both

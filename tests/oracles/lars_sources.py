@@ -4,6 +4,9 @@ One function per source, sharing nothing, so that a slip stays in one. Each func
 `step(w, g, lr)`: `w` and `g` are dicts from leaf name to float64 array (any rank, 0-d included),
 `lr` is the learning rate of this step, and the result is a new dict of weights. Momentum buffers
 live in the closure; the weights are taken from the argument each time.
+
+The commit and path of each source are those of the variant with the function's name in
+`lbopt.transforms.VARIANTS["lars"]`.
 """
 
 import numpy as np
@@ -12,7 +15,7 @@ import numpy as np
 def paper(
     *, weight_decay, momentum=0.9, trust_coefficient=0.001, eps=0.0, skipped=lambda name: False
 ):
-    """arXiv 1708.03888, Algorithm 1 (the caller's lr holds the schedule; the paper has no eps).
+    """arXiv 1708.03888v3, Algorithm 1 (the caller's lr holds the schedule; the paper has no eps).
 
     Sum of norms in the denominator, lr and ratio inside the momentum. `skipped` leaves: lr inside,
     no decay, ratio 1.
@@ -49,7 +52,7 @@ def lamb_paper(
     phi=None,
     skipped=lambda name: False,
 ):
-    """arXiv 1904.00962, Algorithm 1: LARS in the LAMB paper, without trust coefficient and eps.
+    """arXiv 1904.00962v5, Algorithm 1: LARS in the LAMB paper, without trust coefficient and eps.
 
     Divides by the norm of the momentum, which averages the decayed gradient. `phi=(low, high)`
     clamps ||w||; the zero test looks at the clamped norm. `skipped` leaves: no decay, ratio 1.

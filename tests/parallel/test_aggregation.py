@@ -388,6 +388,8 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_is_compiled(mlp, b
     agvm = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), reduction=AGGREGATORS["agvm"])
     with refused("aggregator", AGGREGATORS["agvm"], "conflict"):
         agvm.place(state_of(tx))
+    with refused("reduction.replicas_per_device", 1, "mismatch"):
+        lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(3), reduction=AGGREGATORS["agvm"])
     sgd = optax.chain(optax.sgd(0.1), lbopt.scale_by_agvm(LABELS))
     of_adam = lbopt.agvm(LABELS, "body", adam_b2=0.9)
     agvm = lbopt.make_train_step(loss_fn, sgd, lbopt.make_mesh(4), reduction=of_adam)

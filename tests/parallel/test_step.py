@@ -228,7 +228,9 @@ def test_the_step_is_a_pure_function(num_devices, backend, problem, batches):
     ids=["microsteps", "pmap in fp32", "scattered", "aggregated", "measured"],
 )
 def test_complex_parameters_train_as_their_two_parts_do(options):
-    draw = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape, jnp.complex64)  # noqa: E731
+    def draw(seed, *shape):
+        return jax.random.normal(jax.random.key(seed), shape, jnp.complex64)
+
     batch = {"x": draw(0, 16, 4), "y": draw(1, 16, 4)}
 
     def loss_of(weights, batch):

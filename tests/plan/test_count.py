@@ -23,11 +23,11 @@ def bert_operations(length, masked, vocabulary=30522, width=1024, layers=24):
         (
             "configs/resnet50_lars.py:32768",
             2 * 4.089e9,
-        ),  # He et al., arXiv 1512.03385, v1.5: 4.089 G multiply-adds
+        ),  # He et al., arXiv 1512.03385v1, v1.5: 4.089 G multiply-adds
         (
             "configs/efficientnet.py:b5-lars-65536",
             2 * 10.27e9,
-        ),  # arXiv 1905.11946 has 9.9 G, for fewer operations
+        ),  # arXiv 1905.11946v5 has 9.9 G, for fewer operations
         ("configs/squad.py:large-lamb", bert_operations(384, 0) - 2 * 1024**2 + 2 * 384 * 1024 * 2),
     ],
 )

@@ -38,7 +38,7 @@ for side, channels in ((28, 128), (14, 256), (7, 512)):
 def test_operations_of_resnet_18_without_folding():
     """The backward pass takes twice the forward pass, except for the gradient of the images.
 
-    The number of multiply-adds is that of He et al., arXiv 1512.03385.
+    The number of multiply-adds is that of He et al., arXiv 1512.03385v1.
     """
     assert round(MULTIPLY_ADDS / 1e9, 1) == 1.7  # the paper's 1.8e9 with the padding
     config = call_get_config(f"{CONFIGS}/resnet50_lars.py:official-32768")

@@ -210,6 +210,9 @@ def test_arms_have_aggregators_of_their_own():
         if cell.global_batch_size == 1024
     }
     assert len(keys) == 3
+    config.arms[1].aggregator = AggregatorConfig("agvm", modules=MODULES[1:], anchor="body")
+    with refused("config.arms[1].aggregator.replicas_per_device", 1, "mismatch"):
+        make_cells(config, make_problems(config))
     config.arms[1].aggregator.replicas_per_device = 7
     with refused("config.arms[1].aggregator.replicas_per_device", 7, "mismatch"):
         make_cells(config, make_problems(config))

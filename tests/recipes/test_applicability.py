@@ -28,14 +28,18 @@ from lbopt.config import (
     group_of,
     make_aggregator as build_aggregator,
     make_optimizer as build_optimizer,
+    make_schedule as build_schedule,
+    resolve_schedule,
 )
 from lbopt.config._aggregator import AGGREGATORS, COMPRESSORS
 from lbopt.config._model import MODELS, SIZES
 from lbopt.config._optimizer import OPTIMIZERS
-from lbopt.config._schedule import DECAYS, WARMUP_RULES
+from lbopt.config._schedule import DECAYS
 from lbopt.config._search import METHODS, PRUNERS
 from lbopt.errors import UserError
-from lbopt.recipes import _schedule, _step, make_network, make_problem
+from lbopt.parallel import Aggregate
+from lbopt.recipes import make_network, make_problem
+from lbopt.schedules._plan import WARMUP_RULES
 from lbopt.sweep.search import make_searcher, search_cost
 
 DIGITS = str(pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py")
@@ -52,14 +56,13 @@ def make_optimizer(config):
 
 
 def make_schedule(config):
-    resolved = _schedule.resolve_schedule(config, 64, 6400, 4.0)
-    _schedule.make_schedule(config, resolved)
+    build_schedule(config, resolve_schedule(config, 64, 6400, 4.0))
 
 
 def make_aggregator(config):
-    if build_aggregator(config, OptimizerConfig()) is not None:
-        assert group_of(config) == "replicas"
-        _step.check_replicas(config, 2)
+    made = build_aggregator(config, OptimizerConfig())
+    if made is not None:
+        assert Aggregate(made, config.replicas_per_device, group_of(config)).over == "replicas"
 
 
 def search(config):

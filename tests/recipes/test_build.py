@@ -11,10 +11,16 @@ from refusal import refused
 
 import lbopt
 from lbopt.cli import call_get_config
-from lbopt.config import SweepConfig, TrainConfig, make_optimizer
+from lbopt.config import (
+    SweepConfig,
+    TrainConfig,
+    make_optimizer,
+    make_schedule,
+    resolve_schedule,
+)
 from lbopt.data import load_digits
 from lbopt.data.from_config import load_source
-from lbopt.recipes import _build, make_problem, make_schedule, resolve_schedule
+from lbopt.recipes import _build, make_problem
 from lbopt.sweep import make_cells, make_problems
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"

@@ -104,7 +104,8 @@ def test_the_state_is_zero_where_a_pass_begins(run, source):
     losses = []
     for extra in (0, 1):
         state = run.init()
-        state = state.replace(model_state=jax.tree.map(lambda x: x + extra, state.model_state))  # noqa: B023
+        shifted = jax.tree.map(lambda x, extra=extra: x + extra, state.model_state)
+        state = state.replace(model_state=shifted)
         _, metrics = jax.block_until_ready(run.train_step(state, first))
         losses.append(float(metrics["loss"][0]))
     assert losses[0] == losses[1]

@@ -123,5 +123,5 @@ def test_weights_do_not_depend_on_how_the_batch_is_spread():
 
 def test_an_odd_part_has_no_pairs(batch, params):
     batch = {name: array[:5] for name, array in batch.items()}
-    with refused("config.loss.mixup_alpha", 0.4, "value"):
+    with refused("loss.mixup_alpha", 0.4, "value"):
         task(LossConfig(mixup_alpha=0.4)).loss_fn(params, {}, batch, jax.random.key(0))

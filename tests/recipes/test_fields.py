@@ -10,9 +10,18 @@ import pytest
 from refusal import refused, troubled
 
 from lbopt.cli import call_get_config
-from lbopt.config import DataConfig, LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from lbopt.config import (
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ResolvedSchedule,
+    ScheduleConfig,
+    make_schedule,
+    resolve_schedule,
+)
 from lbopt.config._schedule import check_schedule
-from lbopt.recipes import ResolvedSchedule, build_run, make_problem, make_schedule, resolve_schedule
+from lbopt.recipes import build_run, make_problem
 from lbopt.transforms import ema_params, optimizer_metrics
 
 CNN = {"name": "cnn", "widths": (4,), "hidden": 8}

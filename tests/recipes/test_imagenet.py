@@ -102,30 +102,24 @@ class Killed(BaseException):
 
 
 @pytest.fixture(scope="module")
-def trained(run, flags, tmp_path_factory):
-    """Return the workdirs of two runs: one killed at step 4 and resumed, one undisturbed."""
-    folder = tmp_path_factory.mktemp("runs")
+def train(run, flags):
+    """Return a function (workdir, step) -> exit code of a run with that step."""
 
-    def before(state, batch):
-        if int(state.step) == 3:
-            raise Killed
+    def start(workdir, step):
+        with pytest.MonkeyPatch.context() as patch:
+            changed = dataclasses.replace(run, train_step=step)
+            patch.setattr(_train, "build_run", lambda config, **_: changed)
+            return main(["train", *flags(), f"--workdir={workdir}"])
 
-    killed = WatchedStep(run.train_step, before)
-    patch = pytest.MonkeyPatch()
-    for name, steps in (("resumed", [killed, run.train_step]), ("straight", [run.train_step])):
-        for step in steps:
-            with patch.context() as inner:
-                inner.setattr(
-                    _train,
-                    "build_run",
-                    lambda config, step=step, **_: dataclasses.replace(run, train_step=step),
-                )
-                if step is killed:
-                    with pytest.raises(Killed):
-                        main(["train", *flags(), f"--workdir={folder / name}"])
-                else:
-                    assert main(["train", *flags(), f"--workdir={folder / name}"]) == 0
-    return folder / "resumed", folder / "straight"
+    return start
+
+
+@pytest.fixture(scope="module")
+def trained(run, train, tmp_path_factory):
+    """Return the workdir of an undisturbed run."""
+    workdir = tmp_path_factory.mktemp("straight") / "run"
+    assert train(workdir, run.train_step) == 0
+    return workdir
 
 
 def lines(workdir):
@@ -142,24 +136,32 @@ def restored(run, workdir):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(run, trained):
-    resumed, straight = trained
-    assert lines(resumed) == lines(straight)
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(run, train, trained, tmp_path):
+    def before(state, batch):
+        if int(state.step) == 3:
+            raise Killed
+
+    resumed = tmp_path / "run"
+    with pytest.raises(Killed):
+        train(resumed, WatchedStep(run.train_step, before))
+    assert train(resumed, run.train_step) == 0
+
+    assert lines(resumed) == lines(trained)
     jax.tree.map(
         np.testing.assert_array_equal,
-        *(jax.device_get(restored(run, workdir)) for workdir in trained),
+        *(jax.device_get(restored(run, workdir)) for workdir in (resumed, trained)),
     )
 
 
 def test_damaged_records_are_counted_in_the_log(trained):
-    last = json.loads((trained[1] / "metrics.jsonl").read_text().splitlines()[-1])
+    last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["data/damaged_train_records"] == len(BAD_TRAIN)  # 48 examples: more than an epoch
     assert last["data/damaged_validation_records"] == len(BAD_VALIDATION)
 
 
 def test_every_good_image_is_evaluated_once(run, trained, flags):
     """Compare with a plain loop over the files, one at a time, with float64 sums of the logits."""
-    state = restored(run, trained[1])
+    state = restored(run, trained)
     found = run.evaluate(state)
     file, *overrides = flags()
     config = load_config(file.removeprefix("--config="), overrides, TrainConfig)

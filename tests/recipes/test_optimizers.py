@@ -132,7 +132,8 @@ def descend(tx, num_steps=5):
     update = jax.jit(tx.update)
     for step in range(num_steps):
         rng = np.random.default_rng(step + 1)
-        grads = jax.tree.map(lambda w: jnp.asarray(rng.normal(size=w.shape), jnp.float32), params)  # noqa: B023
+        sampled = jax.tree.map(lambda w, rng=rng: rng.normal(size=w.shape), params)
+        grads = jax.tree.map(jnp.float32, sampled)
         updates, state = update(grads, state, params)
         params = optax.apply_updates(params, updates)
     return params

@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 from tiny_study import make_config
 
-from lbopt.config import Arm, MeasureConfig, ModelConfig, OptimizerConfig, ParallelConfig
+from lbopt.config import (
+    Arm,
+    MeasureConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    resolve_schedule,
+)
 from lbopt.data import DAMAGED, ArrayDataset
 from lbopt.parallel import put_replicated
-from lbopt.recipes import build_mesh, build_run, make_problem, resolve_schedule
+from lbopt.recipes import build_mesh, build_run, make_problem
 from lbopt.sweep import _runner, make_cells, make_problems
 from lbopt.sweep._record import Record
 from lbopt.sweep._trials import SEARCH

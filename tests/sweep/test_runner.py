@@ -268,13 +268,20 @@ def test_sigterm_saves_what_is_finished_and_exits_75(tmp_path, lbopt_sweep, rows
     assert 1 <= len(done) < TRIALS
 
 
-@pytest.mark.process
-def test_two_shards_are_one_study(tmp_path, lbopt_sweep, rows, finished):
-    """Both run at once in one workdir; the one that ends last writes the whole report."""
-    workdir = tmp_path / "workdir"
+@pytest.fixture(scope="module")
+def two_shards(tmp_path_factory, lbopt_sweep):
+    """Return the workdir of two shards that ran at once."""
+    workdir = tmp_path_factory.mktemp("shards") / "workdir"
     shards = [lbopt_sweep(workdir, f"--shard={number}/2") for number in (1, 2)]
     said = [process.communicate(timeout=300) for process in shards]
     assert [process.returncode for process in shards] == [0, 0], said
+    return workdir
+
+
+@pytest.mark.process
+def test_two_shards_are_one_study(two_shards, rows, finished):
+    """Both run at once in one workdir; the one that ends last writes the whole report."""
+    workdir = two_shards
     assert without_time(read(workdir)) == without_time(rows)
     assert len(read(workdir)) == TRIALS  # no trial runs twice
     assert set(read_examples(workdir)) == set(read_examples(finished[0]))
@@ -283,7 +290,13 @@ def test_two_shards_are_one_study(tmp_path, lbopt_sweep, rows, finished):
     ]
     assert summaries[0]["complete"]
     assert summaries[0]["arms"] == summaries[1]["arms"]
-    again = lbopt_sweep(workdir, "--shard=2/3")  # another number of shards finds all trials done
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_another_number_of_shards_finds_all_trials_done(two_shards, lbopt_sweep, finished):
+    workdir = two_shards
+    again = lbopt_sweep(workdir, "--shard=2/3")
     output, errors = again.communicate(timeout=120)
     assert again.returncode == 0
     assert "20 trials finished before" in errors

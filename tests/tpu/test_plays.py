@@ -86,6 +86,7 @@ def test_preempted_with_notice_and_replaced(cloud, uninterrupted):
     assert 10 <= start < 40
 
 
+@pytest.mark.slow
 def test_preempted_without_notice(cloud, uninterrupted):
     cloud.hold()
     babysit = cloud.start("babysit")
@@ -161,6 +162,7 @@ def test_gcloud_fails_while_machines_are_replaced(cloud, uninterrupted):
     assert cloud.metrics() == uninterrupted
 
 
+@pytest.mark.slow
 def test_gcloud_never_deletes(cloud):
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
@@ -294,6 +296,7 @@ def test_run_waits_for_the_last_word_of_the_run_before(cloud):
     assert "0 preemptions, 0 failures" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_last_word_is_said_again_when_the_bucket_does_not_take_it(cloud):
     cloud.set(
         COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12",
@@ -351,6 +354,7 @@ def test_a_notice_between_two_attempts_is_no_failure(cloud, uninterrupted):
     assert cloud.metrics() == uninterrupted
 
 
+@pytest.mark.slow
 def test_a_notice_as_the_program_starts_is_no_failure(cloud):
     cloud.set(
         COMMAND="sleep 600", MAX_FAILURES=0, ACCELERATOR="v4-8"
@@ -414,6 +418,7 @@ def test_silent_and_nothing_new_in_the_bucket(cloud):
     assert "in the bucket: running 1 " in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rebooted_machine_goes_on_by_itself(cloud, uninterrupted):
     cloud.hold()
     cloud.play("cloud.power_off('lamb', 0)\ncloud.boot('lamb', 0)")  # nobody babysits
@@ -425,6 +430,7 @@ def test_a_rebooted_machine_goes_on_by_itself(cloud, uninterrupted):
     )  # one per machine: the second boot installed nothing
 
 
+@pytest.mark.slow
 def test_preemptions_are_bounded(cloud):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.5", MAX_PREEMPTIONS=0)
     cloud.ready()
@@ -457,6 +463,7 @@ def test_ssh_of_one_worker_drops(cloud, uninterrupted):
     assert "process 1 is done" in logs.stdout
 
 
+@pytest.mark.slow
 def test_gcloud_fails_now_and_then(cloud, uninterrupted):
     cloud.set(MAX_FAILURES=0)
     cloud.ready()
@@ -490,6 +497,7 @@ def test_who_is_not_logged_in_is_told_at_once(cloud):
     )
 
 
+@pytest.mark.slow
 def test_a_bucket_that_does_not_answer_is_not_taken_for_a_wish(cloud):
     cloud.script(busy={"user cat": 3})
     done = cloud.tpu("babysit")  # there are no machines
@@ -503,6 +511,7 @@ def test_a_bucket_that_does_not_answer_is_not_taken_for_a_wish(cloud):
     assert not cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")
 
 
+@pytest.mark.slow
 def test_logs_follow(cloud):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 400 --sleep=0.1")
     cloud.ready()
@@ -573,6 +582,7 @@ def test_a_failing_program_ends_with_its_log(cloud):
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_is_not_started_again(cloud):
     """The stop comes between babysit's status query and its reaction."""
     cloud.set(COMMAND="python stand_in.py $WORKDIR 9999 --sleep=0.1")
@@ -633,6 +643,7 @@ def test_preemptions_of_the_program_are_no_failures(cloud, uninterrupted):
     assert "done after 7 attempts (0 failures and 0 lost peers in a row, 6 preemptions)" in log
 
 
+@pytest.mark.slow
 def test_lost_peers_are_bounded_apart(cloud):
     cloud.set(
         COMMAND="python stand_in.py $WORKDIR 40 --fail-at=0:3", MAX_LOST_PEERS=4, MAX_FAILURES=0
@@ -643,6 +654,7 @@ def test_lost_peers_are_bounded_apart(cloud):
     assert (cloud.worker(0) / "lbopt/run/log").read_text().count("fails at step 0") == 5
 
 
+@pytest.mark.slow
 def test_two_slices(cloud, uninterrupted):
     cloud.hold(NUM_SLICES=2, ACCELERATOR="v4-8")
     status = cloud.tpu("status")
@@ -708,6 +720,7 @@ def test_stop_ends_its_own_processes_only_and_run_goes_on(cloud, uninterrupted):
         other.wait()
 
 
+@pytest.mark.slow
 def test_a_stale_pid_is_not_signalled(cloud):
     cloud.ready()
     other = subprocess.Popen(["sleep", "60"])

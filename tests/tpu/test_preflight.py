@@ -46,6 +46,7 @@ def test_a_worker_may_not_write_to_the_bucket(cloud):
     )
 
 
+@pytest.mark.slow
 def test_while_a_run_has_the_devices(cloud):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 400 --sleep=0.1")
     cloud.ready()

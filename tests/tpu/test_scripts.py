@@ -261,6 +261,7 @@ def test_bucket_without_permission(cloud, script):
     )
 
 
+@pytest.mark.slow
 def test_a_wish_that_cannot_be_read_is_not_taken_for_none(cloud):
     cloud.ready()
     bucket = cloud.root / "buckets/bucket/lbopt/lamb"
@@ -374,6 +375,7 @@ def test_the_secret_of_a_job_is_made_once_and_shown_nowhere(cloud):
         assert file.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_uncommitted_changes_are_sent_only_when_asked(cloud):
     file = cloud.checkout / "new_file.py"
     file.write_text("print('new')\n")
@@ -388,6 +390,7 @@ def test_uncommitted_changes_are_sent_only_when_asked(cloud):
         file.unlink()
 
 
+@pytest.mark.slow
 def test_setup_brings_new_source_but_not_under_a_run(cloud):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 400 --sleep=0.1")
     cloud.ready()
@@ -485,6 +488,7 @@ def test_what_the_cloud_says_does_not_command_the_terminal(cloud):
         assert not {letter for letter in text if not letter.isprintable()} - {"\n"}
 
 
+@pytest.mark.slow
 def test_the_words_of_a_command_arrive_as_they_are(cloud):
     words = ["a b", "*", "$x", 'q"q', "\u00e9", "-e"]
     cloud.set(COMMAND=r'printf "[%s]\n" "a b" "*" "\$x" "q\"q" é -e')

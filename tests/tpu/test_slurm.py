@@ -58,6 +58,7 @@ def batch(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_job_know_each_other(batch, tmp_path):
     done, asked = batch(
         sys.executable, "-m", "lbopt", "doctor", LBOPT_JOB_SECRET_FILE=str(tmp_path / "nowhere")

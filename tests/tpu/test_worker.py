@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.process
 
 
+@pytest.mark.slow
 def test_boot_installs_at_the_pinned_versions(cloud):
     cloud.set(EXTRAS="tpu,gcs")
     cloud.ready()
@@ -108,6 +109,7 @@ def test_a_killed_keeper_leaves_no_program_behind(cloud):
     cloud.until(lambda: (run / "log").read_text().count("starts at step") == 2)
 
 
+@pytest.mark.slow
 def test_a_notice_of_maintenance_is_passed_on(cloud):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 400 --sleep=0.1")
     cloud.ready()
@@ -120,6 +122,7 @@ def test_a_notice_of_maintenance_is_passed_on(cloud):
     assert "ended" not in (cloud.worker(0) / "lbopt/run/log").read_text()
 
 
+@pytest.mark.slow
 def test_what_the_program_leaves_behind_ends_with_it(cloud):
     cloud.set(ACCELERATOR="v4-8", COMMAND="bash leaves_a_child.sh $WORKDIR")
     (cloud.workdir).mkdir()
@@ -159,6 +162,7 @@ def test_compiled_programs_outlive_the_machine(cloud):
         assert expected in (cloud.worker(0) / "lbopt/run/log").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_logs_and_states_reach_the_bucket(cloud):
     cloud.set(SYNC_S=1, COMMAND="python stand_in.py $WORKDIR 400 --sleep=0.1")
     cloud.ready()
@@ -173,6 +177,7 @@ def test_logs_and_states_reach_the_bucket(cloud):
     assert (folder / "0-1/state").read_text().startswith("running 1")
 
 
+@pytest.mark.slow
 def test_the_last_state_has_the_last_word_in_the_bucket(cloud):
     """A slow copy of the first state is under way at the program's end and must not land last."""
     cloud.set(SYNC_S=1, ACCELERATOR="v4-8", COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.06")

@@ -85,9 +85,7 @@ def whole_checkpoints(workdir):
 
 
 @pytest.mark.process
-@pytest.mark.everyday(
-    "error feedback", "everything watched", "sharded update", "while a checkpoint is being saved"
-)
+@pytest.mark.everyday("error feedback", "everything watched", "while a checkpoint is being saved")
 @pytest.mark.parametrize("name", KILLS)
 def test_the_same_command_ends_in_the_same_state(
     name, workdir, train, reference, bits, saved_state, logged

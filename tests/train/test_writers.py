@@ -11,7 +11,7 @@ from hostile import HOSTILE, unprintable
 from tensorboardX import crc32c
 from tensorboardX.proto import event_pb2
 
-from lbopt.recipes import make_schedule, resolve_schedule
+from lbopt.config import make_schedule, resolve_schedule
 from lbopt.workdir import MetricsWriter, read_json_lines
 from lbopt.workdir._jsonl import drop_lines_after
 

@@ -57,7 +57,9 @@ def whole(layers, head):
 
 @pytest.mark.parametrize("name", BUILD)
 def test_stack_equals_its_layers(name):
-    head = lambda seed: {"kernel": jnp.float32(np.random.default_rng(seed).normal(size=(4, 2)))}  # noqa: E731
+    def head(seed):
+        return {"kernel": jnp.float32(np.random.default_rng(seed).normal(size=(4, 2)))}
+
     stacked, plain = BUILD[name](stacked=lbopt.stacked_paths("^stack/")), BUILD[name]()
     params, their_params = whole(layers_of(0), head(50))
     state, their_state = stacked.init(params), plain.init(their_params)

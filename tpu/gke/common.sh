@@ -1,4 +1,4 @@
-# Sourced by submit and xpk: what both need beyond tpu/common.sh.
+# Sourced by submit and xpk, in place of tpu/common.sh.
 # shellcheck shell=bash
 
 # shellcheck source=tpu/common.sh
@@ -7,10 +7,14 @@ SCRIPT=gke/$SCRIPT
 
 load_gke_settings() {
     load_settings
-    [ -n "$IMAGE" ] || die 2 "IMAGE is missing in $ENV_FILE: the image you built from tpu/gke/Dockerfile and pushed, with its tag"
+    [ -n "$IMAGE" ] ||
+        die 2 "IMAGE is missing in $ENV_FILE:" \
+            "the image you built from tpu/gke/Dockerfile and pushed, with its tag"
     must IMAGE '[a-z0-9][A-Za-z0-9._/:@-]+' "write REGISTRY/NAME:TAG"
     must WORKDIR 'gs://.*' "write gs://...: pods share no folder"
-    must CLUSTER '[a-z0-9-]*' "write the cluster's name" # xpk puts it into commands of a shell
+    must CLUSTER '[a-z0-9-]*' "write the cluster's name" # xpk puts it into shell commands
     must RESERVATION '[a-z0-9-]*' "write the reservation's name"
-    [ "$CAPACITY" != reserved ] || [ -n "$RESERVATION" ] || die 2 "RESERVATION is missing in $ENV_FILE: CAPACITY=reserved on GKE needs the reservation's name"
+    [ "$CAPACITY" != reserved ] || [ -n "$RESERVATION" ] ||
+        die 2 "RESERVATION is missing in $ENV_FILE:" \
+            "CAPACITY=reserved on GKE needs the reservation's name"
 }

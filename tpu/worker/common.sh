@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it, which run on a TPU machine.
+# Sourced by the scripts in this folder, which run on a TPU machine.
 # shellcheck shell=bash disable=SC2034  # the sourcing scripts read these
 
 WORKER=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -10,7 +10,7 @@ ID=$(cat "$LBOPT_ROOT/id")         # SLICE-WORKER, written by startup.sh
 HOME_URL=$(cat "$LBOPT_ROOT/home") # gs://BUCKET/lbopt/NAME
 export PATH=$VENV/bin:$PATH:/snap/bin
 
-# answer WORD...: a line for the machine that asks over ssh.
+# answer WORD...: print a line for the machine that asks over ssh.
 answer() {
     echo "lbopt $ID $*"
 }
@@ -20,12 +20,14 @@ die() {
     exit "$1"
 }
 
-# booted: the startup script of this boot has ended. Until then what lies here is of the boot before.
+# booted: whether the startup script of this boot has ended. Until then the files here are from the
+# previous boot.
 booted() {
-    [ "$(cat "$LBOPT_ROOT/booted" 2>/dev/null)" = "${BOOT_ID:-$(cat /proc/sys/kernel/random/boot_id)}" ]
+    local boot=${BOOT_ID:-$(cat /proc/sys/kernel/random/boot_id)}
+    [ "$(cat "$LBOPT_ROOT/booted" 2>/dev/null)" = "$boot" ]
 }
 
-# kept: a keep, or a program that outlived its keep, is there. Whoever runs the program holds this lock.
+# kept: whether a keep, or a program that outlived its keep, is running. Both hold this lock.
 kept() {
     ! flock --shared --nonblock "$RUN/lock" true
 }
@@ -33,11 +35,13 @@ kept() {
 # shellcheck source=tpu/settings.sh
 source "$WORKER/../settings.sh"
 
-# read_wanted: the settings of the run. Numbers are checked here too: bash would calculate what else they say.
+# read_wanted: read the settings of the run. Numbers are checked again, because bash would evaluate
+# other text in arithmetic.
 read_wanted() {
     local name
     read_settings "$RUN/wanted" "${WANTED[@]}"
     for name in "${WANTED[@]}"; do
-        [[ $name != MAX_* && $name != *_S || ${!name} =~ ^[0-9]+$ ]] || die 2 "$RUN/wanted: $name='${!name}' is no number; tpu/run writes it anew"
+        [[ $name != MAX_* && $name != *_S || ${!name} =~ ^[0-9]+$ ]] ||
+            die 2 "$RUN/wanted: $name='${!name}' is no number; tpu/run writes it anew"
     done
 }

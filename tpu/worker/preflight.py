@@ -1,8 +1,8 @@
-"""Check one process of a multi-process job: it finds its peers, all devices add up one sum, the bucket takes and gives.
+"""Check one process of a multi-process job: its peers, a sum over all devices, and the bucket.
 
-Needs jax alone. Prints one line, "lbopt NAME preflight ok ..." or "lbopt NAME preflight failed: ...", and ends with 0 or 3.
-Where JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID are set, they say who the peers are; elsewhere JAX
-detects them (Cloud TPU, GKE, Slurm).
+It needs only jax. It prints one line, "lbopt NAME preflight ok ..." or "lbopt NAME preflight
+failed: ...", and exits with 0 or 3. JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID
+name the peers; if they are not set, JAX detects the peers (Cloud TPU, GKE, Slurm).
 """
 
 from __future__ import annotations
@@ -15,44 +15,45 @@ import sys
 
 EXIT_ENVIRONMENT = 3
 MET = "the processes have met"
+"""Line that the inner process prints after it has connected to its peers."""
 
 
 class Problem(Exception):
-    """What is wrong, and how to mend it, in one line."""
+    """A failed check; the message has the cause and the fix in one line."""
 
 
 def main() -> int:
-    """Check in a process of its own, which may hang or be aborted by JAX when a peer is missing; return the exit code."""
+    """Run the checks in an inner process, print the result and return the exit code."""
     arguments = _parse()
     if arguments.inner:
         return _check(arguments)
+
+    # If a peer is missing, JAX may hang or abort the process: only an outer process can report it.
+    command = [sys.executable, *sys.argv, "--inner"]
     limit = 3 * arguments.timeout_s + 60
     try:
-        done = subprocess.run(
-            [sys.executable, *sys.argv, "--inner"], stdout=subprocess.PIPE, text=True, timeout=limit
-        )
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit)
         out = done.stdout.splitlines()
     except subprocess.TimeoutExpired as error:
         out = (error.stdout or b"").decode().splitlines()
+
     last = out[-1] if out else ""
     if last.startswith("lbopt "):
         print(last, flush=True)
         return 0 if " preflight ok " in last else EXIT_ENVIRONMENT
     if last == MET:
-        _say(
-            arguments,
-            "failed: a process died, or hung, in the sum over all devices; look at the other workers' lines",
-        )
+        problem = "a process died, or hung, in the sum over all devices"
+        fix = "look at the other workers' lines"
     else:
-        _say(
-            arguments,
-            f"failed: the {arguments.expect_processes} processes did not find each other within {arguments.timeout_s} s; "
-            "look for the worker that is missing",
-        )
+        count = f"the {arguments.expect_processes} processes"
+        problem = f"{count} did not find each other within {arguments.timeout_s} s"
+        fix = "look for the worker that is missing"
+    _say(arguments, f"failed: {problem}; {fix}")
     return EXIT_ENVIRONMENT
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    """Run all checks and print their result; return 0, since the printed line has the result."""
     try:
         found = _join(arguments)
         print(MET, flush=True)
@@ -76,12 +77,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--bucket-dir",
         default="",
-        help="gs://... or a folder: an object is written, read and removed",
+        help="gs://... or a folder, in which an object is written, read and removed",
     )
     parser.add_argument(
-        "--name", default=socket.gethostname(), help="what this process is called in its line"
+        "--name", default=socket.gethostname(), help="name of this process in its line"
     )
-    parser.add_argument("--timeout-s", type=int, default=120, help="how long to wait for the peers")
+    parser.add_argument(
+        "--timeout-s", type=int, default=120, help="seconds to wait for the other processes"
+    )
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -91,7 +94,7 @@ def _say(arguments: argparse.Namespace, text: str) -> None:
 
 
 def _join(arguments: argparse.Namespace) -> str:
-    """Meet the other processes and count them; return what was found."""
+    """Connect to the other processes and count them; return the result in words."""
     import jax
 
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
@@ -105,22 +108,28 @@ def _join(arguments: argparse.Namespace) -> str:
             }
         except (KeyError, ValueError) as error:
             raise Problem(
-                f"JAX_COORDINATOR_ADDRESS={address} needs numbers in JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+                f"JAX_COORDINATOR_ADDRESS={address} needs numbers in JAX_NUM_PROCESSES "
+                "and JAX_PROCESS_ID"
             ) from error
     if explicit or arguments.expect_processes > 1:
         jax.distributed.initialize(initialization_timeout=arguments.timeout_s, **explicit)
-    host, processes, devices = socket.gethostname(), jax.process_count(), jax.device_count()
+
+    host = socket.gethostname()
+    processes = jax.process_count()
+    devices = jax.device_count()
     if (processes, devices) != (arguments.expect_processes, arguments.expect_devices):
         raise Problem(
             f"{host} sees {processes} processes and {devices} devices ({jax.default_backend()}), "
-            f"{arguments.expect_processes} and {arguments.expect_devices} were expected; compare ACCELERATOR and NUM_SLICES with tpu/status"
+            f"{arguments.expect_processes} and {arguments.expect_devices} were expected; "
+            "compare ACCELERATOR and NUM_SLICES with tpu/status"
         )
     kind = jax.local_devices()[0].device_kind
-    return f"{host}: process {jax.process_index()} of {processes}, {jax.local_device_count()} of {devices} devices, {kind}"
+    local = f"{jax.local_device_count()} of {devices} devices, {kind}"
+    return f"{host}: process {jax.process_index()} of {processes}, {local}"
 
 
 def _all_reduce() -> int:
-    """Sum one number a device over all devices and return the sum, which every process must get."""
+    """Sum one number per device over all devices; every process must get the same sum."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -132,18 +141,23 @@ def _all_reduce() -> int:
         NamedSharding(mesh, PartitionSpec("data")),
         lambda index: np.arange(count, dtype=np.int32)[index],
     )
-    total = int(
-        jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh, PartitionSpec()))(numbers)
-    )
-    if total != count * (count - 1) // 2:
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    total = int(jax.jit(lambda x: x.sum(), out_shardings=everywhere)(numbers))
+
+    expected = count * (count - 1) // 2
+    if total != expected:
         raise Problem(
-            f"the sum over {count} devices is {total} and should be {count * (count - 1) // 2}; replace the machines"
+            f"the sum over {count} devices is {total} and should be {expected}; "
+            "replace the machines"
         )
     return total
 
 
 def _check_bucket(folder: str, name: str) -> None:
-    path, text = f"{folder.rstrip('/')}/{name}", f"written by {name}\n"
+    """Write, read and remove an object in a bucket or folder."""
+    path = f"{folder.rstrip('/')}/{name}"
+    text = f"written by {name}\n"
+
     if not folder.startswith("gs://"):
         try:
             os.makedirs(folder, exist_ok=True)
@@ -160,8 +174,9 @@ def _check_bucket(folder: str, name: str) -> None:
         _storage("cp", "-", path, text=text)
         read = _storage("cat", path)
         _storage("rm", path)
+
     if read != text:
-        raise Problem(f"{path} reads back other than it was written")
+        raise Problem(f"{path} does not have the text that was written; use another bucket")
 
 
 def _storage(verb: str, *words: str, text: str | None = None) -> str:
@@ -169,12 +184,15 @@ def _storage(verb: str, *words: str, text: str | None = None) -> str:
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Problem(f"gcloud storage {verb} does not work here: {error}") from error
+        raise Problem(
+            f"gcloud storage {verb} does not work here: {error}; check the CLI and the network"
+        ) from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no reason given"]
         reason = next((line for line in lines if "ERROR" in line), lines[-1])
         raise Problem(
-            f"{words[-1]}: {reason[:300]}; grant the machines' service account roles/storage.objectAdmin"
+            f"{words[-1]}: {reason[:300]}; "
+            "grant the machines' service account roles/storage.objectAdmin"
         )
     return done.stdout
 

@@ -20,7 +20,7 @@ from lbopt.data.images import (
 )
 from lbopt.errors import require
 
-_EXAMPLES_PER_PIECE = 32
+_EXAMPLES_PER_SLICE = 32
 """Number of examples that one thread prepares at a time."""
 _SPLIT_FIELDS = ("train_split", "validation_split", "test_split")
 
@@ -132,4 +132,4 @@ def _policy(data: DataConfig) -> Policy:
 
 
 def _reading(data: DataConfig) -> Reading:
-    return Reading(data.reader_threads, data.reader_processes, _EXAMPLES_PER_PIECE)
+    return Reading(data.reader_threads, data.reader_processes, _EXAMPLES_PER_SLICE)

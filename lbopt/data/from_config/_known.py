@@ -35,11 +35,11 @@ IMAGES: dict[str, tuple[dict[str, int], tuple[Any, ...], int]] = {
 From the catalog of TensorFlow Datasets.
 """
 SQUAD_QUESTIONS = {"train": 87_599, "validation": 10_570}
-"""Questions of SQuAD v1.1 (arXiv 1606.05250). The number of windows depends on the vocabulary; a
+"""Questions of SQuAD v1.1 (arXiv 1606.05250v3). The number of windows depends on the vocabulary; a
 plan assumes one for each question."""
 PTB_TOKENS = (929_589, 73_760, 82_430)
 """Tokens of the training, validation and test set of Mikolov's Penn Treebank, ends of sentences
-included (arXiv 1409.2329: 929k, 73k and 82k words)."""
+included (arXiv 1409.2329v5: 929k, 73k and 82k words)."""
 NOMINAL = 2**31
 """Assumed number of examples of an unknown corpus, larger than any run reads. The length of a run
 on a corpus is given in steps."""

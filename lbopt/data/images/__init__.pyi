@@ -1,4 +1,9 @@
 from ._augment import Policy as Policy
+from ._boxes import (
+    INTERPOLATIONS as INTERPOLATIONS,
+    central_box as central_box,
+    check_boxes as check_boxes,
+)
 from ._dataset import ImageDataset as ImageDataset, Preparation as Preparation
 from ._layout import image_shape as image_shape
 from ._small import (

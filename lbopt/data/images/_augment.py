@@ -5,8 +5,9 @@ from levels to degrees, pixels, thresholds or factors. Geometric operations take
 fill with grey, and choose their direction at random.
 
 References:
-  Cubuk et al., AutoAugment, arXiv 1805.09501; Cubuk et al., RandAugment, arXiv 1909.13719;
-  tensorflow/tpu, models/official/efficientnet/autoaugment.py.
+  Cubuk et al., AutoAugment, arXiv 1805.09501v3; Cubuk et al., RandAugment, arXiv 1909.13719v2;
+  tensorflow/tpu@e380f765021a8853abfbfd53af727604039a7d8c:
+  models/official/efficientnet/autoaugment.py.
 
 Note:
   The operations are Pillow's. The source computes "Contrast" around the number of pixels over 256

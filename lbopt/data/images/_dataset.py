@@ -15,6 +15,7 @@ from lbopt.data._draws import Draws
 from lbopt.data._records import Records, read_record
 from lbopt.data.images import _crops
 from lbopt.data.images._augment import Policy
+from lbopt.data.images._boxes import random_box
 from lbopt.data.images._decode import UnreadableImage, read_size
 from lbopt.data.images._layout import image_shape
 from lbopt.errors import EnvironmentProblem
@@ -51,9 +52,7 @@ class Preparation:
           out: uint8 of `shape`, contiguous, for the result.
         """
         height, width = read_size(data)
-        box = _crops.random_box(
-            rng, height, width, self.crop_area, self.crop_ratio, self.crop_sampling
-        )
+        box = random_box(rng, height, width, self.crop_area, self.crop_ratio, self.crop_sampling)
         crop_is_result = not (self.policy.changes or self.space_to_depth)
         image = _crops.train_crop(
             data, box, self.image_size, self.interpolation, out if crop_is_result else None

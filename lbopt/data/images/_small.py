@@ -21,8 +21,8 @@ LARGEST_IN_MEMORY_BYTES = 2**31
 class SmallImages(ArrayDataset):
     """Examples with `image` uint8 [side, side] or [side, side, 3] and `label` int32.
 
-    Training uses random crops of the zero-padded images (He et al., arXiv 1512.03385, section 4.2),
-    and mirrors half of them.
+    Training uses random crops of the zero-padded images (He et al., arXiv 1512.03385v1, section
+    4.2), and mirrors half of them.
 
     Args:
       arrays: `image` and `label` of all examples.

@@ -23,7 +23,7 @@ def exact_match(prediction: str, gold: str) -> bool:
     The punctuation is ASCII's.
 
     References:
-      Rajpurkar et al., arXiv 1606.05250, section 6.1; the official evaluate-v1.1.py. They are the
+      Rajpurkar et al., arXiv 1606.05250v3, section 6.1; the official evaluate-v1.1.py. They are the
       sources of `f1_score` and `score_answers`, too.
 
     >>> exact_match("The U.S. army", "us  Army")

@@ -1,4 +1,4 @@
-"""Questions of SQuAD v1.1 (Rajpurkar et al., arXiv 1606.05250).
+"""Questions of SQuAD v1.1 (Rajpurkar et al., arXiv 1606.05250v3).
 
 They are read from the official file or from records of TensorFlow Datasets (TFDS).
 """

@@ -12,8 +12,8 @@ from lbopt.data.squad._examples import Question
 from lbopt.data.text import WordPiece
 from lbopt.errors import require
 
-# Numbers of tokens: max_seq_length, doc_stride and max_query_length in google-research/bert,
-# run_squad.py.
+# Numbers of tokens: max_seq_length, doc_stride and max_query_length in
+# google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:run_squad.py.
 SEQUENCE_LENGTH = 384
 DOC_STRIDE = 128
 MAX_QUERY_LENGTH = 64
@@ -187,7 +187,8 @@ class TrainingWindows(_QuestionWindows):
       words; here the answer must be where the record says.
 
     References:
-      Devlin et al., arXiv 1810.04805, section 4.2; google-research/bert, run_squad.py,
+      Devlin et al., arXiv 1810.04805v2, section 4.2.
+      google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:run_squad.py,
       convert_examples_to_features.
     """
 
@@ -229,7 +230,8 @@ class EvaluationWindows(_QuestionWindows):
         context.
 
     References:
-      google-research/bert, run_squad.py, _check_is_max_context and write_predictions.
+      google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:run_squad.py,
+      _check_is_max_context and write_predictions.
     """
 
     def __init__(

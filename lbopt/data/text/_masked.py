@@ -14,7 +14,7 @@ from lbopt.data.text._wordpiece import Document, SpecialIds
 from lbopt.errors import EnvironmentProblem, require
 
 MASKED_FRACTION = 0.15
-"""Fraction of a sequence's tokens that are predicted (arXiv 1810.04805, section 3.1)."""
+"""Fraction of a sequence's tokens that are predicted (arXiv 1810.04805v2, section 3.1)."""
 REPLACED_BY_MASK = 0.8
 """Uniform numbers in [0, 1) below this turn a predicted token into [MASK] (the same section)."""
 REPLACED = 0.9
@@ -124,7 +124,8 @@ class MaskedLMDataset:
         two tokens.
 
     References:
-      Devlin et al., arXiv 1810.04805, section 3.1 and appendix A.2; google-research/bert,
+      Devlin et al., arXiv 1810.04805v2, section 3.1 and appendix A.2.
+      google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:
       create_pretraining_data.py, which makes a few versions of each example beforehand and shortens
       some sequences.
     """

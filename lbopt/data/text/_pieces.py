@@ -39,7 +39,7 @@ def learn_pieces(words: Mapping[str, int], vocab_size: int) -> list[str]:
 
     References:
       Sennrich et al., Neural Machine Translation of Rare Words with Subword Units, arXiv
-      1508.07909, algorithm 1.
+      1508.07909v5, algorithm 1.
 
     >>> learn_pieces({"abab": 3, "ab": 1}, 9)[5:]
     ['##a', '##b', 'a', 'ab']

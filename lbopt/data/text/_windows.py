@@ -82,7 +82,7 @@ class TextStreams:
       UserError: If there is less than one window for each stream.
 
     References:
-      Zaremba et al., Recurrent Neural Network Regularization, arXiv 1409.2329, section 4.1: the
+      Zaremba et al., Recurrent Neural Network Regularization, arXiv 1409.2329v5, section 4.1: the
       final hidden states of a minibatch are the initial ones of the next.
     """
 

@@ -28,7 +28,8 @@ from lbopt.report.study._model import Arm, Cell, Failure, Study
 from lbopt.report.study._words import quoted, say
 from lbopt.sweep import ExampleScores
 
-OPTIMISE, GENERALISE = "optimise", "generalise"
+OPTIMISE = "optimise"
+GENERALISE = "generalise"
 _MOST = 0.5
 
 
@@ -41,7 +42,8 @@ def with_limit(study: Study, arm: Arm) -> Arm:
     if not study.has_limits or not cells:
         return arm
 
-    first, scores = cells[0], _scores(cells, study.metric)
+    first = cells[0]
+    scores = _scores(cells, study.metric)
     # Without a level to compare with, the mean of the other seeds would be that of the lucky ones.
     if scores is None or first.diverged or not math.isfinite(study.metric.centre(first.scores)):
         return dataclasses.replace(arm, limit=CannotTell("diverged"))
@@ -64,7 +66,8 @@ def resampled(study: Study, arm: Arm) -> np.ndarray:
 
 def _options(study: Study, arm: Arm) -> dict[str, Any]:
     """Return the arguments of the estimate; arms that are compared need different seeds."""
-    points, by_accuracy = study.config.limit_points, study.metric is ACCURACY
+    points = study.config.limit_points
+    by_accuracy = study.metric is ACCURACY
     return {
         "tolerance": points / 100 if by_accuracy else math.log1p(points / 100),
         "higher_is_better": by_accuracy,
@@ -94,12 +97,12 @@ def from_smallest(study: Study, arm: Arm) -> list[Cell]:
 
 
 def _scores(cells: Sequence[Cell], metric: Metric) -> list[CellScores] | None:
-    """Return accuracies or mean losses, a diverged run's the worst there is.
+    """Return accuracies or mean losses; a diverged run gets the worst possible score.
 
     They are those of single test examples if every run that did not diverge has them.
 
     Returns:
-      None if a language model diverged and no line says how many tokens it tells apart.
+      None if a language model diverged and no line has the size of its vocabulary.
     """
     outputs = max(run.outputs or 0 for cell in cells for run in cell.final)
     worst = 0.0 if metric is ACCURACY else math.log(outputs) if outputs > 1 else math.inf
@@ -146,16 +149,17 @@ def _examples(cell: Cell) -> list[ExampleScores | None]:
 def _failure(cells: Sequence[Cell], fit: Fit, metric: Metric) -> Failure | None:
     """Tell a failure to optimise from one to generalise, at the first batch size past the limit.
 
-    Where more than half of what the test lost is lost in training too, the model was not optimised;
-    otherwise it was, and did not generalise. Losses are against the small batches of the
-    reference, in percentage points of accuracy or in the mean loss of a language model.
+    The loss of test score against the small batches of the reference is compared with that of
+    training score, in percentage points of accuracy or in the mean loss of a language model. If
+    training lost more than half as much as the test, the model failed to optimise; otherwise it
+    failed to generalise.
     """
     if fit.first_past is None:
         return None
     (past,) = (cell for cell in cells if cell.global_batch_size == fit.first_past)
     most = REFERENCE_FACTOR * cells[0].global_batch_size
     small = [cell for cell in cells if cell.global_batch_size <= most]
-    # Where the score falls among the small batches themselves, those before the fall count.
+    # If the score falls among the small batches themselves, only those before the fall count.
     before = [cell for cell in small if cell.global_batch_size < fit.first_past]
     return failure(before, past, metric)
 
@@ -169,10 +173,10 @@ def failure(small: Sequence[Cell], past: Cell, metric: Metric) -> Failure:
 
 
 def _kind(past: Cell, train: float | None, share: float | None) -> str | None:
-    """Return what failed; without training means, divergence alone tells it."""
+    """Return the kind of failure; without training means, divergence alone decides."""
     if train is None:
         return OPTIMISE if past.diverged else None
-    if share is None:  # the test lost nothing by its mean
+    if share is None:  # the mean test score did not fall
         return OPTIMISE if train > 0 else GENERALISE
     return OPTIMISE if share > _MOST else GENERALISE
 
@@ -238,7 +242,7 @@ def interval_text(limit: Limit | NotReached) -> str:
 
 
 def range_text(low: float, high: float, largest: int) -> str:
-    """Return a range of batch sizes, of which an infinite one is beyond the largest.
+    """Return a range of batch sizes as text; an infinite end is beyond the largest batch.
 
     >>> range_text(30, 60, 64), range_text(30, math.inf, 64), range_text(math.inf, math.inf, 64)
     ('30 to 60', '30 to beyond 64', 'beyond 64')
@@ -253,7 +257,7 @@ def _largest(limit: Limit | NotReached) -> int:
 
 
 def of_seeds(counted: Cell | Failure) -> str:
-    """Return in how many of the seeds training diverged, as a clause; "" if in all."""
+    """Return the number of seeds whose training diverged, as a clause; "" if all diverged."""
     if counted.diverged == counted.seeds:
         return ""
     return f" with {counted.diverged} of {counted.seeds} seeds"

@@ -48,20 +48,19 @@ class _Peaks:
 
 
 def lipschitz_peak_stays(study: Study) -> Claim | None:
-    """Hold LEGW's explanation of its warmup against the probed Lipschitz constants.
+    """Judge LEGW's explanation of its warmup by the probed Lipschitz constants.
 
-    What counts is the slope of log(step of the peak) against log(batch size) of each arm under
+    The measure is the slope of log(step of the peak) against log(batch size) of each arm under
     LEGW's warmup, 0 for the same step and -1 for the same epoch. The curvature follows the warmup,
-    so under a warmup of constant epochs a peak that moves would say nothing. The claim holds if the
-    95 % intervals of all arms lie less than halfway from 0, and does not if all lie farther away.
-    Otherwise it cannot be told; nor can it where an arm has most of its peaks at the first or the
-    last probe of a run, where probing began or ended.
+    so arms with a warmup of constant epochs are no evidence. The claim holds if the 95 % intervals
+    of all arms lie less than halfway from 0, and does not if all lie farther away. Otherwise it
+    cannot be told; nor can it if an arm has most of its peaks at the first or the last probe.
 
     Returns:
       The claim; None if no such arm was probed at two batch sizes or more.
 
     References:
-      You et al., Large-Batch Training for LSTM and Beyond, arXiv 1901.08256 [recalled 80%].
+      You et al., Large-Batch Training for LSTM and Beyond, arXiv 1901.08256v1 [recalled 80%].
     """
     legw = [arm for arm in study.arms if arm.config.schedule.warmup_rule == "legw"]
     return judge_peaks([(arm.name, arm.cells) for arm in legw])

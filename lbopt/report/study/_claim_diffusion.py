@@ -45,28 +45,27 @@ class _Cells:
 
     @property
     def sign(self) -> int:
-        """What describes most cells; 0 if neither does."""
+        """1 if log t describes most cells, -1 if a power of t does, 0 if neither."""
         return next((sign for sign in (1, -1) if 2 * self.count(sign) > len(self.fits)), 0)
 
 
 def diffusion_is_logarithmic(study: Study) -> Claim | None:
-    """Hold the claim that the distance grows like log t against fits of log t and of a power of t.
+    """Judge whether the distance grows like log t, by fits of log t and of a power of t.
 
     Both fits have two parameters, so the larger R^2 is the better fit. A cell counts for neither if
-    that R^2 is below 0.95, as the better of two bad fits describes nothing. The claim holds if most
-    cells are described by log t, and does not if most are by a power of t. Where at least a third
-    of the arms say the opposite of that, it cannot be told.
+    both R^2 are below 0.95. The claim holds if log t describes most cells, and does not if a power
+    of t does. If at least a third of the arms contradict the majority, it cannot be told.
 
-    Left out are arms whose learning rate decays, as their distance grows ever more slowly anyway;
-    cells in which a final seed diverged; and cells of classifiers with a training accuracy below 90
-    %.
+    Left out are arms whose learning rate decays, because their distance grows ever more slowly
+    anyway; cells in which a final seed diverged; and cells of classifiers with a training accuracy
+    below 90 %.
 
     Returns:
       The claim; None if no cell has fits.
 
     References:
-      Hoffer et al., arXiv 1705.08741 [recalled 80%]; contradicted by You et al., The Limit of the
-      Batch Size, arXiv 2006.08517.
+      Hoffer et al., Train Longer, Generalize Better, arXiv 1705.08741v2, abstract; contradicted by
+      You et al., The Limit of the Batch Size, arXiv 2006.08517v1, abstract.
     """
     constant = [arm for arm in study.arms if arm.config.schedule.decay == "constant"]
     arms = [

@@ -34,14 +34,14 @@ _NOBODY = "no arm holds it beyond the small batches, of up to {{ small }}"
 
 
 def layerwise_legw_goes_further(study: Study) -> list[Claim]:
-    """Hold the claim of the LEGW and LAMB papers against the limits.
+    """Judge the claim of the LEGW and LAMB papers by the limits.
 
-    LAMB and LARS with LEGW's warmup and square-root scaling are held against all other arms, and
-    once more against those of them with linear scaling. In every bootstrap resample the largest
-    limit of each side counts. The claim holds if ours is larger in 95 % or more. It does not if
-    that is so in 5 % or less, where resamples in which both lie beyond the study's largest batch
-    count as ours, as nothing tells which is larger. Otherwise it cannot be told; nor can it where
-    every arm's score falls among the small batches already. Arms without a fit do not count.
+    LAMB and LARS with LEGW's warmup and square-root scaling are compared with all other arms, and
+    again with those other arms that have linear scaling. In every bootstrap resample the largest
+    limit of each side counts. The claim holds if ours is larger in 95 % of the resamples or more,
+    and does not if it is larger in 5 % or less; there, resamples in which both lie beyond the
+    study's largest batch count as ours. Otherwise it cannot be told; nor can it if every arm's
+    score falls among the small batches already. Arms without a fit do not count.
 
     Returns:
       A claim for each group of comparable arms that has both sides, and for each of the two
@@ -60,7 +60,7 @@ def layerwise_legw_goes_further(study: Study) -> list[Claim]:
 
 
 def _sides(group: Sequence[Arm], linear_only: bool) -> tuple[list[Arm], list[Arm]]:
-    """Return our arms and the others; none of these if the claim would be made twice."""
+    """Return our arms and the other arms; no other arms if the claim would be made twice."""
     ours = [arm for arm in group if _is_ours(arm)]
     others = [arm for arm in group if not _is_ours(arm)]
     if not linear_only:

@@ -35,13 +35,13 @@ _INFINITE = """{{ arms | length | count("arm") }} left out, as the noise scale i
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the noise scale of an arm predicts, and what was found.
+    """The noise scale of an arm beside the measured batch size that it predicts.
 
     Attributes:
       arm: name, as in running text.
       noise_scale: noise scale at its smallest batch, in examples; may be infinite.
-      least: batch size that was found, or its lower bound.
-      most: the same, or its upper bound; infinite if there is none.
+      least: measured batch size, or its lower bound.
+      most: measured batch size, or its upper bound; infinite if there is none.
     """
 
     arm: str
@@ -56,7 +56,7 @@ class Prediction:
 
     @property
     def missed(self) -> bool:
-        """Whether it is off by more than `WITHIN`, wherever between the bounds the truth lies."""
+        """Whether it is off by more than `WITHIN` for every batch size between the bounds."""
         near = self.least / WITHIN <= self.noise_scale <= WITHIN * self.most
         return math.isfinite(self.noise_scale) and not near
 
@@ -67,19 +67,18 @@ class Prediction:
 
     @property
     def bounds(self) -> str:
-        """What is known where only bounds are, as a clause."""
+        """The bounds of the batch size as a clause."""
         if math.isinf(self.most):
             return f"{self.arm} held up to the largest batch, {self.least:.0f}"
         return f"the limit of {self.arm} lies between {self.least:.0f} and {self.most:.0f}"
 
 
 def noise_scale_predicts_limit(study: Study) -> Claim | None:
-    """Hold the claim that the gradient noise scale predicts the limit; see `judge`.
+    """Judge whether the gradient noise scale predicts the limit; see `judge`.
 
     A limit that was not reached is the largest batch or more. The limit of an arm whose score falls
     among the small batches lies between the smallest and the largest of them. Such an arm is a miss
-    where all that may be true is more than 4 times away; otherwise it is left out, as nothing tells
-    on which side it is.
+    if all possible limits are more than 4 times away; otherwise it is left out.
 
     Returns:
       The claim; None if no arm has a noise scale, or the study has no limits.
@@ -99,7 +98,7 @@ def noise_scale_predicts_limit(study: Study) -> Claim | None:
 
 
 def _bounds(study: Study, arm: Arm) -> tuple[float, float] | None:
-    """Return between which batch sizes the limit lies; None if nothing tells."""
+    """Return the batch sizes between which the limit lies; None if they are not known."""
     if isinstance(arm.limit, Limit):
         return arm.limit.global_batch_size, arm.limit.global_batch_size
     if isinstance(arm.limit, CannotTell):
@@ -109,7 +108,7 @@ def _bounds(study: Study, arm: Arm) -> tuple[float, float] | None:
 
 
 def noise_scale_predicts_critical_batch(study: Study) -> Claim | None:
-    """Hold the same claim against the critical batches of the steps to a target; see `judge`.
+    """Judge whether the noise scale predicts the critical batch of the target; see `judge`.
 
     Returns:
       The claim; None if no arm has both a critical batch and a noise scale.
@@ -137,26 +136,27 @@ def judge(
 
     The claim does not hold if the prediction is off by more than a factor of 4 for most arms. It
     holds if it is within that for most and the ranks agree, with a correlation above 0.5 that at
-    most one in ten orders would give by chance. With three arms, or many ties, no order is so rare,
-    and the factor alone decides. Fewer than three arms tell nothing.
+    most one in ten random orders reaches. With three arms, or many ties, no order is so rare, and
+    the factor alone decides. With fewer than three arms the claim cannot be told.
 
     Args:
       name: name of the claim.
-      thing: what is predicted.
+      thing: the predicted batch size, in words.
       found: the prediction of every arm that has both a noise scale and something to predict.
       scales: noise scale of every arm that has one.
       without: clauses that name arms with nothing to predict.
 
     References:
-      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162 [recalled
-      90%].
+      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162v1,
+      abstract: the noise scale predicts the largest useful batch size.
     """
     if not scales:
         return None
     hits = [one for one in found if one.judged]
     missed = sum(one.missed for one in hits)
     within = len(hits) - missed
-    what, notes = _WHAT.format(thing), [_range(scales), *_left_out(found), *without]
+    what = _WHAT.format(thing)
+    notes = [_range(scales), *_left_out(found), *without]
     if len(hits) < _FEWEST:
         few = say(_FEW, fewest=_FEWEST, judged=len(hits))
         return judged(name, UNKNOWN, what, few, *_ratios(thing, hits), *notes)
@@ -173,7 +173,7 @@ def judge(
 
 
 def _agree(ranks: RankTest | None) -> bool:
-    """Return whether the ranks do not speak against the prediction."""
+    """Return whether the ranks agree with the prediction or cannot contradict it."""
     return ranks is None or (ranks.correlation > _AGREES and ranks.p <= _CHANCE)
 
 
@@ -192,7 +192,7 @@ def _amount(value: float) -> str:
 
 
 def _ratios(thing: str, hits: Sequence[Prediction]) -> list[str]:
-    """Return how far off the predictions are, and the misses of which only bounds are known."""
+    """Return the ratios of the predictions, and the misses with known bounds only, as clauses."""
     ratios = sorted(one.least / one.noise_scale for one in hits if one.exact and one.noise_scale)
     ends = list(dict.fromkeys(f"{ratio:.3g}" for ratio in ratios[:1] + ratios[-1:]))
     exact = [f"the {thing} is {' to '.join(ends)} times the noise scale"] if ends else []

@@ -14,8 +14,10 @@ from lbopt.report.study._model import Candidate, Cell, Study
 from lbopt.report.study._statistics import pooled_slope
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
 
-STEPS, EPOCHS, GROWING = 0.0, -1.0, 1.0
-"""Exponents of the batch size that carry a number of warmup steps to another batch size."""
+# Exponents of the batch size by which a number of warmup steps is scaled to another batch size.
+STEPS = 0.0
+EPOCHS = -1.0
+GROWING = 1.0
 _NEAR = 1.5
 _SHUFFLES = 2000
 _NAME = "constant_warmup_steps"
@@ -49,7 +51,7 @@ class Warmups:
       global_batch_size: batch size of the cell.
       steps: warmup steps that were tried, ascending; 0 is no warmup.
       ranks: rank of the best validation score with each, 0 for the best; equal scores share a rank.
-      chosen: place of the chosen one in both.
+      chosen: index of the chosen warmup in `steps` and `ranks`.
     """
 
     global_batch_size: int
@@ -67,7 +69,7 @@ class Contest:
     Attributes:
       better: number of comparisons in which constant steps gave the better score.
       worse: number in which they gave the worse score.
-      told: number of comparisons, with those of equal scores.
+      told: number of all comparisons, including those of equal scores.
     """
 
     better: np.ndarray
@@ -80,7 +82,7 @@ class Contest:
 
     @property
     def lead(self) -> int:
-        """How many more were better than worse, as measured."""
+        """Number of better comparisons less that of worse ones, as measured."""
         return int(self.better[0] - self.worse[0])
 
     @property
@@ -98,11 +100,11 @@ class Contest:
 
 
 def constant_warmup_steps(study: Study) -> Claim | None:
-    """Hold LEGW's rule of constant warmup steps against the scores of the search itself.
+    """Judge LEGW's rule of constant warmup steps by the scores of the search; see `judge_warmups`.
 
-    See `judge_warmups`. Left out are cells whose candidates were chosen by their steps to a target,
-    and cells in which warmup was drawn together with the learning rate: a good warmup there may be
-    one that met a good rate.
+    Left out are cells whose candidates were chosen by their steps to a target, and cells in which
+    warmup and learning rate were sampled together: there a good warmup may only have met a good
+    rate.
 
     Returns:
       The claim; None if no cell tried several warmups.
@@ -145,19 +147,18 @@ def _by_warmup(cell: Cell) -> dict[float, list[Candidate]]:
 def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
     """Judge whether the warmup transfers as constant steps.
 
-    The slope of the chosen warmup over the batch size would not do: every arm's grid is centred on
-    its own rule, so choices of pure noise have slope 0 under LEGW and -1 under constant epochs.
-    Instead the warmup that validation chose at one batch size is carried to every other one as the
-    same number of steps and as the same number of epochs, and their scores there, of the same
-    search, are compared. A permutation test tells how far ahead either gets by chance, see
-    `compare`.
+    The slope of the chosen warmup over the batch size is no evidence: every arm's grid is centred
+    on its own rule, so random choices have slope 0 under LEGW and -1 under constant epochs. Instead
+    the warmup that validation chose at one batch size is carried to every other one as the same
+    number of steps and as the same number of epochs, and the scores of both in the search there are
+    compared. A permutation test gives the lead that either gets by chance; see `compare`.
 
     The claim holds if constant steps lead by more than chance gives (95 %) and are not behind steps
-    that grow with the batch. It does not if constant epochs lead so, or growing steps. Otherwise,
-    or if an arm contradicts the others as clearly, it cannot be told.
+    that grow with the batch. It does not if constant epochs or growing steps lead by as much.
+    Otherwise, or if an arm clearly contradicts the others, it cannot be told.
 
     Args:
-      arms: name of an arm -> its cells.
+      arms: cells of each arm, by its name.
     """
     if not arms:
         return judged(_NAME, UNKNOWN, _WHAT, _DRAWN)
@@ -165,7 +166,8 @@ def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
         [compare(cells, exponent, place) for place, cells in enumerate(arms.values())]
         for exponent in (EPOCHS, GROWING)
     )
-    pooled, growing = total(contests), total(against_growing)
+    pooled = total(contests)
+    growing = total(against_growing)
     growing_said = say(_COUNTS, contest=growing, other=_IN_PROPORTION)
     slopes = _slopes(arms)
     if growing.sign < 0:
@@ -186,7 +188,7 @@ def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
 
 
 def _slopes(arms: Mapping[str, Sequence[Warmups]]) -> str:
-    """Return how the chosen warmup steps of every arm go with the batch size, as a clause."""
+    """Return the slope of each arm's chosen warmup steps over the batch size, as a clause."""
     slopes = []
     for name, cells in arms.items():
         pairs = [(cell.global_batch_size, cell.steps[cell.chosen]) for cell in cells]
@@ -200,9 +202,9 @@ def compare(
 ) -> Contest:
     """Carry the chosen warmup of every cell to every other one in two ways and compare the scores.
 
-    In a shuffle the scores of every cell are permuted over its warmups, and the choice along with
-    them: if the warmup made no difference, every shuffle would be as likely as what was measured,
-      whatever warmups the grid holds.
+    In a shuffle the scores of every cell are permuted over its warmups, and the choice with them:
+    if the warmup made no difference, every shuffle would be as likely as the measured order,
+    whatever warmups the grid has.
 
     Args:
       cells: cells of one arm.
@@ -239,11 +241,11 @@ def _shuffles(
 
 
 def landing(source: Warmups, target: Warmups, exponent: float) -> np.ndarray:
-    """Return the nearest warmups of another cell to those of a cell; -1 if none is near.
+    """Return the warmups of another cell that are nearest to those of a cell; -1 if none is near.
 
-    Near is within a factor of 1.5: halfway between two that are a factor of 4 apart it is neither.
-    The shortest and the longest warmup of the source land nowhere: had they been chosen, the best
-    one may lie beyond.
+    Near means within a factor of 1.5, so that a value halfway between two warmups a factor of 4
+    apart is near neither. The shortest and the longest warmup of the source get -1, because the
+    best warmup may lie beyond them.
 
     Args:
       source: cell from which they are carried.

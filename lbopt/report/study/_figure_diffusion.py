@@ -17,7 +17,7 @@ from lbopt.report.study._words import number, span
 from lbopt.sweep import Diffusion
 
 _RUNS_AWAY = 10
-"""A curve this many times as far as the median one leaves the panel with a linear axis."""
+"""A curve this many times as high as the median one leaves the panel with a linear axis."""
 _FIT_POINTS = 50
 _ABOUT = (
     "||w_t - w_0||, the mean over the final seeds, up to the last step that all of them took. On "
@@ -141,7 +141,7 @@ def _power_fit(fit: Diffusion, steps: np.ndarray) -> np.ndarray:
 def _draw_fits(panel: Any, study: Study, arm: Arm, curves: Curves, values: Any) -> None:
     """Draw the mean over seeds of the fitted curves without moving the axes.
 
-    It is drawn over the steps that all of them were fitted to and that are drawn.
+    It covers the drawn steps to which all of them were fitted.
     """
     panel.autoscale(False)
     for cell in arm.cells:

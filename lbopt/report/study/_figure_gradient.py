@@ -1,4 +1,4 @@
-"""Figures of what was probed: noise scale, phi, Lipschitz constant and trust ratios."""
+"""Figures of the probes: noise scale, phi, Lipschitz constant and trust ratios."""
 
 from __future__ import annotations
 
@@ -57,18 +57,23 @@ def noise(study: Study, folder: pathlib.Path) -> _page.Section | None:
     noisy = [arm for arm in study.measured if any(cell.noise for cell in arm.cells)]
     if not noisy:
         return None
+
     shown = noisy[: 2 * _style.MOST_PANEL_ROWS]
-    against_batch, over_steps = _draw_noise(study, noisy), _draw_over_steps(study, shown)
-    alt, file = "Gradient noise scale against global batch size", folder / "noise_scale.png"
+    against_batch = _draw_noise(study, noisy)
+    over_steps = _draw_over_steps(study, shown)
+    alt = "Gradient noise scale against global batch size"
+    file = folder / "noise_scale.png"
     pictures = [
         _style.picture(against_batch, file, alt, _CAPTION),
         _style.picture(over_steps, folder / "noise_scale_over_steps.png", _ALT, _OVER_STEPS, True),
     ]
+
     gauged = [arm for arm in study.measured if any(cell.phi is not None for cell in arm.cells)]
     if gauged:
         figure = _draw_phi(study, gauged)
         alt = "phi against global batch size"
         pictures.append(_style.picture(figure, folder / "phi.png", alt, _PHI))
+
     return _page.Section(
         "Gradient noise and the critical batch",
         _style.left_out(len(shown), len(noisy), "arms"),
@@ -79,7 +84,7 @@ def noise(study: Study, folder: pathlib.Path) -> _page.Section | None:
 
 
 def _gap(value: float | None) -> float:
-    """Return NaN for a number that a line cannot go through."""
+    """Return a number to plot; NaN, a gap in the line, if it is None or not finite."""
     return value if value is not None and math.isfinite(value) else math.nan
 
 
@@ -152,14 +157,19 @@ def _draw_phi(study: Study, arms: list[Arm]) -> Any:
 
 
 def _row(arm: Arm) -> list[str]:
-    found, limit, critical = arm.cells[0].noise, arm.limit, arm.critical_batch
+    found = arm.cells[0].noise
+    limit = arm.limit
+    critical = arm.critical_batch
     assert found is not None
-    at_limit, ratio = _at_limit(arm), ""
+    at_limit = _at_limit(arm)
+
+    ratio = ""
     if math.isfinite(found.scale) and found.scale:
         if isinstance(limit, Limit):
             ratio = f"{limit.global_batch_size / found.scale:.3g}"
         elif isinstance(limit, NotReached):
             ratio = f"> {limit.fit.global_batch_sizes[-1] / found.scale:.3g}"
+
     return [
         arm.name,
         _examples(found.scale),
@@ -201,11 +211,13 @@ def lipschitz(study: Study, folder: pathlib.Path) -> _page.Section | None:
     figure, grid = _style.panels(len(arms), 2, sharex="col")
     for (left, right), arm in zip(grid, arms, strict=True):
         for cell in arm.cells:
-            size, curve = cell.global_batch_size, curves[arm.name][cell.global_batch_size]
+            size = cell.global_batch_size
+            curve = curves[arm.name][cell.global_batch_size]
             colour = _style.batch_shade(study, size)
             per_step = size if train.num_steps else (train.num_epochs or 0.0) / cell.first.steps
             for panel, factor in ((left, 1.0), (right, per_step)):
-                steps, values = [factor * step for step, _ in curve], [value for _, value in curve]
+                steps = [factor * step for step, _ in curve]
+                values = [value for _, value in curve]
                 panel.plot(steps, values, **_style.PROBED, color=colour)
         for panel, name in ((left, "steps"), (right, horizontal)):
             _style.log_ticks(panel, "x", "y")
@@ -239,7 +251,7 @@ def _lipschitz_curves(arm: Arm) -> dict[int, Curve]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kind:
-    """A number of every layer or module: its field in `Probes`, and what the page says of it."""
+    """A number of every layer or module: its field in `Probes` and its texts on the page."""
 
     field: str
     file: str
@@ -311,7 +323,7 @@ def _layers(study: Study, folder: pathlib.Path, kind: _Kind) -> _page.Section | 
 
 
 def _layer_curves(kind: _Kind, cell: Cell) -> dict[str, Curve]:
-    """Return the mean curve of every layer that has such a number in a cell."""
+    """Return the mean curve of every layer of a cell that has this number."""
     columns = [(one.step, getattr(one, kind.field) or {}) for one in _probes(cell)]
     names = dict.fromkeys(name for _, column in columns for name in column)
     curves = {

@@ -23,8 +23,10 @@ from lbopt.report.study._model import Arm, Failure, Step, Study
 
 FIGURE = "accuracy_vs_batch_size.png"
 _ZOOM = 6
-_FEW, _NAME_INCHES = 8, 0.2
-"""This many names leave the figure enough space; each further one takes so many inches below it."""
+_FEW = 8
+"""Number of names for which the figure's height suffices."""
+_NAME_INCHES = 0.2
+"""Additional height of the figure for each further name, in inches."""
 
 
 # ---- test score against batch size
@@ -32,7 +34,8 @@ _FEW, _NAME_INCHES = 8, 0.2
 
 def scores(study: Study, folder: pathlib.Path) -> _page.Section:
     """Draw the test score against the batch size, and once more near the best one."""
-    name, seeds = study.metric.name, len(study.config.final_seeds)
+    name = study.metric.name
+    seeds = len(study.config.final_seeds)
     mark = "a ring marks the limit" if study.has_limits else "every run stops at the target"
     caption = (
         f"Mean over {seeds} seeds; the band goes from the worst to the best of them, {mark}. "
@@ -41,7 +44,8 @@ def scores(study: Study, folder: pathlib.Path) -> _page.Section:
     alt = f"Test {name} against global batch size, a line for each arm"
     pictures = [_style.picture(_draw(study), folder / FIGURE, alt, caption)]
     if (near := _near_the_top(study)) is not None:
-        close, alt = folder / "accuracy_near_the_top.png", f"The same test {name}, near its best"
+        close = folder / "accuracy_near_the_top.png"
+        alt = f"The same test {name}, near its best"
         caption = "The same, where the limits are decided."
         pictures.append(_style.picture(_draw(study, near), close, alt, caption))
     return _page.Section(f"Test {name} against batch size", pictures=pictures)
@@ -56,7 +60,8 @@ def _near_the_top(study: Study) -> tuple[float, float] | None:
     if study.metric is not ACCURACY:
         return None
     means = [[study.metric.shown(cell.test.mean) for cell in arm.cells] for arm in study.measured]
-    best, worst = max(map(max, means)), min(map(min, means))
+    best = max(map(max, means))
+    worst = min(map(min, means))
     height = _ZOOM * study.config.limit_points
     inside = max(sum(mean > best - height for mean in arm) for arm in means)
     wanted = inside > 1 and best - worst > 3 * height
@@ -64,11 +69,14 @@ def _near_the_top(study: Study) -> tuple[float, float] | None:
 
 
 def _draw(study: Study, near: tuple[float, float] | None = None) -> Any:
-    metric, arms = study.metric, study.measured
+    metric = study.metric
+    arms = study.measured
     height = 4.6 + _NAME_INCHES * max(0, len(arms) - _FEW)
     figure, axes = _page.new_figure(_style.WIDTH, height)
+
     for arm in arms:
-        look, sizes = _style.look(arm), [cell.global_batch_size for cell in arm.cells]
+        look = _style.look(arm)
+        sizes = [cell.global_batch_size for cell in arm.cells]
         low, mean, high = (
             [metric.shown(getattr(cell.test, name)) for cell in arm.cells]
             for name in ("min", "mean", "max")
@@ -78,6 +86,7 @@ def _draw(study: Study, near: tuple[float, float] | None = None) -> Any:
         if isinstance(arm.limit, Limit):
             height = metric.shown(on_scores(metric, arm.limit.fit.threshold))
             _style.ring(axes, arm.limit.global_batch_size, height, look["color"])
+
     _style.batch_axis(axes, study.sizes)
     if metric is PERPLEXITY:
         _style.log_ticks(axes, "y")
@@ -99,7 +108,7 @@ def _label(arm: Arm) -> str:
 
 
 def limits(study: Study, folder: pathlib.Path) -> _page.Section | None:
-    """Draw the limit of every arm with its interval; None if no arm has one that can be told."""
+    """Draw the limit of every arm with its interval; None if no arm has a known limit."""
     arms = [arm for arm in study.measured if arm.limit]
     if all(isinstance(arm.limit, CannotTell) for arm in arms):
         return None
@@ -129,7 +138,8 @@ def limits(study: Study, folder: pathlib.Path) -> _page.Section | None:
 
 
 def _draw_limit(axes: Any, place: int, arm: Arm) -> None:
-    limit, look = arm.limit, _style.look(arm, markersize=8)
+    limit = arm.limit
+    look = _style.look(arm, markersize=8)
     at = {"fontsize": 8, "va": "center", "ha": "left", "annotation_clip": False}
     if limit is None or isinstance(limit, CannotTell):
         axes.annotate("cannot be told", (0.02, place), xycoords=axes.get_yaxis_transform(), **at)
@@ -148,8 +158,9 @@ def _draw_limit(axes: Any, place: int, arm: Arm) -> None:
 
 
 def _limit_row(study: Study, arm: Arm) -> list[str]:
-    """Return a line of the table; the reason takes the place of an interval that is not told."""
-    limit, failed = arm.limit, arm.failure
+    """Return a line of the table; without an interval it has the reason instead."""
+    limit = arm.limit
+    failed = arm.failure
     assert limit is not None
     known = why_unknown(study, arm) if isinstance(limit, CannotTell) else interval_text(limit)
     past = ["", "", "", ""]
@@ -181,6 +192,7 @@ def training(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw training beside test, a row of panels for each arm; None if runs stop at a target."""
     if not study.has_limits:
         return None
+
     arms = study.measured[: _style.MOST_PANEL_ROWS]
     figure, grid = _style.panels(len(arms), 2, sharex=True, sharey="col")
     for (left, right), arm in zip(grid, arms, strict=True):
@@ -191,6 +203,7 @@ def training(study: Study, folder: pathlib.Path) -> _page.Section | None:
         failed = arm.failure
         verdict = f" (fails to {failed.kind} at {failed.global_batch_size})" if failed else ""
         _style.title(right, "loss" + verdict * bool(failed and failed.kind), letters=None)
+
     _style.legend_below(figure, grid[0][0], fontsize=8, handlelength=4)
     _style.below(grid, "global batch size")
     alt = "Training and test accuracy and loss against batch size, a row of panels for each arm"
@@ -228,8 +241,8 @@ class _Format:
 
     Attributes:
       bits: exponent bits, mantissa bits.
-      shifted: whether each layer is shifted by a power of two; None in full precision, which is
-        both.
+      shifted: whether each layer is shifted by a power of two; None in full precision, where it
+        makes no difference.
     """
 
     bits: tuple[int, int]
@@ -242,7 +255,8 @@ def precision(study: Study, folder: pathlib.Path) -> _page.Section | None:
     forms = sorted({one.bits for one in found.values()}, key=lambda bits: (sum(bits), bits))
     if len([bits for bits in forms if bits != _FULL]) < 2:
         return None
-    near, metric = study.metric is ACCURACY, study.metric
+    near = study.metric is ACCURACY
+    metric = study.metric
     figure, grid = _style.panels(1 + near, 1, 2.3)
     for panel in (row[0] for row in grid):
         for size in study.sizes:
@@ -287,17 +301,21 @@ def _line(
     """Draw the arms at one batch size, with or without a shift."""
     drawn = []
     for arm in study.measured:
-        form, cell = found.get(arm.name), arm.cell(size)
+        form = found.get(arm.name)
+        cell = arm.cell(size)
         if form and cell and form.shifted is not (not shifted):
             ends = (cell.test.min, cell.test.mean, cell.test.max)
             drawn.append((forms.index(form.bits), *map(study.metric.shown, ends)))
     if not drawn:
         return
+
+    # Arms may be listed in any order; the line goes through the formats from few bits to many.
     places, low, means, high = zip(*sorted(drawn), strict=True)
     reach = [
         [mean - end for mean, end in zip(means, low, strict=True)],
         [end - mean for mean, end in zip(means, high, strict=True)],
     ]
+
     look = {"linewidth": 2, "marker": "o"}
     if not shifted:
         look = {"linewidth": 1, "linestyle": "--", "marker": "x"}
@@ -307,7 +325,10 @@ def _line(
 
 # ---- the waterfall
 
-_BETTER, _WORSE, _NOISE, _FIRST = "#0072b2", "#d55e00", "#bbbbbb", "#7f7f7f"
+_BETTER = "#0072b2"
+_WORSE = "#d55e00"
+_NOISE = "#bbbbbb"
+_FIRST = "#7f7f7f"
 _ABOUT_WATERFALL = (
     "Each bar goes from the arm before it to its own mean over the final seeds: blue for a gain, "
     "orange for a loss, grey where it is not told from seed noise. Beside it is the gain over the "
@@ -320,11 +341,14 @@ def waterfall(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw a bar for each arm of the waterfall, from the mean before it to its own."""
     if study.waterfall is None:
         return None
-    steps, metric = study.waterfall.steps, study.metric
+    steps = study.waterfall.steps
+    metric = study.metric
     means = [metric.shown(step.mean) for step in steps]
     stds = [metric.shown(step.std) for step in steps]
-    low, high = min(means) - max(stds), max(means) + max(stds)
-    start, end = max(0.0, low - 0.08 * (high - low)), high + 0.04 * (high - low)
+    low = min(means) - max(stds)
+    high = max(means) + max(stds)
+    start = max(0.0, low - 0.08 * (high - low))
+    end = high + 0.04 * (high - low)
 
     figure, axes = _page.new_figure(_style.WIDTH, 1.4 + 0.45 * len(steps))
     bars = zip(steps, means, stds, [start, *means], strict=False)

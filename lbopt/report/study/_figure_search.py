@@ -119,9 +119,9 @@ class _Panel:
     """A cell of the figure.
 
     Attributes:
-      cell: what is drawn.
+      cell: the drawn cell.
       is_grid: whether the search was a grid, which is a heat map; sampled candidates are dots.
-      losses: how much worse than the cell's best every candidate is; NaN for one that diverged.
+      losses: difference of every candidate from the cell's best, 0 or more; NaN if it diverged.
     """
 
     cell: Cell
@@ -205,12 +205,15 @@ def _draw_all(
         for axes, one in zip(panels, row, strict=True)
     ]
     shown = [one for _, one in pairs if one]
+
     behind = sorted(loss for one in shown for loss in one.losses if math.isfinite(loss))
     top = max(behind[3 * len(behind) // 4], 1e-6) if behind else 1.0
     scale = {"vmin": 0.0, "vmax": top, "cmap": "viridis_r"}
+
+    # Warmup 0 is drawn below all others, because the axis of dots is logarithmic.
     tried = {warmup for one in shown for warmup in one.cell.tried("warmup")}
-    # Warmup 0 is drawn below all others, as the axis of dots is logarithmic.
     bottom = 0.5 * min((warmup for warmup in tried if warmup > 0), default=1.0)
+
     colours = None
     for axes, one in pairs:
         axes.grid(False)
@@ -220,6 +223,7 @@ def _draw_all(
             colours = _heat_map(axes, one, metric, scale)
         else:
             colours = _dots(axes, one, scale, bottom)
+
     if 0 in tried:
         for axes, one in pairs:
             if one is not None and not one.is_grid:
@@ -236,17 +240,20 @@ def _name_zero(axes: Any, bottom: float) -> None:
 
 def _heat_map(axes: Any, panel: _Panel, metric: Metric, scale: dict[str, Any]) -> Any:
     cell = panel.cell
-    rates, warmups = cell.tried("learning_rate"), cell.tried("warmup")
+    rates = cell.tried("learning_rate")
+    warmups = cell.tried("warmup")
     table = np.full((len(warmups), len(rates)), math.nan)
     losses = dict(zip(cell.candidates, panel.losses, strict=True))
     for one in best_by(cell.candidates, metric, "learning_rate", "warmup"):
         place = warmups.index(one.factors.warmup), rates.index(one.factors.learning_rate)
         table[place] = losses[one]
+
     axes.set_facecolor("#dddddd")
     image = axes.imshow(table, origin="lower", aspect="auto", **scale)
     turned = 90 if len(rates) > 3 else 0
     axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates], rotation=turned)
     axes.set_yticks(range(len(warmups)), [f"{warmup:g}" for warmup in warmups])
+
     beside = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": _style.SMALL}
     for warmup in cell.cut_warmups:
         axes.text(1.02, warmups.index(warmup), "*", **beside)

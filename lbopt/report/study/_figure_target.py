@@ -17,13 +17,14 @@ from lbopt.report.study._words import number
 
 _ABOUT = (
     "Medians over the final seeds, of evaluations on validation, with 95 % bootstrap intervals "
-    "over the seeds; a run that never reached the target counts as the slowest. Grey lines are ideal "
-    "scaling: twice the batch, half the steps. Open markers at the full length of the run are "
-    "medians that did not reach the target. Scaling counts as perfect as far as the examples are "
-    f"at most {100 * EXCESS:g} % more than those of batches up to {REFERENCE_FACTOR:g} times the "
-    "smallest, by an isotonic fit with a bootstrap over seeds; the last saving is the exponent a "
-    "of steps ~ batch^-a between the two largest batches, 1 if perfect and 0 if nothing is saved. The "
-    "critical batch B_c is of the fit steps = S_min (1 + B_c / B) to the medians."
+    "over the seeds; a run that never reached the target counts as the slowest. Grey lines are "
+    "ideal scaling: twice the batch, half the steps. Open markers at the full length of the run "
+    "are medians that did not reach the target. Scaling counts as perfect up to the batch at which "
+    f"the examples are {100 * EXCESS:g} % more than those of batches up to {REFERENCE_FACTOR:g} "
+    "times the smallest, by an isotonic fit with a bootstrap over seeds. The last saving is the "
+    "exponent a of steps ~ batch^-a between the two largest batches, 1 if scaling is perfect and 0 "
+    "if nothing is saved. The critical batch B_c comes from the fit steps = S_min (1 + B_c / B) to "
+    "the medians."
 )
 _HEADER = (
     "arm",
@@ -42,6 +43,7 @@ def target(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw the median steps and examples to the target, with a table of the fits."""
     if not study.has_target:
         return None
+
     figure, grid = _page.new_panels(2, 1, _style.WIDTH, 7.0, sharex=True)
     (steps,), (examples,) = grid
     for arm in study.measured:
@@ -50,6 +52,7 @@ def target(study: Study, folder: pathlib.Path) -> _page.Section | None:
             _height(cell.target.examples_median if cell.target else None) for cell in arm.cells
         ]
         examples.plot(_sizes(arm.cells), medians, **_style.look(arm))
+
     for axes, name in ((steps, "steps"), (examples, "examples")):
         _style.log_ticks(axes, "y")
         axes.set_ylabel(f"median {name} to the target")
@@ -57,6 +60,7 @@ def target(study: Study, folder: pathlib.Path) -> _page.Section | None:
         axes.spines[["top", "right"]].set_visible(False)
         _style.batch_axis(axes, study.sizes)
     steps.set_xlabel("")
+
     train = study.config.train
     goal = f"{train.target_metric.replace('eval/', 'validation ')} {train.target_value:g}"
     _style.title(steps, f"Steps to {goal}", 11, None)
@@ -77,7 +81,7 @@ def _sizes(cells: tuple[Cell, ...] | list[Cell]) -> list[int]:
 
 
 def _height(median: float | None) -> float:
-    """Return NaN where the target was not reached, so that no line goes through there."""
+    """Return a median to plot; NaN, a gap in the line, if the target was not reached."""
     return math.nan if median is None else median
 
 

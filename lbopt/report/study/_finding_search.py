@@ -1,4 +1,4 @@
-"""Findings about the search: its budget, its choice, and what the rules' own warmup costs."""
+"""Findings about the search: its budget, its choice, and the cost of the rules' own warmup."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ one
 def search_findings(study: Study) -> list[str]:
     """Return the sentences about the search of a study with a tested cell.
 
-    First stands what keeping the rules' own warmups would cost, "" if nothing tells it.
+    The first is about the cost of keeping the rules' own warmups, "" if it is not known.
     """
     measured = study.measured
     rates = [(span(cell.chosen.learning_rate for cell in arm.cells), arm.name) for arm in measured]
@@ -57,7 +57,7 @@ def _at_edges(arms: Sequence[Arm], name: str) -> list[str]:
 
 
 def _kept_warmup(study: Study) -> str:
-    """Return what keeping the rule's own warmup would have cost on validation, in grids."""
+    """Return the cost on validation of keeping the rule's own warmup, in grid searches."""
     if study.has_target:
         return ""
     parts = []
@@ -86,7 +86,7 @@ def _kept_part(found: Sequence[tuple[float, int]], metric: Metric) -> str:
 
 
 def _kept_loss(cell: Cell, metric: Metric) -> float | None:
-    """Return how much worse the best candidate with the rule's own warmup was than the best of all.
+    """Return the loss of the best candidate with the rule's own warmup against the best of all.
 
     Infinite if every candidate with the rule's own warmup diverged (language models); None if none
     was tried or all candidates diverged. Only runs of full length count.

@@ -1,4 +1,4 @@
-"""What a study found, in sentences made from its numbers."""
+"""The findings of a study, in sentences made from its numbers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from lbopt.report.study._words import Claim, listed, quoted, say
 
 
 def claims_of(study: Study) -> list[Claim]:
-    """Return the claims that the study has what it needs to judge; of an unfinished study none."""
+    """Return the claims that the study can judge; none if it is unfinished."""
     if not study.complete:
         return []
-    # The arms of a waterfall differ in more than what the claim compares.
+    # The arms of a waterfall differ in more settings than the claim compares.
     compares = study.has_limits and not study.config.waterfall
     found = [
         *(layerwise_legw_goes_further(study) if compares else []),
@@ -50,8 +50,8 @@ def claims_of(study: Study) -> list[Claim]:
 def findings_of(study: Study, claims: Sequence[Claim]) -> list[str]:
     """Return the findings: limits, target, the largest batch, claims, waterfall and search.
 
-    First stands how complete the study is, if it is not; a study without a tested cell has no other
-    sentence.
+    If the study is unfinished, the first sentence says how complete it is; without a tested cell
+    there is no other sentence.
     """
     if not study.measured:
         return _completeness(study)
@@ -92,6 +92,7 @@ _KEEPS = """{{ arm.name | name }} stays within {{ near }} of its score over smal
 def _limit(study: Study, arm: Arm) -> str:
     if arm.limit is None:
         return f"{quoted(arm.name)} has no result at the smallest batch yet."
+
     if isinstance(arm.limit, CannotTell):
         kept = f"The limit of {quoted(arm.name)} cannot be told: {why_unknown(study, arm)}"
     else:
@@ -111,18 +112,20 @@ def _limit(study: Study, arm: Arm) -> str:
 
 
 def _past_limit(study: Study, arm: Arm) -> str:
-    """Return what an arm has at the first batch past the limit, and what failed, as a clause."""
+    """Return an arm's score and failure at the first batch past the limit, as a clause."""
     if arm.failure is None:
         return ""
-    size, metric = arm.failure.global_batch_size, study.metric
+    size = arm.failure.global_batch_size
+    metric = study.metric
     (cell,) = (one for one in arm.cells if one.global_batch_size == size)
     score = metric.show(cell.test.mean)
     return f"; at {size} it has {score} and {_failed(arm.failure, metric)}"
 
 
 def _failed(failure: Failure, metric: Metric) -> str:
-    """Return what failed at the first batch past the limit, as a clause."""
-    test, train = failure.test_lost, failure.train_lost
+    """Return the kind of failure at the first batch past the limit, as a clause."""
+    test = failure.test_lost
+    train = failure.train_lost
     if failure.kind is None:
         return (
             "whether training failed too cannot be told, as training has no finite score at both "
@@ -157,8 +160,9 @@ _SEVERAL = ", intervals by Welch at Holm's levels, 95 % for the {} comparisons t
 
 
 def _at_largest(study: Study) -> str:
-    """Return the ranking at the largest batch, and the arms that the best is told apart from."""
-    metric, size = study.metric, study.sizes[-1]
+    """Return the ranking at the largest batch, and the arms that differ from the best."""
+    metric = study.metric
+    size = study.sizes[-1]
     found = [(arm, cell) for arm in study.arms if (cell := arm.cell(size))]
     if len(found) < 2:
         return ""
@@ -168,7 +172,7 @@ def _at_largest(study: Study) -> str:
 
 
 def _score(cell: Cell, metric: Metric) -> str:
-    """Return the mean test score, and in how many of the seeds training diverged."""
+    """Return the mean test score, and the number of seeds whose training diverged."""
     mean = metric.centre(cell.scores)
     if not math.isfinite(mean):
         return metric.show(mean) + of_seeds(cell)
@@ -221,7 +225,7 @@ def _interval(one: Difference, metric: Metric) -> str:
 
 
 def _steps_at_largest(study: Study) -> str:
-    """Return the median steps of each arm: runs that stop at the target differ in nothing else."""
+    """Return the median steps of each arm, for runs that stop at the target."""
     size = study.sizes[-1]
     found = [
         (quoted(arm.name), cell.target.steps_median if cell.target else None)
@@ -245,9 +249,10 @@ _COST = """{{ arm.name | name }} at least {{ "{:,.0f}".format(fit.min_steps) }} 
 
 
 def _target(study: Study) -> list[str]:
-    """Return how the steps to the target scale, what it costs, and where it was not reached."""
+    """Return sentences on the scaling and cost of the target, and the arms that missed it."""
     if not study.has_target:
         return []
+
     scaled = [(arm, arm.scaling) for arm in study.measured if arm.scaling]
     fitted = [arm for arm in study.measured if arm.critical_batch]
     costs = [say(_COST, arm=arm, fit=arm.critical_batch) for arm in fitted]
@@ -257,6 +262,7 @@ def _target(study: Study) -> list[str]:
         if (sizes := missed_sizes(arm))
     ]
     small = listed(small_batches(study))
+
     found = [
         (
             f"Examples to the target are at most {100 * EXCESS:g} % more than at batch {small}",
@@ -306,7 +312,7 @@ def _waterfall(study: Study) -> str:
 
 
 def _doubts(steps: Sequence[Step]) -> list[str]:
-    """Return which gains are not told apart from seed noise, each by its own 95 % interval."""
+    """Return the gains that may be seed noise, each by its own 95 % interval."""
     noise, unknown = (
         ", ".join(quoted(one.arm) for one in steps if one.told_apart is kind)
         for kind in (False, None)

@@ -4,7 +4,7 @@ The score of a study is flat over small batches and falls beyond some batch size
 where the fall exceeds a tolerance. It is estimated in four steps:
 
 1. The *reference* is the mean score over the small batches: those of at most four times the
-   smallest. A mean over several batch sizes does not hang on the noise of one.
+   smallest. A mean over several batch sizes depends less on the noise of a single one.
 2. The *fit* is isotonic regression: the scores that never improve as the batch grows and that are
    nearest to the measured means by least squares. A dip that larger batches do not confirm is
    pooled with them.
@@ -131,7 +131,7 @@ class CannotTell:
       reason: "few_batch_sizes": there is none beyond the small batches of the reference.
         "few_seeds": a batch size has fewer than `FEWEST_SEEDS`, too few to estimate noise.
         "no_plateau": the score falls by more than the tolerance among the small batches
-        themselves; smaller ones have to be tried. "wide_interval": the interval reaches from the
+        themselves; smaller batches have to be tried. "wide_interval": the interval reaches from the
         small batches to beyond the largest one; more seeds are needed. "diverged" and
         "not_learned": at the smallest batch a seed diverged, or none learned, so there is no score
         to keep; `lbopt.report.study._arm_limit` finds these.
@@ -239,7 +239,7 @@ def resample_limits(
 
     The chance with which a seed gets an example right shows in both: in the spread of the seeds'
     scores, and in the spread of the examples' means over seeds. To count it once, the examples'
-    deviations are shrunk until their variance is what the noise of the seeds leaves unexplained.
+    deviations are shrunk until their variance excludes that part of the noise.
 
     Args:
       cells: As for `estimate_limit`, with at least two seeds each.
@@ -255,8 +255,9 @@ def resample_limits(
     References:
       Hesterberg, What Teachers Should Know about the Bootstrap, arXiv:1411.5279, on the expanded
       percentile interval.
-      Owen, The Pigeonhole Bootstrap, arXiv:0712.1111, on the triple counting of noise where two
-      factors are resampled naively.
+      Owen, The Pigeonhole Bootstrap, Annals of Applied Statistics 1(2), 2007, pages 386-411,
+      doi:10.1214/07-AOAS122, on the triple counting of noise where two factors are resampled
+      naively.
     """
     sizes = np.array([cell.global_batch_size for cell in cells])
     sign = 1 if higher_is_better else -1
@@ -388,7 +389,8 @@ def _seed_deviations(
 def _example_deviations(cells: Sequence[CellScores], num_resamples: int) -> np.ndarray:
     """Return [num_resamples, cells] deviations of the mean score on resampled test examples."""
     count = cells[0].values.shape[1]
-    profiles, noise = np.empty((len(cells), count)), np.empty(len(cells))
+    profiles = np.empty((len(cells), count))
+    noise = np.empty(len(cells))
     for index, cell in enumerate(cells):
         weights = np.ones(count) if cell.weights is None else cell.weights / np.mean(cell.weights)
         centred = weights * (cell.values - cell.scores[:, None])

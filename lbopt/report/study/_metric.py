@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from lbopt.sweep import Run
+from lbopt.sweep import FinishedTrial
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Metric:
     """A measure of a trained model.
 
     Attributes:
-      name: name of the field of `Run`, after that of the split.
+      name: name of the field of `FinishedTrial`, after that of the split.
       label: label of an axis.
       unit: unit of a difference: percentage point of accuracy, percent of the perplexity.
     """
@@ -39,10 +39,10 @@ class Metric:
         """The unit in the plural."""
         return "points" if self is ACCURACY else self.unit
 
-    def scores(self, runs: Iterable[Run], split: str) -> tuple[float, ...]:
+    def scores(self, runs: Iterable[FinishedTrial], split: str) -> tuple[float, ...]:
         """Return the score of every run on "train", "validation" or "test".
 
-        A run that diverged counts as the worst there is, as in the search: accuracy 0, perplexity
+        A run that diverged gets the worst possible score, as in the search: accuracy 0, perplexity
         infinity.
         """
         worst = 0.0 if self is ACCURACY else math.inf

@@ -11,7 +11,7 @@ from lbopt.report.study._limit import LimitEstimate
 from lbopt.report.study._metric import Metric, Spread
 from lbopt.report.study._statistics import CriticalBatch
 from lbopt.report.study._steps_to_target import Scaling
-from lbopt.sweep import ExampleScores, Run
+from lbopt.sweep import ExampleScores, FinishedTrial
 from lbopt.sweep.search import Factors
 
 Curve = tuple[tuple[int, float], ...]
@@ -23,7 +23,7 @@ class Candidate:
     """A candidate of a search at one fidelity, with the mean over its search seeds.
 
     Attributes:
-      factors: multiples of what the arm's rules give.
+      factors: multiples of the values by the arm's rules.
       fidelity: length of the runs as a fraction of the full length.
       warmup_steps: warmup of the first run, in optimizer steps.
       trials: number of runs.
@@ -61,7 +61,7 @@ class Means:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Edges:
-    """Which of the chosen factors lie at an edge of the search: a wider one might do better."""
+    """Whether each chosen factor lies at an edge of the search: a wider search might be better."""
 
     learning_rate: bool
     warmup: bool
@@ -80,7 +80,7 @@ class MeanDiffusion:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """Cost of the target over the final seeds; one that never reached it counts as the slowest.
+    """Cost of the target over the final seeds; a seed that missed it counts as the slowest.
 
     Attributes:
       reached: number of seeds that reached it.
@@ -151,8 +151,8 @@ class Cell:
     """
 
     global_batch_size: int
-    search: tuple[Run, ...]
-    final: tuple[Run, ...]
+    search: tuple[FinishedTrial, ...]
+    final: tuple[FinishedTrial, ...]
     examples: tuple[ExampleScores | None, ...]
     candidates: tuple[Candidate, ...]
     scores: tuple[float, ...]
@@ -171,7 +171,7 @@ class Cell:
     phi: float | None
 
     @property
-    def first(self) -> Run:
+    def first(self) -> FinishedTrial:
         """A final run: all of them have the chosen rate, warmup, weight decay and length."""
         return self.final[0]
 
@@ -216,14 +216,14 @@ class Failure:
     """What failed at the first batch size past the limit.
 
     Attributes:
-      global_batch_size: that batch size.
+      global_batch_size: the first batch size past the limit.
       kind: "optimise" or "generalise"; None if it cannot be told.
       diverged: number of final seeds that diverged there.
       seeds: number of final seeds.
-      test_lost: what the test lost against the small batches, in points of accuracy or nats of the
+      test_lost: loss of test score against the small batches, in points of accuracy or nats of the
         mean loss.
-      train_lost: what training lost; both are None where a mean is missing.
-      train_share: train_lost / test_lost; None where the test lost nothing by its mean.
+      train_lost: the same loss in training; both are None if a mean is missing.
+      train_share: train_lost / test_lost; None if the mean test score did not fall.
     """
 
     global_batch_size: int
@@ -241,13 +241,14 @@ class Arm:
 
     Attributes:
       place: position in `SweepConfig.arms`.
-      config: optimizer, rules, and what it has instead of the study's.
+      config: optimizer, rules, and fields that replace those of the study.
       train: config of its runs.
       search: config of its search.
       cells: tested cells, ascending in batch size.
       limit: estimate of the limit; None where the study has none, or the smallest batch has no
         result yet.
-      limit_over_examples: whether its interval is over test examples too, not over seeds alone.
+      limit_over_examples: whether the bootstrap of its interval resamples test examples too, not
+        only seeds.
       failure: None if there is no result past the limit.
       scaling: steps to the target as a function of the batch size; None for a study without one.
       critical_batch: fit of the median steps to the target; None where there is none.
@@ -303,7 +304,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Waterfall:
-    """What each arm adds to the one before it, at the largest batch."""
+    """The gain of each arm over the arm before it, at the largest batch."""
 
     global_batch_size: int
     steps: tuple[Step, ...]
@@ -325,7 +326,7 @@ class Study:
     metric: Metric
     arms: tuple[Arm, ...]
     waterfall: Waterfall | None
-    runs: tuple[Run, ...]
+    runs: tuple[FinishedTrial, ...]
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -351,7 +352,7 @@ class Study:
 
     @property
     def complete(self) -> bool:
-        """Whether every cell is."""
+        """Whether every cell is tested with every final seed."""
         return self.num_complete == self.num_cells
 
     @property
@@ -361,11 +362,11 @@ class Study:
 
     @property
     def has_limits(self) -> bool:
-        """Whether runs have their full length; stopped at a target, all scores are near it."""
+        """Whether limits are estimated: not if runs stop at a target, which makes scores equal."""
         return not (self.has_target and self.config.train.stop_at_target)
 
 
-def factors_of(run: Run) -> Factors:
+def factors_of(run: FinishedTrial) -> Factors:
     """Return the candidate of a run."""
     return Factors(run.learning_rate_factor, run.warmup_factor, run.weight_decay_factor)
 

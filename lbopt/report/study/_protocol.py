@@ -1,4 +1,4 @@
-"""How a study was done, in words made from its config."""
+"""The protocol of a study in words, made from its config."""
 
 from __future__ import annotations
 
@@ -67,10 +67,12 @@ tell their
 
 def protocol(study: Study) -> list[str]:
     """Return search, choice, fidelity, target, limit and measures, a paragraph each."""
-    config, metric = study.config, study.metric
+    config = study.config
+    metric = study.metric
     by_accuracy = metric is ACCURACY
     searches = [config.search, *(arm.search for arm in config.arms if arm.search)]
     mean = "mean test loss, the logarithm of the perplexity,"
+
     found = [
         _search(study),
         say(
@@ -99,17 +101,21 @@ def protocol(study: Study) -> list[str]:
             shared=not any(arm.data or arm.model for arm in config.arms),
         ),
     ]
+
     return [paragraph for paragraph in found if paragraph]
 
 
 def _resampled_examples(study: Study) -> str:
-    """Return for which arms with a fit the bootstrap is over test examples too."""
+    """Return whether the bootstrap resamples test examples for "all", "some" or "none" of the arms.
+
+    Only arms with a fit count.
+    """
     found = {arm.limit_over_examples for arm in study.arms if arm.limit and arm.limit.fit}
     return "some" if len(found) == 2 else "all" if found == {True} else "none"
 
 
 def _search(study: Study) -> str:
-    """Return how arms were searched, those with an equal search of their own together."""
+    """Return a description of the searches; arms with equal searches stand together."""
     own: dict[str, list[str]] = {}
     for arm in study.config.arms:
         if arm.search:
@@ -144,7 +150,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _measured(study: Study) -> str:
-    """Return which runs were measured for what."""
+    """Return a description of the measurements and of the runs in which they were made."""
     measure = study.config.measure
     kept = ["the curve of the training loss"]
     kept += ["the curve of the distance from the start with its fits"] * measure.distance

@@ -32,13 +32,21 @@ from lbopt.report.study._model import (
 )
 from lbopt.report.study._statistics import CriticalBatch, advantage, fit_critical_batch
 from lbopt.report.study._steps_to_target import CellSteps, Scaling, measure_scaling
-from lbopt.sweep import ExampleScores, Numbers, Probes, Run, by_step, noise_scales, trial_identity
+from lbopt.sweep import (
+    ExampleScores,
+    FinishedTrial,
+    Numbers,
+    Probes,
+    by_step,
+    noise_scales,
+    trial_identity,
+)
 
 _LEARNED = 0.05
 _NEAR_THE_END = 0.1
 _CUT = 0.99
 
-Tested: TypeAlias = tuple[Run, ExampleScores | None]
+Tested: TypeAlias = tuple[FinishedTrial, ExampleScores | None]
 """A run and its scores on single test examples."""
 
 
@@ -57,7 +65,9 @@ def read_study(
     found = list(rows)
     metric = PERPLEXITY if any("validation_perplexity" in row for row in found) else ACCURACY
     scored = examples or {}
-    runs = [(_typed_json.convert(row, Run), scored.get(trial_identity(row))) for row in found]
+    runs = [
+        (_typed_json.convert(row, FinishedTrial), scored.get(trial_identity(row))) for row in found
+    ]
     return _study(_typed_json.convert(config, SweepConfig), metric, runs)
 
 
@@ -84,8 +94,9 @@ def _study(config: SweepConfig, metric: Metric, runs: Sequence[Tested]) -> Study
 
 
 def _judged(study: Study, arm: Arm) -> Arm:
-    """Return an arm with its limit, what fails past it, its scaling and its critical batch."""
-    scaling, critical = _scaling(study, arm), _critical_batch(arm.cells)
+    """Return an arm with its limit, failure, scaling and critical batch."""
+    scaling = _scaling(study, arm)
+    critical = _critical_batch(arm.cells)
     return dataclasses.replace(with_limit(study, arm), scaling=scaling, critical_batch=critical)
 
 
@@ -122,14 +133,17 @@ def _cell(
     size: int, runs: Sequence[Tested], search: SearchConfig, metric: Metric, has_target: bool
 ) -> Cell:
     searched = tuple(run for run, _ in runs if not run.is_final)
-    # By seed: a bootstrap must not depend on the order in which trials ended.
+    # Sorted by seed: a bootstrap must not depend on the order in which trials ended.
     tested = sorted((pair for pair in runs if pair[0].is_final), key=lambda pair: pair[0].seed)
     final = tuple(run for run, _ in tested)
-    tried, scores = _candidates(searched, metric), metric.scores(final, "test")
+
+    tried = _candidates(searched, metric)
+    scores = metric.scores(final, "test")
     cut = cut_warmups(tried)
     probes = [run.probes for run in final if run.probes]
     lipschitz = _means((one.step, one.lipschitz) for one in probes)
     peaks = [_peak(run.probes) for run in final if run.probes and not run.diverged]
+
     return Cell(
         global_batch_size=size,
         search=searched,
@@ -153,8 +167,8 @@ def _cell(
     )
 
 
-def _candidates(search: Iterable[Run], metric: Metric) -> tuple[Candidate, ...]:
-    groups: dict[tuple, list[Run]] = {}
+def _candidates(search: Iterable[FinishedTrial], metric: Metric) -> tuple[Candidate, ...]:
+    groups: dict[tuple, list[FinishedTrial]] = {}
     for run in search:
         groups.setdefault((factors_of(run), run.fidelity), []).append(run)
     return tuple(
@@ -170,11 +184,10 @@ def _candidates(search: Iterable[Run], metric: Metric) -> tuple[Candidate, ...]:
     )
 
 
-def _mean_scores(final: Sequence[Run], metric: Metric) -> Means:
+def _mean_scores(final: Sequence[FinishedTrial], metric: Metric) -> Means:
     """Return mean losses and accuracies.
 
-    The accuracy of a model whose outputs are not numbers is that of always naming the first class,
-    so a run that diverged has none.
+    A run that diverged has no accuracy: outputs that are not numbers score as the first class.
     """
     kept = [None if run.diverged else run for run in final]
     means = Means(
@@ -192,23 +205,23 @@ def _mean_scores(final: Sequence[Run], metric: Metric) -> Means:
     return dataclasses.replace(means, validation_accuracy=validation, test_accuracy=test)
 
 
-def learned(final: Sequence[Run]) -> bool | None:
+def learned(final: Sequence[FinishedTrial]) -> bool | None:
     """Return whether the last epoch's loss is 5 % below the first step's and a uniform guess's.
 
-    Batches differ by a few hundredths. A network whose gradients are all rounded to zero stays
-    where it began, or is left by its weight decay with a uniform guess, whose loss is log(outputs).
-    Losses are means over the seeds; None where a seed has none.
+    The margin is larger than the differences between batches. A network whose gradients are all
+    rounded to zero keeps its first loss, or weight decay reduces it to a uniform guess, whose loss
+    is log(outputs). Losses are means over the seeds; None if a seed has none.
     """
     curves = [run.curve.train_loss if run.curve else None for run in final]
     first = mean(curve[0] if curve else None for curve in curves)
     last = mean(run.last_epoch_loss for run in final)
     if first is None or last is None:
         return None
-    outputs = final[0].outputs or 0  # lines of an earlier version do not say
+    outputs = final[0].outputs or 0  # lines of an earlier version lack it
     return last < (1 - _LEARNED) * (min(first, math.log(outputs)) if outputs > 1 else first)
 
 
-def _target(final: Sequence[Run]) -> Target:
+def _target(final: Sequence[FinishedTrial]) -> Target:
     def median(values: Iterable[float | None]) -> float | None:
         found = statistics.median(math.inf if value is None else value for value in values)
         return found if math.isfinite(found) else None
@@ -221,7 +234,7 @@ def _target(final: Sequence[Run]) -> Target:
     )
 
 
-def _diffusion(final: Sequence[Run]) -> MeanDiffusion | None:
+def _diffusion(final: Sequence[FinishedTrial]) -> MeanDiffusion | None:
     fits = [run.diffusion for run in final if run.diffusion]
     log_r2 = mean(fit.log.r2 for fit in fits)
     power_r2 = mean(fit.power.r2 for fit in fits)
@@ -234,7 +247,7 @@ def _diffusion(final: Sequence[Run]) -> MeanDiffusion | None:
 # ---- edges of the search
 
 
-def _edges(search: SearchConfig, chosen: Run, cut: Collection[float]) -> Edges:
+def _edges(search: SearchConfig, chosen: FinishedTrial, cut: Collection[float]) -> Edges:
     """Return the chosen factors at an edge; factors of zero and warmups that are cut have none."""
     warms = chosen.warmup_steps > 0 and chosen.warmup_factor not in cut
     return Edges(
@@ -247,8 +260,8 @@ def _edges(search: SearchConfig, chosen: Run, cut: Collection[float]) -> Edges:
 def at_edge(search: SearchConfig, name: str, factor: float) -> bool:
     """Return whether a factor of "learning_rate", "warmup" or "weight_decay" is at an edge.
 
-    Of a grid these are its ends, except 0, beyond which nothing lies. Of a range they are its outer
-    tenths in the logarithm. A single factor has no edge.
+    The edges of a grid are its ends, except 0. The edges of a range are the first and the last
+    tenth of its logarithm. A single factor has no edge.
 
     >>> at_edge(SearchConfig("halton", learning_rate_range=(0.1, 10.0)), "learning_rate", 7.0)
     True
@@ -304,7 +317,8 @@ def _means(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> Curve:
 
 def _waterfall(study: Study) -> Waterfall | None:
     """Return the waterfall at the largest batch; None if an arm has no finite result there."""
-    largest, metric = study.sizes[-1], study.metric
+    largest = study.sizes[-1]
+    metric = study.metric
     arms = {arm.name: arm for arm in study.arms}
     cells = [arms[name].cell(largest) for name in study.config.waterfall if name in arms]
     found = [cell for cell in cells if cell is not None and cell.test.mean is not None]
@@ -321,8 +335,9 @@ def _waterfall(study: Study) -> Waterfall | None:
 def _gain(
     metric: Metric, before: Sequence[float], after: Sequence[float]
 ) -> tuple[float, float | None, float | None, float | None, bool | None]:
-    """Return the gain, its interval, its spread over single seeds, and whether it is told apart."""
-    base, noise = metric.centre(before), None
+    """Return the gain, its interval, its spread over single seeds, and its significance."""
+    base = metric.centre(before)
+    noise = None
     if min(len(before), len(after)) > 1:
         both = math.hypot(statistics.stdev(before), statistics.stdev(after))
         noise = abs(metric.worse_by(base, base - both))
@@ -340,8 +355,8 @@ def _gain(
 def mean_curve(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> Curve:
     """Return the mean over seeds at the steps at which every one of them has a number.
 
-    Runs that stop at a target or diverge differ in length: a mean over those that are left would
-    jump where one ends. A seed whose column is empty or missing does not count.
+    Runs that stop at a target or diverge differ in length, and a mean over the remaining runs would
+    jump at the end of each. A seed whose column is empty or missing does not count.
 
     >>> mean_curve([([1, 2, 3], [1.0, 2.0, 9.0]), ([1, 2], [3.0, 4.0])])
     ((1, 2.0), (2, 3.0))

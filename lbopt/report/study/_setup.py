@@ -1,4 +1,4 @@
-"""What a study ran, field by field, so that it can be done again from its page."""
+"""The settings of a study, field by field, so that it can be repeated from its page."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ _OWN = "its own"
 
 
 def definitions(study: Study) -> list[tuple[str, str]]:
-    """Return what all trials of a study have in common, as terms and what they are."""
-    config, train = study.config, study.config.train
+    """Return the settings that all trials of a study share, as terms and their values."""
+    config = study.config
+    train = study.config.train
     found = [
         ("data", _data(study)),
         ("model", _part(train.model)),
@@ -52,7 +53,8 @@ def definitions(study: Study) -> list[tuple[str, str]]:
 
 
 def _data(study: Study) -> str:
-    text, told = _part(study.config.train.data, _OF_THE_MACHINE), training_examples(study)
+    text = _part(study.config.train.data, _OF_THE_MACHINE)
+    told = training_examples(study)
     if told is None:
         return text
     low, high = told
@@ -66,7 +68,8 @@ def training_examples(study: Study) -> tuple[int, int] | None:
     The same number in most studies, as the steps of an epoch are rounded up. None where the length
     is given in steps, or where arms have data of their own.
     """
-    epochs, steps = study.config.train.num_epochs, study.config.train.num_steps
+    epochs = study.config.train.num_epochs
+    steps = study.config.train.num_steps
     cells = [(cell.global_batch_size, cell.first.steps) for arm in study.arms for cell in arm.cells]
     if steps or not epochs or not cells or any(arm.data for arm in study.config.arms):
         return None
@@ -123,9 +126,10 @@ def _devices(config: SweepConfig) -> str:
 
 
 def arms_table(config: SweepConfig) -> Table:
-    """Return the table of arms: what the rules of each start from.
+    """Return the table of arms, with the base values of their rules.
 
-    The last column, what an arm has instead of the study's, is left out if no arm has anything.
+    The last column, the fields of an arm that replace those of the study, is left out if no arm has
+    any.
     """
     header = ["arm", "optimizer", *_SHOWN.values(), "decay", _OWN]
     lines = [_arm_line(arm) for arm in config.arms]
@@ -153,7 +157,7 @@ def _decay(schedule: ScheduleConfig) -> str:
 
 
 def _own(arm: ArmConfig) -> str:
-    """Return the parts that an arm has instead of the study's."""
+    """Return the parts of an arm's config that replace those of the study."""
     parts = {"data": arm.data, "model": arm.model, "aggregator": arm.aggregator}
     found = [f"{name}: {_part(part, _OF_THE_MACHINE)}" for name, part in parts.items() if part]
     found += [f"loss: {_loss(arm.loss)}"] if arm.loss else []

@@ -1,4 +1,4 @@
-"""Tests, intervals and fits of a study: SciPy with the rules for what too few seeds cannot tell."""
+"""Tests, intervals and fits of a study by SciPy, with rules for too few seeds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def welch_interval(
     """Return Welch's interval of the difference of two means, ours less theirs.
 
     None if a sample has fewer than two numbers or one that is not finite, or if neither sample
-    varies and the means differ: so few equal numbers do not tell how much others would vary.
+    varies and the means differ: a few equal numbers do not show how much others would vary.
 
     >>> [round(end, 3) for end in welch_interval([5.1, 4.9, 5.0], [4.0, 4.2, 3.8])]
     [0.584, 1.416]
@@ -99,21 +99,22 @@ def ahead_of(
       decided.
 
     Note:
-      The best arm is the best of these very seeds, so it is ahead of the others by a little chance
-      too.
+      The best arm is chosen by the same seeds, which favours it slightly.
 
     References:
       Holm, A simple sequentially rejective multiple test procedure, 1979.
     """
     chances = []
     for place, other in enumerate(others):
-        ours, theirs = metric.on_scale(best), metric.on_scale(other)
+        ours = metric.on_scale(best)
+        theirs = metric.on_scale(other)
         if (interval := welch_interval(ours, theirs)) is not None:
             same = interval == (0.0, 0.0)
             chances.append((1.0 if same else float(_welch(ours, theirs).pvalue), place))
 
     found = [Difference()] * len(others)
-    apart, level = True, _FAMILY_WISE
+    apart = True
+    level = _FAMILY_WISE
     for rank, (p, place) in enumerate(sorted(chances)):
         level = _FAMILY_WISE / (len(chances) - rank) if apart else level
         apart = apart and p <= level
@@ -181,7 +182,7 @@ class Slope:
       slope: exponent of x.
       low: lower end; None without an interval.
       high: upper end.
-      over: what the interval is over, "seeds" or "batch sizes".
+      over: source of the interval's uncertainty, "seeds" or "batch sizes".
     """
 
     slope: float
@@ -225,7 +226,8 @@ def log_slope(groups: Sequence[tuple[float, Sequence[float]]], index: int = 0) -
         return Slope(round(slope, 9), None, None, "batch sizes")
     line = stats.linregress(x, [values.mean() for values in logs])
     half = float(stats.t.ppf(0.975, len(x) - 2) * line.stderr)
-    low, high = slope - half, slope + half
+    low = slope - half
+    high = slope + half
     return Slope(round(slope, 9), round(low, 9), round(high, 9), "batch sizes")
 
 
@@ -272,10 +274,12 @@ def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> Cr
     (100, 100, 1.0)
 
     References:
-      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, section 2
-      [recalled 90%].
+      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162v1,
+      equations 2.11 and 2.12; restated by Kaplan et al., Scaling Laws for Neural Language Models,
+      arXiv 2001.08361v1, equations 5.1 and 5.2.
     """
-    sizes, log_steps = np.asarray(batch_sizes, float), np.log(np.asarray(steps, float))
+    sizes = np.asarray(batch_sizes, float)
+    log_steps = np.log(np.asarray(steps, float))
     if len(set(sizes)) < 3 or np.ptp(log_steps) == 0:
         return None
 
@@ -295,7 +299,8 @@ def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> Cr
         options={"xatol": 1e-12},
     )
 
-    critical, least = float(np.exp(found.x)), float(np.exp(np.mean(left(found.x))))
+    critical = float(np.exp(found.x))
+    least = float(np.exp(np.mean(left(found.x))))
     r2 = float(1 - np.var(left(found.x)) / np.var(log_steps))
     return CriticalBatch(least, least * critical, critical, r2)
 

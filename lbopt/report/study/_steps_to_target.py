@@ -1,9 +1,9 @@
 """Optimizer steps and examples to a target score, as a function of the batch size.
 
 Shallue et al., Measuring the Effects of Data Parallelism on Neural Network Training,
-arXiv:1811.03600, find three regimes as the batch grows. In *perfect scaling* twice the batch needs
-half the steps, so the examples stay the same. Then come *diminishing returns*, and at last *maximal
-data parallelism*, where a larger batch saves no steps.
+arXiv:1811.03600v2, find three regimes as the batch grows. In *perfect scaling* twice the batch
+needs half the steps, so the examples stay the same. Then come *diminishing returns*, and at last
+*maximal data parallelism*, where a larger batch saves no steps.
 """
 
 from __future__ import annotations

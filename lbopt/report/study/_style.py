@@ -1,4 +1,4 @@
-"""What figures share: a colour for each arm, a shade for each batch size, axes, panels, legends."""
+"""The style of all figures: colours of arms, shades of batch sizes, axes, panels, legends."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from lbopt.report import _page
 from lbopt.report.study._model import Arm, Study
 
 COLOURS = ("#7f7f7f", "#e69f00", "#d55e00", "#56b4e9", "#0072b2", "#009e73", "#cc79a7", "#000000")
-"""Told apart without red and green (Okabe and Ito); with the markers they serve 8 arms."""
+"""Colours that do not need red and green (Okabe and Ito); with the markers they serve 8 arms."""
 MARKERS = "svD^oPX*"
 GREY = "#999999"
-WIDTH, PANELS_WIDTH = 5.2, 6.0
-"""Inches: 10 points are still read where a phone shows a figure 340 pixels wide."""
+WIDTH = 5.2
+"""Width of a figure in inches; text of 10 points stays readable on a phone of 340 pixels."""
+PANELS_WIDTH = 6.0
+"""Width of a figure with panels, in inches."""
 SMALL = 7.5
-LEGEND_LETTERS, TICK_LETTERS, TITLE_LETTERS = 58, 24, 32
-"""Letters after which a name is broken in a legend, beside an axis, and above a panel."""
+LEGEND_LETTERS = 58
+"""Letters after which a name is broken in a legend."""
+TICK_LETTERS = 24
+"""Letters after which a name is broken beside an axis."""
+TITLE_LETTERS = 32
+"""Letters after which a name is broken above a panel."""
 MOST_PANEL_ROWS = 8
 PROBED = {"linewidth": 1.3, "marker": "o", "markersize": 2}
 _LONG_TICKS = 38
@@ -70,12 +76,12 @@ def ring(axes: Any, x: float, y: float, colour: Any, size: float = 12, width: fl
 
 
 def label(text: str, width: int | None = None) -> str:
-    """Return a name as matplotlib is to be given it, broken into lines of `width` letters.
+    """Escape a name for matplotlib and break it into lines of `width` letters.
 
     >>> label("costs $2 $3"), label("_base"), label("momentum + linear", 12)
     ('costs \\\\$2 \\\\$3', ' _base', 'momentum +\\nlinear')
     """
-    shown = printable(text)  # first: line breaks of the name itself are shown, not made
+    shown = printable(text)  # first, so that line breaks within the name itself are shown, not made
     return _page.plain_label(shown if width is None else textwrap.fill(shown, width))
 
 
@@ -86,7 +92,8 @@ def title(axes: Any, text: str, size: float = 9, letters: int | None = TITLE_LET
 
 def length_text(config: SweepConfig) -> str:
     """Return how long every trial is, in words."""
-    steps, epochs = config.train.num_steps, config.train.num_epochs
+    steps = config.train.num_steps
+    epochs = config.train.num_epochs
     length = f"{steps} steps" if steps else f"{epochs:g} epochs"
     return f"{length} at every batch size"
 
@@ -198,7 +205,7 @@ def thinned(values: Sequence[Any], most: int) -> list[Any]:
 
 
 def left_out(shown: int, total: int, what: str) -> list[str]:
-    """Return a sentence that says what a figure leaves out, if anything.
+    """Return a sentence on the arms or sizes that a figure leaves out, if there are any.
 
     >>> left_out(8, 9, "arms"), left_out(9, 9, "arms")
     (['Drawn for 8 of 9 arms; results.jsonl has all.'], [])
@@ -219,7 +226,7 @@ def legend_below(figure: Any, axes: Any, columns: int = 2, **options: Any) -> No
 
 
 def batch_legend(figure: Any, study: Study, dashed: str | None = None) -> None:
-    """Name the shades of the batch sizes below the figure, and what thin dashed lines are."""
+    """Name the shades of the batch sizes and the thin dashed lines below the figure."""
     lines = [(str(size), batch_shade(study, size)) for size in study.sizes]
     line_legend(figure, lines, "global batch size", 8, dashed)
 
@@ -259,7 +266,7 @@ def _legend(figure: Any, handles: Any, labels: Sequence[str], columns: int, **op
 
 
 def _columns(names: Sequence[str], width_inches: float, font_size: float, most: int) -> int:
-    """Return in how many columns names fit below a figure, rows filled alike.
+    """Return the number of columns in which names fit below a figure, with rows filled evenly.
 
     >>> _columns(["16", "64", "256"], 6.0, 8, most=8), _columns(["a" * 100, "b"], 6.0, 8, most=8)
     (3, 1)

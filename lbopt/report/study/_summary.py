@@ -15,7 +15,7 @@ from lbopt.report.study._words import Claim
 
 
 def summary_of(study: Study, claims: Sequence[Claim], findings: Sequence[str]) -> dict[str, Any]:
-    """Return the summary as JSON data; null is what was not measured, reached or finite."""
+    """Return the summary as JSON data; null means not measured, not reached or not finite."""
     return {
         "name": study.config.name,
         "complete": study.complete,
@@ -48,7 +48,7 @@ def _arm(arm: Arm, metric: Metric) -> dict[str, Any]:
 
 
 def _limit(limit: LimitEstimate) -> dict[str, Any]:
-    """Return the outcome with its numbers, in examples; null is beyond the largest batch."""
+    """Return the limit's outcome and numbers, in examples; null is beyond the largest batch."""
     if isinstance(limit, CannotTell):
         outcome: dict[str, Any] = {"outcome": "cannot_tell", "reason": limit.reason}
     elif isinstance(limit, Limit):
@@ -70,11 +70,14 @@ def _scaling(scaling: Scaling) -> dict[str, Any]:
 
 def _point(cell: Cell, metric: Metric) -> dict[str, Any]:
     """Return the numbers of a cell; accuracies are in [0, 1], noise scales in examples."""
-    chosen, first, name = cell.chosen, cell.first, metric.name
+    chosen = cell.chosen
+    first = cell.first
+    name = metric.name
     means = {f"{field}_mean": value for field, value in dataclasses.asdict(cell.means).items()}
     spread = {
         f"test_{name}_{field}": value for field, value in dataclasses.asdict(cell.test).items()
     }
+
     return {
         "global_batch_size": cell.global_batch_size,
         "steps": first.steps,

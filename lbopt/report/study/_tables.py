@@ -14,17 +14,16 @@ from lbopt.report.study._arm_limit import limit_text
 from lbopt.report.study._metric import ACCURACY, Metric
 from lbopt.report.study._model import Arm, Cell, Study
 from lbopt.report.study._words import number
-from lbopt.sweep import Run
+from lbopt.sweep import FinishedTrial
 
 Table = tuple[list[str], list[list[str]]]
 """Header and lines, text throughout."""
 
 
 def results_table(study: Study) -> Table:
-    """Return the table with everything, a line for each cell that was tested.
+    """Return the table of all results, with a line for each tested cell.
 
-    Accuracies are in percent. What was not measured is "", and a column in which all is "" is left
-    out.
+    Accuracies are in percent. Values that were not measured are "", and empty columns are left out.
     """
     lines = [_line(arm, cell, study.metric) for arm in study.measured for cell in arm.cells]
     kept = [name for name in lines[0] if any(line[name] for line in lines)]
@@ -32,13 +31,18 @@ def results_table(study: Study) -> Table:
 
 
 def _line(arm: Arm, cell: Cell, metric: Metric) -> dict[str, str]:
-    first, chosen, edges = cell.first, cell.chosen, cell.edges
+    first = cell.first
+    chosen = cell.chosen
+    edges = cell.edges
     at_edge = " (edge)"
     warmup = " (cut)" if chosen.warmup in cell.cut_warmups else at_edge * edges.warmup
-    failed, critical = arm.failure, arm.critical_batch
-    fit, target = cell.diffusion, cell.target
+    failed = arm.failure
+    critical = arm.critical_batch
+    fit = cell.diffusion
+    target = cell.target
     past = failed is not None and failed.global_batch_size == cell.global_batch_size
     diverged = sum(run.diverged for run in cell.search)
+
     return {
         "arm": arm.name,
         "batch": str(cell.global_batch_size),
@@ -68,7 +72,8 @@ def _line(arm: Arm, cell: Cell, metric: Metric) -> dict[str, str]:
 
 def _scores(cell: Cell, metric: Metric) -> dict[str, str]:
     """Return the test score with its spread over seeds, then the other splits and the losses."""
-    test, means = cell.test, cell.means
+    test = cell.test
+    means = cell.means
     show = _percent if metric is ACCURACY else lambda value: number(value, 4)
     judged = {
         "test %" if metric is ACCURACY else "test perplexity": show(test.mean),
@@ -86,7 +91,7 @@ def _scores(cell: Cell, metric: Metric) -> dict[str, str]:
 
 
 def _probed(cell: Cell) -> dict[str, str]:
-    """Return what was probed in the final runs."""
+    """Return the probed numbers of the final runs."""
     probes = [run.probes for run in cell.final if run.probes]
     step, peak = max(cell.lipschitz, key=lambda pair: pair[1], default=(None, None))
     phis = [[phi for phi in one.phi or () if phi is not None] for one in probes]
@@ -123,14 +128,13 @@ _COLUMNS = {
 def trials_table(study: Study) -> Table:
     """Return the table of all trials, ascending in arm name and batch size, search before final.
 
-    Accuracies are in [0, 1]. Of a split whose loss is not finite no score is shown: the accuracy of
-    outputs that are not numbers says nothing. The last column is the step at which a trial
-    diverged, "yes" if none is known.
+    Accuracies are in [0, 1]. If the loss of a split is not finite, its score is left out. The last
+    column is the step at which a trial diverged, "yes" if the step is not known.
     """
     splits = ("train", "validation", "test")
     scores = [f"{split} {study.metric.name}" for split in splits]
 
-    def line(run: Run) -> list[str]:
+    def line(run: FinishedTrial) -> list[str]:
         told = [getattr(run, field) for field in _COLUMNS.values()]
         for split in splits:
             known = getattr(run, f"{split}_loss") is not None
@@ -155,9 +159,9 @@ def trials_csv(rows: Sequence[Mapping[str, Any]]) -> str:
       rows: lines of `results.jsonl`.
 
     Returns:
-      A line of the fields' names, as they are first met, and then the rows in their order; what a
-      row does not have is empty. Text that a spreadsheet would take for a formula has an apostrophe
-      before it.
+      A line with the names of all fields, in the order of their first occurrence, then the rows in
+      their order; missing fields are empty. Text that a spreadsheet would take for a formula has an
+      apostrophe before it.
     """
     nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
     names = [
@@ -186,9 +190,12 @@ def terminal_table(study: Study) -> str:
     sizes = sorted({cell.global_batch_size for arm in study.arms for cell in arm.cells})
     names = [printable(arm.name) for arm in study.arms]
     width = max(map(len, names))
-    what, last = f"test {metric.label} (mean over seeds)", "limit"
+    what = f"test {metric.label} (mean over seeds)"
+    last = "limit"
     if not study.has_limits:
-        what, last = "steps to the target (median over seeds)", "perfect to"
+        what = "steps to the target (median over seeds)"
+        last = "perfect to"
+
     header = "".join(f"{size:>8}" for size in sizes)
     lines = [what.ljust(width), f"{'batch'.ljust(width)}{header}  {last:>8}"]
     for name, arm in zip(names, study.arms, strict=True):

@@ -1,4 +1,4 @@
-"""How the steps to a target scale, in words."""
+"""The scaling of the steps to a target, in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WHY: dict[Reason, str] = {
 
 
 def perfect_text(scaling: Scaling) -> str:
-    """Return up to which batch the number of examples to the target stays, with its interval."""
+    """Return the largest batch of perfect scaling, with its interval."""
     until = scaling.perfect_until
     if isinstance(until, CannotTell):
         return f"cannot be told ({_WHY[until.reason]})"

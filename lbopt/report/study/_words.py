@@ -9,17 +9,19 @@ from typing import Any
 
 from lbopt.report import _page
 
-HELD, NOT_HELD, UNKNOWN = "held", "did not hold", "cannot be told"
+HELD = "held"
+NOT_HELD = "did not hold"
+UNKNOWN = "cannot be told"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of a paper and what became of it.
+    """A claim of a paper and its verdict.
 
     Attributes:
       claim: short name.
       verdict: "held", "did not hold" or "cannot be told".
-      sentence: both in words, with the numbers.
+      sentence: claim and verdict in words, with the numbers.
     """
 
     claim: str
@@ -33,8 +35,8 @@ def judged(claim: str, verdict: str, what: str, *evidence: str) -> Claim:
     Args:
       claim: short name.
       verdict: `HELD`, `NOT_HELD` or `UNKNOWN`.
-      what: what is claimed, as a clause.
-      *evidence: clauses that the verdict rests on; empty ones are left out.
+      what: the claim as a clause.
+      *evidence: clauses with the reasons of the verdict; empty ones are left out.
 
     >>> judged("x", HELD, "two is even", "2 = 2 * 1").sentence
     'That two is even held here: 2 = 2 * 1.'
@@ -47,11 +49,10 @@ def judged(claim: str, verdict: str, what: str, *evidence: str) -> Claim:
 
 
 def say(template: str, **values: Any) -> str:
-    """Return a jinja template filled in; line breaks of the template are spaces.
+    """Fill in a jinja template; line breaks of the template become spaces.
 
-    Filters: `name` quotes the name of an arm where it needs it, `listed` joins names, `count`
-      writes a number
-    with its noun, `number` writes three significant digits.
+    Filters: `name` quotes the name of an arm if it needs it, `listed` joins names, `count` writes a
+    number with its noun, `number` writes three significant digits.
 
     >>> say("{{ arms | map('name') | listed }} won {{ 2 | count('time') }}", arms=["a", "+ b"])
     'a and "+ b" won 2 times'
@@ -72,7 +73,7 @@ def _environment() -> Any:
 
 
 def quoted(name: str) -> str:
-    """Return the name of an arm, in quotation marks where it would not be seen as one.
+    """Return the name of an arm, in quotation marks if it would not read as a name.
 
     >>> quoted("LAMB + LEGW"), quoted("momentum, linear"), quoted("+ LEGW")
     ('LAMB + LEGW', '"momentum, linear"', '"+ LEGW"')
@@ -100,23 +101,24 @@ def count(number: int, noun: str) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number with so many significant digits; "" for None."""
+    """Return a number with a given count of significant digits; "" for None."""
     return "" if value is None else f"{value:.{digits}g}"
 
 
 def span(values: Iterable[float], form: str = "{:.3g}") -> str:
-    """Return the least and the largest number, one where both are written alike.
+    """Return the range of numbers as text; one number if both ends are written alike.
 
     >>> span([0.5, 2.0, 1.0]), span([3, 3])
     ('0.5 to 2', '3')
     """
     found = list(values)
-    low, high = form.format(min(found)), form.format(max(found))
+    low = form.format(min(found))
+    high = form.format(max(found))
     return low if low == high else f"{low} to {high}"
 
 
 def grouped(texts: Iterable[tuple[str, str]]) -> str:
-    """Return what is true of which arm, arms of which the same is true together.
+    """Return texts about arms; arms with the same text stand together.
 
     Args:
       texts: (text, name of an arm) of each.

@@ -50,9 +50,9 @@ class StudyReport:
 
     Attributes:
       file: path of report.html.
-      study: what it shows.
+      study: the study that it shows.
       table: test scores and limits, for the terminal.
-      findings: what was found, a sentence each.
+      findings: findings, a sentence each.
     """
 
     file: pathlib.Path
@@ -100,19 +100,27 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
 
 
 def _check_saved(config: Mapping[str, Any]) -> None:
-    """Refuse a config.json that somebody edited: what no study begins with has no report."""
-    # A field that is gone is not one that an earlier version lacked: its default was not what ran.
+    """Refuse a config.json that was edited so that no study can have written it.
+
+    Raises:
+      KeyError: If a field is missing.
+      EnvironmentProblem: If a field has an impossible value.
+    """
+    # These fields were always written, so a missing one was removed: its default may not have run.
     for owner, fields in ((config, _FIELDS), *((arm, _ARM_FIELDS) for arm in config["arms"])):
         for field in fields:
             owner[field]
+
     study = _typed_json.convert(config, SweepConfig)
-    names, sizes = [arm.name for arm in study.arms], list(study.global_batch_sizes)
+    names = [arm.name for arm in study.arms]
+    sizes = list(study.global_batch_sizes)
     try:
         unique = names and len(set(names)) == len(names)
         require(unique, "config.arms", names, "one arm or more, each of its own name")
         ascending = sizes and sizes[0] > 0 and sizes == sorted(set(sizes))
         require(ascending, "config.global_batch_sizes", sizes, "one size or more, ascending")
-        epochs, fix = study.train.num_epochs, "give a number of epochs, or None"
+        epochs = study.train.num_epochs
+        fix = "give a number of epochs, or None"
         require(epochs is None or 1e-9 < epochs < 1e9, "config.train.num_epochs", epochs, fix)
         with errors.under("config.search"):
             for one in (study.search, *(arm.search for arm in study.arms if arm.search)):
@@ -131,6 +139,7 @@ def _measured_sections(
     found = _page.Section("What was found", items=others)
     if not study.measured:
         return [found]
+
     header, lines = results_table(study)
     sections = [
         _figure_scores.scores(study, workdir),
@@ -150,13 +159,15 @@ def _measured_sections(
         _figure_search.warmups(study, workdir),
         _page.Section("Results", [_UNITS], header=header, rows=lines),
     ]
+
     return [section for section in sections if section is not None]
 
 
 def _protocol(study: Study) -> _page.Section:
-    """Return how the study was done: in words, field by field, and arm by arm."""
+    """Return the protocol of the study in words, its fields, and its arms."""
     header, lines = arms_table(study.config)
-    paragraphs, terms = [*protocol(study), _DEFAULTS], definitions(study)
+    paragraphs = [*protocol(study), _DEFAULTS]
+    terms = definitions(study)
     return _page.Section("Protocol", paragraphs, header=header, rows=lines, definitions=terms)
 
 

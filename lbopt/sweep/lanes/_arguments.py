@@ -12,8 +12,7 @@ import numpy as np
 import optax
 
 from lbopt import types
-from lbopt.config import ScheduleConfig, make_optimizer, scaled_modules
-from lbopt.recipes import make_schedule
+from lbopt.config import ScheduleConfig, make_optimizer, make_schedule, scaled_modules
 from lbopt.sweep._trials import Cell, Trial
 
 

@@ -199,7 +199,7 @@ def local_lipschitz(
       pool of `CNN`, the activations and products of others); both cost the same.
 
     References:
-      You et al., Large-Batch Training for LSTM and Beyond, arXiv 1901.08256 [recalled 80%].
+      You et al., Large-Batch Training for LSTM and Beyond, arXiv 1901.08256v1 [recalled 80%].
     """
     norm = tree.global_norm(gradient)
     direction = jax.tree.map(lambda g: g / norm, gradient)

@@ -76,7 +76,7 @@ def hyperband_brackets(eta: int, min_budget: float, max_budget: float) -> list[B
 
     References:
       Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", arXiv
-      1603.06560, Algorithm 1.
+      1603.06560v4, Algorithm 1.
 
     >>> hyperband_brackets(3, 1.0, 9.0)
     [[(9, 1.0), (3, 3.0), (1, 9.0)], [(5, 3.0), (1, 9.0)], [(3, 9.0)]]

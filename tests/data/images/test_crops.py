@@ -10,7 +10,8 @@ from refusal import refused
 from scipy import stats
 
 from lbopt.data.images import _crops
-from lbopt.data.images._crops import Box, central_box, eval_crop, random_box, train_crop
+from lbopt.data.images._boxes import SAMPLINGS, Box, central_box, random_box
+from lbopt.data.images._crops import eval_crop, train_crop
 from lbopt.data.images._decode import UnreadableImage, decode
 
 DRAWS = 4000
@@ -26,7 +27,7 @@ def is_uniform(values, low, high):
     return stats.kstest(values, "uniform", (low, high - low)).pvalue > 0.01
 
 
-@pytest.mark.parametrize("sampling", _crops.SAMPLINGS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(
     ("height", "width"), [(375, 500), (500, 375), (40, 900), (224, 224), (7, 9), (1, 1)]
 )
@@ -55,11 +56,11 @@ def test_by_height_draws_ratio_and_height_uniformly():
 
 
 def test_the_two_differ():
-    by_area, by_height = (boxes(1000, 1000, sampling=sampling) for sampling in _crops.SAMPLINGS)
+    by_area, by_height = (boxes(1000, 1000, sampling=sampling) for sampling in SAMPLINGS)
     assert np.mean(by_height[:, 2] * by_height[:, 3]) < 0.9 * np.mean(by_area[:, 2] * by_area[:, 3])
 
 
-@pytest.mark.parametrize("sampling", _crops.SAMPLINGS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_positions_are_uniform(sampling):
     top, left, height, width = boxes(3000, 3000, area=(0.1, 0.2), sampling=sampling).T
     assert is_uniform(top / (3000 - height), 0, 1)
@@ -108,6 +109,9 @@ def test_an_unknown_way_is_refused():
         random_box(np.random.default_rng(0), 9, 9, sampling="by_aria")
     with refused("fraction", 1.5, "value"):
         central_box(9, 9, 1.5)
+    for option, bad in (("area", (0.0, 1.0)), ("area", (0.9, 0.1)), ("ratio", (2.0, 1.0))):
+        with refused(option, bad, "value"):
+            random_box(np.random.default_rng(0), 9, 9, **{option: bad})
     with refused("interpolation", "cubic", "choice"):
         train_crop(b"", Box(0, 0, 1, 1), 9, "cubic")
 

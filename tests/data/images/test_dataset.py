@@ -21,14 +21,14 @@ from lbopt.data.images import (
     Policy,
     Preparation,
     SmallImages,
-    _crops,
+    central_box,
     load_image_arrays,
 )
 from lbopt.data.images._decode import decode
 from lbopt.models import space_to_depth
 
 CLASSES, SIDE = 7, 24
-READING = Reading(threads=3, examples_per_piece=4)
+READING = Reading(threads=3, examples_per_slice=4)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_evaluation_sees_the_central_part_as_pillow_resizes_it(whole, files):
     batch = dataset(whole).take(np.arange(40))
     for image, file in zip(batch["image"], files, strict=True):
         picture = Image.fromarray(decode(file))
-        top, left, side, _ = _crops.central_box(picture.height, picture.width)
+        top, left, side, _ = central_box(picture.height, picture.width)
         wanted = picture.crop((left, top, left + side, top + side)).resize(
             (SIDE, SIDE), Image.BICUBIC
         )

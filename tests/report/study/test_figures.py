@@ -131,6 +131,7 @@ def everything(*names):
     return config | {"name": "study of $x^$ and $y"}, rows
 
 
+@pytest.mark.slow
 def test_mathematics_in_a_name_does_not_stop_the_report(tmp_path):
     config, rows = everything("rate $x^$", "costs $2 $3", "_base")
     written = write_study_report(tmp_path, synthetic.save_study(tmp_path, config, rows))
