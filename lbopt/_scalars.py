@@ -100,7 +100,10 @@ def in_fp32(value: Any) -> Any:
 
 def require_scalar(argument: str, value: Any) -> None:
     """Raise `UserError` unless a value is a number, or a real 0-d array of fp32 or wider."""
+    # Classes of scalars (np.float32) and arrays of other libraries have a dtype too.
     dtype = getattr(value, "dtype", None)
+    if isinstance(value, type) or not isinstance(dtype, np.dtype):
+        dtype = None
     if dtype is not None:
         _require_precise(argument, value, dtype)
     if is_number(value):
@@ -118,7 +121,7 @@ def _require_precise(argument: str, value: Any, dtype: Any) -> None:
             f"its dtype is {dtype}{why}; give a Python number or fp32, and to "
             "optax.inject_hyperparams hyperparam_dtype=jnp.float32"
         )
-        raise UserError(argument, value, fix)
+        raise UserError(argument, value, fix, code="type")
 
 
 def require_at_least(argument: str, value: Any, low: float) -> None:

@@ -118,7 +118,8 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
       prefix: the place of the fields, "config.aggregator" for instance; "" for none. A prefix that
         ends in a blank is put before the name as it is: "config.json: ".
       only: the fields that stand at the prefix, all if None; others keep their names.
-      **places: fields, or dotted beginnings of their names, that stand elsewhere.
+      **places: fields, or first parts of their names (before `.`, `[` or `/`), that stand
+        elsewhere.
 
     >>> with under("config.aggregator", rank="config.model.rank"):
     ...     raise UserError("rank", 0, "give a number >= {least}", also=["least"])
@@ -131,7 +132,7 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
         while head:
             if head in places:
                 return places[head] + name[len(head) :]
-            head = head[: max(head.rfind("."), head.rfind("["), 0)]
+            head = head[: max(0, *(head.rfind(end) for end in ".[/"))]
         first = re.split(r"[.\[]", name)[0]
         known = first.isidentifier() and "/" not in name
         if not known or (only is not None and first not in only):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -82,14 +83,23 @@ def check_takes(fn: Callable[..., Any], number: int, argument: str, does: str) -
       does: end of the sentence "give a function that takes ...", for the message.
     """
     try:
-        signature = inspect.signature(fn)
-    except ValueError:  # some functions written in C have no signature
-        return
-    try:
-        signature.bind(*range(number))
-    except TypeError as error:
+        inspect.signature(fn).bind(*range(number))
+    except (TypeError, ValueError) as error:
+        # Some functions written in C have no signature. Nor has a partial whose arguments do not
+        # fit its function.
+        in_c = fn.func if isinstance(fn, functools.partial) else fn
+        if isinstance(error, ValueError) and not _has_signature(in_c):
+            return
         fix = f"give a function that takes {does}"
         raise UserError(argument, fn, fix, code="type") from error
+
+
+def _has_signature(fn: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(fn)
+    except ValueError:
+        return False
+    return True
 
 
 def spread(given: types.PyTree, params: types.Params, argument: str) -> types.PyTree:

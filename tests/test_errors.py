@@ -29,6 +29,14 @@ def test_prefixes_nest_and_renamed_fields_keep_what_comes_after_the_dot():
     assert found.code == "conflict"
 
 
+@pytest.mark.parametrize("rest", ["", ".0", "[0]", "/dense/bias", "/layers.0/w[1]"])
+def test_a_renamed_field_keeps_the_place_inside_it(rest):
+    for name, expected in (("mask", "weight_decay_mask"), ("params/mask", "params/mask")):
+        error = UserError(f"{name}{rest}", reason="mend it")
+        found = raised(errors.under("", mask="weight_decay_mask"), error=error)
+        assert found.field == f"{expected}{rest}"
+
+
 @pytest.mark.parametrize("field", ["--workdir", "params/dense/kernel", "batch", None])
 def test_what_is_no_field_of_the_caller_keeps_its_name(field):
     found = raised(errors.under("config", {"rank"}), error=UserError(field, reason="mend it"))

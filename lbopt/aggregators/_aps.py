@@ -119,13 +119,13 @@ def aps(
         drawn = jax.vmap(lambda number: draws(jax.random.fold_in(key, number), grads))(
             group.numbers()
         )
-        said = [
+        rounded = [
             quantize(g, to, overflow, noise).astype(dtype)
             for g, noise in zip(grads, drawn, strict=True)
         ]
 
-        shares = Shares(said, group.num_devices)
-        totals = [_added(group.exchange(x), to, overflow, accumulate) for x in shares.pack(said)]
+        shares = Shares(rounded, group.num_devices)
+        totals = [_added(group.exchange(x), to, overflow, accumulate) for x in shares.pack(rounded)]
 
         # Sums in fp32 are rounded, to travel in the format as the gradients did.
         if accumulate == "fp32":

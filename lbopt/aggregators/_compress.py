@@ -28,7 +28,7 @@ Message = dict[str, jax.Array]
 
 
 class Known(NamedTuple):
-    """Facts about a leaf that all replicas share before they compress it.
+    """Facts about a leaf that all replicas know before they compress it.
 
     Attributes:
       shape: shape of one layer.
@@ -43,7 +43,7 @@ class Known(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Numbers of one layer."""
+        """Number of elements of one layer."""
         return math.prod(self.shape)
 
     def flat(self, x: jax.Array) -> jax.Array:
@@ -66,7 +66,7 @@ class Compressor:
       route: "sum" adds messages by an all-reduce. "gather" sends every message to every replica.
         "exchange" is for messages that are a `payload` [r, layers, *shape] of few bits: each device
         sums a share of all payloads in fp32.
-      message_bytes: n -> bytes of a message's arrays that grow with n.
+      message_bytes: n -> bytes of the message of one layer.
       delta: n -> contraction, ||C(x) - x||^2 <= (1 - delta) ||x||^2, in expectation for random
         compressors; for `cast`, for numbers that are normal in its format.
       scaled: whether it reads `Known.largest`.
@@ -87,7 +87,7 @@ class Compressor:
         """Return the bytes that a device with one replica sends per step, as a float.
 
         Args:
-          sizes: n of each vector.
+          sizes: number of elements of each layer.
           num_replicas: number of replicas.
         """
         message = sum(self.message_bytes(n) for n in sizes)
@@ -100,10 +100,10 @@ class Compressor:
 
 
 def require_compressor(value: Any) -> None:
-    """Raise ValueError unless the value is a `Compressor`."""
+    """Raise `UserError` unless the value is a `Compressor`."""
     if not isinstance(value, Compressor):
         fix = "give one of lbopt.aggregators, such as topk(0.01)"
-        raise UserError("compressor", value, fix)
+        raise UserError("compressor", value, fix, code="type")
 
 
 def identity() -> Compressor:
@@ -291,7 +291,7 @@ def _bits(axis: int, rank: int) -> np.ndarray:
 
 
 def _eighths(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of an eighth of a matrix's rows; () for a leaf that is packed as one row."""
+    """Return the shape of an eighth of a matrix's rows; () if the leaf is packed as one vector."""
     width = matrix_width(shape)
     height = math.prod(shape) // width if width else 1
     return () if height % 8 else (height // 8, width)
@@ -372,18 +372,19 @@ def mean(
     Args:
       compressor: compressor that made the messages.
       group: the replicas.
-      messages: message of each leaf, arrays [r, layers, ...].
-      known: `Known` of each leaf, the same as at its compression.
+      messages: one message per leaf, with arrays [r, layers, ...].
+      known: the `Known` of each leaf that its compression used.
 
     Returns:
-      Mean of each leaf, [layers, *shape] in fp32 or wider.
+      One array per leaf, [layers, *shape] in fp32 or wider.
     """
     if compressor.sum is not None:
-        said = {
+        gathered = {
             name: _gathered(group, [message[name] for message in messages]) for name in messages[0]
         }
         each = [
-            {name: arrays[leaf] for name, arrays in said.items()} for leaf in range(len(messages))
+            {name: arrays[leaf] for name, arrays in gathered.items()}
+            for leaf in range(len(messages))
         ]
         return [compressor.sum(*one) / group.num_replicas for one in zip(each, known, strict=True)]
     if compressor.route == "sum":

@@ -60,13 +60,13 @@ def ef(compressor: Compressor, stacked: types.Stacked = None) -> Aggregator:
     """
     _compress.require_compressor(compressor)
 
-    def said(g: jax.Array, memory: Memory) -> jax.Array:
+    def to_send(g: jax.Array, memory: Memory) -> jax.Array:
         return memory.error + g
 
     def remembered(g: jax.Array, memory: Memory, message: jax.Array) -> Memory:
         return Memory(error=memory.error + g - message)
 
-    return _feedback(f"ef({compressor.name})", compressor, stacked, said, remembered, ("error",))
+    return _feedback(f"ef({compressor.name})", compressor, stacked, to_send, remembered, ("error",))
 
 
 def ef21(
@@ -106,7 +106,7 @@ def ef21(
     def averaged(g: jax.Array, memory: Memory, first: jax.Array) -> jax.Array:
         return jnp.where(first, g, momentum * memory.velocity + (1 - momentum) * g)
 
-    def said(g: jax.Array, memory: Memory) -> jax.Array:
+    def to_send(g: jax.Array, memory: Memory) -> jax.Array:
         return g - memory.estimate
 
     def remembered(g: jax.Array, memory: Memory, message: jax.Array) -> Memory:
@@ -115,7 +115,7 @@ def ef21(
     kept = ("estimate", "velocity") if momentum else ("estimate",)
     name = f"ef21({compressor.name}{f', momentum={momentum}' if momentum else ''})"
     average = averaged if momentum else None
-    return _feedback(name, compressor, stacked, said, remembered, kept, average, dense_start)
+    return _feedback(name, compressor, stacked, to_send, remembered, kept, average, dense_start)
 
 
 def econtrol(
@@ -151,7 +151,7 @@ def econtrol(
     _compress.require_compressor(compressor)
     _scalars.require_at_least("eta", eta, 0)
 
-    def said(g: jax.Array, memory: Memory) -> jax.Array:
+    def to_send(g: jax.Array, memory: Memory) -> jax.Array:
         return g - memory.estimate + eta * memory.error
 
     def remembered(g: jax.Array, memory: Memory, message: jax.Array) -> Memory:
@@ -160,7 +160,7 @@ def econtrol(
 
     name = f"econtrol({compressor.name}, eta={eta:g})"
     return _feedback(
-        name, compressor, stacked, said, remembered, ("error", "estimate"), None, dense_start
+        name, compressor, stacked, to_send, remembered, ("error", "estimate"), None, dense_start
     )
 
 
@@ -168,7 +168,7 @@ def _feedback(
     name: str,
     compressor: Compressor,
     stacked: types.Stacked,
-    said: Callable[[jax.Array, Memory], jax.Array],
+    to_send: Callable[[jax.Array, Memory], jax.Array],
     remembered: Callable[[jax.Array, Memory, jax.Array], Memory],
     kept: tuple[str, ...],
     averaged: Callable[[jax.Array, Memory, jax.Array], jax.Array] | None = None,
@@ -180,7 +180,7 @@ def _feedback(
       name: name of the rule, for messages.
       compressor: compressor of the messages.
       stacked: leaves that are stacks of layers, each layer compressed alone.
-      said: (gradient, memory) -> array that is compressed.
+      to_send: (gradient, memory) -> array that is compressed.
       remembered: (gradient, old memory, decompressed message) -> new memory.
       kept: fields of `Memory` that the rule keeps. With "estimate" the update is the mean of the
         estimates, which messages alone determine.
@@ -223,30 +223,36 @@ def _feedback(
         def step(
             memories: list[Memory], mean: list[jax.Array]
         ) -> tuple[list[Memory], list[jax.Array]]:
-            wanted = [said(g, memory) for g, memory in zip(grads, memories, strict=True)]
+            wanted = [to_send(g, memory) for g, memory in zip(grads, memories, strict=True)]
             known = _compress.known_of(compressor, group, wanted, keys)
             messages = [compressor.compress(*one) for one in zip(wanted, known, strict=True)]
-            heard = _compress.mean(compressor, group, messages, known)
+            received = _compress.mean(compressor, group, messages, known)
 
             # A replica's memory follows its own message, not the mean.
             own = [compressor.decompress(*one) for one in zip(messages, known, strict=True)]
             memories = [remembered(*one) for one in zip(grads, memories, own, strict=True)]
-            return memories, [a + b for a, b in zip(mean, heard, strict=True)] if mirrors else heard
+            if mirrors:
+                received = [a + b for a, b in zip(mean, received, strict=True)]
+            return memories, received
 
         def whole(
             memories: list[Memory], mean: list[jax.Array]
         ) -> tuple[list[Memory], list[jax.Array]]:
-            told = [memory._replace(estimate=g) for g, memory in zip(grads, memories, strict=True)]
+            started = [
+                memory._replace(estimate=g) for g, memory in zip(grads, memories, strict=True)
+            ]
             if averaged is not None:
-                told = [memory._replace(velocity=g) for g, memory in zip(grads, told, strict=True)]
-            return told, group.mean(grads)
+                started = [
+                    memory._replace(velocity=g) for g, memory in zip(grads, started, strict=True)
+                ]
+            return started, group.mean(grads)
 
         if dense_start and mirrors:
-            memories, heard = jax.lax.cond(count == 0, whole, step, memories, mean)
+            memories, received = jax.lax.cond(count == 0, whole, step, memories, mean)
         else:
-            memories, heard = step(memories, mean)
+            memories, received = step(memories, mean)
 
-        updates = [x.reshape(leaf.shape[1:]) for x, leaf in zip(heard, leaves, strict=True)]
+        updates = [x.reshape(leaf.shape[1:]) for x, leaf in zip(received, leaves, strict=True)]
         updates = jax.tree.unflatten(structure, updates)
         local = _as_parameters(memories, leaves, structure)
         new_state = AggregatorState(local, updates if mirrors else (), count + 1)

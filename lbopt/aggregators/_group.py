@@ -158,7 +158,8 @@ class Shares:
             if padding is None:
                 flat += numbers
                 continue
-            # What the tiles of a TPU do not divide comes last, so that the others stay on theirs.
+            # Leaves whose rows do not fill the tiles of a TPU come last, so that the others stay
+            # aligned with the tiles.
             ragged = [number for number in numbers if heights[number] % _TILE_ROWS]
             self._stacks.append(
                 (width, [*(n for n in numbers if n not in ragged), *ragged], padding)

@@ -214,7 +214,7 @@ class Bert(nn.Module):
                 "positions"
             )
             raise UserError("sequence_length", length, fix, code="mismatch")
-        fix = f"they do not share a width of {self.width} evenly"
+        fix = f"they do not share a width of {self.width} evenly; give a divisor of it"
         require(self.width % self.num_heads == 0, "num_heads", self.num_heads, fix)
         if self.scan and self.remat_layers is not None:
             fix = "a scan has one layer for all; set {scan}=False, or leave it out"

@@ -123,7 +123,7 @@ class WideConv(nn.Module):
             not given or x.shape[-1] % 4 == 0,
             "channels",
             x.shape[-1],
-            "folded images have 4 times those of an image",
+            "folded images have 4 times those of an image; give a multiple of 4",
         )
 
         channels = x.shape[-1] // 4 if given else x.shape[-1]
@@ -144,10 +144,9 @@ def space_to_depth(images: jax.Array) -> jax.Array:
     The input is [batch, height, width, c], the result [batch, height / 2, width / 2, 4 c].
     """
     batch, height, width, channels = images.shape
+    fix = "stem 'space_to_depth' needs even sides; crop or pad the images, or use stem 'conv7'"
     for side in (height, width):
-        require(
-            side % 2 == 0, "image_size", (height, width), "stem 'space_to_depth' needs even sides"
-        )
+        require(side % 2 == 0, "image_size", (height, width), fix)
     folded = images.reshape(batch, height // 2, 2, width // 2, 2, channels)
     return folded.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height // 2, width // 2, 4 * channels)
 

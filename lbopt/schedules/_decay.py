@@ -36,7 +36,7 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
       A function of progress s, clipped to [0, 1].
 
     Raises:
-      ValueError: if an argument is out of range or has no effect; names the argument.
+      UserError: if an argument is out of range or has no effect; names the argument.
 
     >>> [float(make_decay("polynomial", power=2.0)(s)) for s in (0.0, 0.5, 1.0)]
     [1.0, 0.25, 0.0]

@@ -49,7 +49,7 @@ def scale_batch(
     The caller checks that the warmup ends before training does.
 
     Raises:
-      ValueError: if an argument is out of range; names the argument.
+      UserError: if an argument is out of range; names the argument.
 
     >>> batch = scale_batch(32768, 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90)
     >>> batch.learning_rate, batch.warmup_epochs, batch.warmup_steps, batch.total_steps
@@ -111,7 +111,7 @@ def scaling_plan(
       The settings at each batch size, in the order given.
 
     Raises:
-      ValueError: if an argument is out of range, or if a warmup does not end before training
+      UserError: if an argument is out of range, or if a warmup does not end before training
         does; names the argument.
 
     >>> _ = scaling_plan(

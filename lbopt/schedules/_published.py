@@ -39,7 +39,7 @@ def mlperf_schedule(
       power: exponent of the decay.
 
     Raises:
-      ValueError: for the same reasons as `warmup_schedule`.
+      UserError: for the same reasons as `warmup_schedule`.
 
     >>> schedule = mlperf_schedule(29.0, warmup_steps=706.5, train_steps=2512)
     >>> float(schedule(0)), round(float(schedule(2511)), 4)
@@ -87,7 +87,7 @@ def albert_schedule(
       end_learning_rate: learning rate at step T.
 
     Raises:
-      ValueError: for the same reasons as `warmup_schedule`.
+      UserError: for the same reasons as `warmup_schedule`.
 
     >>> schedule = albert_schedule(1.0, warmup_steps=287, total_steps=560, start_warmup_step=-76)
     >>> round(float(schedule(210)), 4), round(float(schedule(211)), 4)
@@ -136,7 +136,7 @@ def exponential_schedule(
       staircase: True for stairs, False for a smooth decay.
 
     Raises:
-      ValueError: if an argument is out of range or has no effect; names the argument.
+      UserError: if an argument is out of range or has no effect; names the argument.
 
     >>> schedule = exponential_schedule(1.0, 2.5, total_steps=100, decay_rate=0.5)
     >>> [float(schedule(count)) for count in (0, 2, 3, 5)]
@@ -172,7 +172,7 @@ def step_schedule(
       warmup_steps: optimizer steps of a linear warmup from 0.
 
     Raises:
-      ValueError: if an argument is out of range or has no effect; names the argument.
+      UserError: if an argument is out of range or has no effect; names the argument.
 
     >>> schedule = step_schedule(1.0, (2, 4), total_steps=6)
     >>> [round(float(schedule(count)), 4) for count in range(6)]
@@ -198,7 +198,7 @@ def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
       *phases: (schedule, optimizer steps) of each phase. The last phase never ends.
 
     Raises:
-      ValueError: if there is no phase or a length is below 1.
+      UserError: if there is no phase or a length is below 1.
 
     >>> ramp = warmup_schedule(1.0, warmup_steps=2, total_steps=4)
     >>> schedule = mixed_batch_schedule((ramp, 4), (ramp, 4))
@@ -217,7 +217,7 @@ def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
 
 
 def _check_reached(argument: str, value: Any, stair: Any, total_steps: int) -> None:
-    """Raise ValueError for a stair that the run does not reach."""
+    """Raise `UserError` for a stair that the run does not reach."""
     if _scalars.known(stair) >= _scalars.whole("total_steps", total_steps):
         fix = (
             f"step {_scalars.known(stair):g} is not one of the {total_steps} of the run, so it "

@@ -33,7 +33,7 @@ def scale_learning_rate(
       The scaled rate: a float, or a traced scalar if given one.
 
     Raises:
-      ValueError: if an argument is out of range; names the argument.
+      UserError: if an argument is out of range; names the argument.
 
     >>> scale_learning_rate(0.1, 256, 1024, "sqrt"), scale_learning_rate(0.1, 256, 1024, "linear")
     (0.2, 0.4)

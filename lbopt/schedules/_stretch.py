@@ -31,7 +31,7 @@ def stretch_schedule(
       A schedule: count of updates so far (0 at the first) -> learning rate.
 
     Raises:
-      ValueError: if an argument is out of range; names the argument.
+      UserError: if an argument is out of range; names the argument.
 
     >>> from lbopt.schedules import warmup_schedule
     >>> whole = warmup_schedule(1.0, warmup_steps=4, total_steps=12)

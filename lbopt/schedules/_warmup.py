@@ -71,7 +71,7 @@ def warmup_schedule(
       A schedule: count of updates so far (0 at the first) -> fp32 learning rate.
 
     Raises:
-      ValueError: if an argument is out of range, if warmup does not end before training does, if
+      UserError: if an argument is out of range, if warmup does not end before training does, if
         the peak is below `warmup_from` or `end_learning_rate`, or if an argument has no effect
         beside the others; names the argument.
 
@@ -147,7 +147,7 @@ def _factor(decay: _decay.DecayFn, steps: jax.Array) -> jax.Array:
     """Return the result of a decay function in fp32.
 
     Raises:
-      ValueError: unless the result is one number, or one number for each step.
+      UserError: unless the result is one number, or one number for each step.
     """
     found = decay(steps)
     try:
@@ -156,7 +156,7 @@ def _factor(decay: _decay.DecayFn, steps: jax.Array) -> jax.Array:
         factor = None
     if factor is None or factor.shape not in ((), steps.shape):
         fix = f"it gives {brief(found)}; return a factor of the peak, one number"
-        raise UserError("decay", decay, fix)
+        raise UserError("decay", decay, fix, code="type")
     return factor
 
 
@@ -195,7 +195,7 @@ def legw_schedule(
       A schedule: count of updates so far -> fp32 learning rate.
 
     Raises:
-      ValueError: if an argument is out of range, or if the warmup does not end before training
+      UserError: if an argument is out of range, or if the warmup does not end before training
         does; names the argument.
 
     >>> schedule = legw_schedule(0.1, 256, 1.0, 1024, num_examples=2560, num_epochs=8)
@@ -226,7 +226,7 @@ def legw_schedule(
 
 
 def _check_length(warmup_steps: Any, total_steps: int, start_step: Any) -> None:
-    """Raise ValueError unless the warmup ends before training does."""
+    """Raise `UserError` unless the warmup ends before training does."""
     if _scalars.is_number(warmup_steps) and not start_step + float(warmup_steps) < total_steps:
         begun = "" if start_step == 0 else f" from step {start_step}"
         fix = (
@@ -237,7 +237,7 @@ def _check_length(warmup_steps: Any, total_steps: int, start_step: Any) -> None:
 
 
 def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning_rate) -> None:
-    """Raise ValueError for arguments that conflict with the decay or that it does not use.
+    """Raise `UserError` for arguments that conflict with the decay or that it does not use.
 
     `make_decay` checks its own arguments.
     """
@@ -273,7 +273,7 @@ def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning
 def _check_ramp(
     peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate
 ) -> None:
-    """Raise ValueError for options of a missing ramp, and for a peak below another given rate."""
+    """Raise `UserError` for options of a missing ramp, and for a peak below another given rate."""
     if _scalars.is_number(warmup_steps) and start_step + warmup_steps <= 0:
         for name, value, default in (
             ("warmup_power", warmup_power, 1),

@@ -36,9 +36,14 @@ def rate_at(learning_rate: Any, count: Any) -> Any:
     return rate
 
 
+def is_transformation(value: Any) -> bool:
+    """Return whether a value has `init` and `update`, as Optax transformations do."""
+    return all(callable(getattr(value, name, None)) for name in ("init", "update"))
+
+
 def require_transformation(argument: str, value: Any) -> None:
-    """Raise `UserError` unless a value has `init` and `update`, as Optax transformations do."""
-    if not all(callable(getattr(value, name, None)) for name in ("init", "update")):
+    """Raise `UserError` unless a value is an Optax transformation."""
+    if not is_transformation(value):
         raise UserError(argument, value, "give an Optax transformation", code="type")
 
 

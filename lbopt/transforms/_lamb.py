@@ -8,7 +8,7 @@ import jax
 import optax
 from jax.typing import DTypeLike
 
-from lbopt import _scalars, masks, types
+from lbopt import errors, masks, types
 from lbopt.errors import require_choice
 from lbopt.transforms import (
     _clipping,
@@ -228,16 +228,15 @@ def _before_the_moments(
 
     links = []
     if options.max_grad_norm is not None:
-        _scalars.require_above("max_grad_norm", options.max_grad_norm, 0)
-        _scalars.require_at_least("max_grad_norm_eps", options.max_grad_norm_eps, 0)
-        clip = _clipping.clip_by_global_norm(
-            options.max_grad_norm, options.max_grad_norm_eps, **split
-        )
+        with errors.under("", max_norm="max_grad_norm", eps="max_grad_norm_eps"):
+            clip = _clipping.clip_by_global_norm(
+                options.max_grad_norm, options.max_grad_norm_eps, **split
+            )
         links.append(clip)
     per = options.gradient_normalization
     if per is not None:
-        require_choice("gradient_normalization", per, _normalization.PER)
-        normalize = _normalization.normalize_gradients(per, stacked=stacked, **split)
+        with errors.under("", per="gradient_normalization"):
+            normalize = _normalization.normalize_gradients(per, stacked=stacked, **split)
         links.insert(0 if stage == "before_clip" else len(links), normalize)
     if options.weight_decay_placement == "gradient":
         links.append(

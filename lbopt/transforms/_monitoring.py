@@ -40,8 +40,8 @@ class LayerNormsState(NamedTuple):
     Attributes:
       weight_norm: norm of the weights before the update.
       update_norm: norm of the update as it is applied.
-      stalled: share of the weights with an update that is not 0 that rounding left unchanged, in
-        leaves narrower than fp32.
+      stalled: for leaves narrower than fp32, the share of the weights with a nonzero update that
+        rounding left unchanged.
     """
 
     weight_norm: dict[str, jax.Array]

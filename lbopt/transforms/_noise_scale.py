@@ -130,8 +130,8 @@ def track_noise_scale(
         del params, extra_args
         if small_square_norm is None or num_small is None:
             fix = (
-                "track_noise_scale needs {norm} and {number}, which make_train_step passes with "
-                "measure_noise=True"
+                "track_noise_scale needs {norm} and {number}; pass both to update, or build the "
+                "step by make_train_step with measure_noise=True"
             )
             also = {"norm": "small_square_norm", "number": "num_small"}
             field = "num_small" if num_small is None else "small_square_norm"
