@@ -62,14 +62,14 @@ def checked(
     """Return a number as a Python number; a traced one unchanged if that is allowed.
 
     Args:
-      argument: name of the argument, the field of the error.
-      value: number, or 0-d array of a number; must be finite in fp32.
-      wanted: the number that the error asks for, as a phrase.
-      fits: predicate on a finite number, True if it is acceptable.
-      traced: whether a traced scalar is accepted without looking at its number.
+      argument: Name of the argument, the field of the error.
+      value: Number, or 0-d array of a number; must be finite in fp32.
+      wanted: The number that the error asks for, as a phrase.
+      fits: Predicate on a finite number, True if it is acceptable.
+      traced: Whether a traced scalar is accepted without looking at its number.
 
     Raises:
-      UserError: if the value is no such number.
+      UserError: If the value is no such number.
 
     >>> checked("power", np.float32(2)), checked("rule", 0, "0 or 1", lambda n: n in (0, 1))
     (2.0, 0)

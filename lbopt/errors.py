@@ -48,11 +48,11 @@ class LboptError(Exception):
     """An error that is not a bug: a field, its value, and what to do, in one line.
 
     Attributes:
-      field: the parameter, config field, flag, file or leaf at fault; None for none of them.
-      value: its value; `NO_VALUE` if the line does not show one.
-      reason: the fault and its fix. Names in `also` stand in it in braces.
-      code: the kind of fault.
-      also: other fields that the reason mentions: their names in braces there -> where they stand.
+      field: The parameter, config field, flag, file or leaf at fault; None for none of them.
+      value: Its value; `NO_VALUE` if the line does not show one.
+      reason: The fault and its fix. Names in `also` stand in it in braces.
+      code: The kind of fault.
+      also: Other fields that the reason mentions: their names in braces there -> where they stand.
 
     >>> print(UserError("rank", 0, "give a number >= 1"))
     rank = 0: give a number >= 1
@@ -115,10 +115,10 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
     (`params/dense/kernel`) keep their names.
 
     Args:
-      prefix: the place of the fields, "config.aggregator" for instance; "" for none. A prefix that
+      prefix: The place of the fields, "config.aggregator" for instance; "" for none. A prefix that
         ends in a blank is put before the name as it is: "config.json: ".
-      only: the fields that stand at the prefix, all if None; others keep their names.
-      **places: fields, or first parts of their names (before `.`, `[` or `/`), that stand
+      only: The fields that stand at the prefix, all if None; others keep their names.
+      **places: Fields, or first parts of their names (before `.`, `[` or `/`), that stand
         elsewhere.
 
     >>> with under("config.aggregator", rank="config.model.rank"):

@@ -23,7 +23,7 @@ def summed(values: jax.Array, mask: jax.Array | None = None) -> tuple[jax.Array,
         they are NaN.
 
     Raises:
-      UserError: for complex values, whose imaginary part fp32 would drop.
+      UserError: For complex values, whose imaginary part fp32 would drop.
     """
     if jnp.iscomplexobj(values):
         fix = f"its dtype is {values.dtype}; give real values, jnp.abs(values) for instance"
@@ -80,10 +80,10 @@ def means(batches: Iterable[types.Metrics]) -> dict[str, float]:
     division.
 
     Args:
-      batches: metrics of batches, which need not have the same names.
+      batches: Metrics of batches, which need not have the same names.
 
     Raises:
-      UserError: for a metric that is no pair of real numbers.
+      UserError: For a metric that is no pair of real numbers.
 
     >>> means([{"accuracy": (3.0, 4.0)}, {"accuracy": (1.0, 1.0)}])
     {'accuracy': 0.8}

@@ -45,14 +45,14 @@ def ef(compressor: Compressor, stacked: types.Stacked = None) -> Aggregator:
 
     Args:
       compressor: `topk`, `randk`, `sign`, `cast` or `identity`.
-      stacked: leaves that are stacks of layers, each layer compressed alone (see
+      stacked: Leaves that are stacks of layers, each layer compressed alone (see
         `lbopt.stacked_paths`).
 
     Returns:
       An `Aggregator` that keeps one fp32 copy of the parameters per replica.
 
     Raises:
-      UserError: if `compressor` is no compressor.
+      UserError: If `compressor` is no compressor.
 
     References:
       Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al.,
@@ -84,16 +84,16 @@ def ef21(
 
     Args:
       compressor: `topk`, `randk`, `sign`, `cast` or `identity`.
-      momentum: decay rate of the running mean v, in [0, 1); the first v is the first gradient.
-      dense_start: whether h starts at the first gradient, which is sent whole once, instead of 0.
-      stacked: leaves that are stacks of layers, each layer compressed alone.
+      momentum: Decay rate of the running mean v, in [0, 1); the first v is the first gradient.
+      dense_start: Whether h starts at the first gradient, which is sent whole once, instead of 0.
+      stacked: Leaves that are stacks of layers, each layer compressed alone.
 
     Returns:
       An `Aggregator` that keeps one fp32 copy of the parameters per replica (two with momentum),
       and one more.
 
     Raises:
-      UserError: for an argument that is out of range.
+      UserError: For an argument that is out of range.
 
     References:
       Richtarik et al., EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
@@ -133,16 +133,16 @@ def econtrol(
 
     Args:
       compressor: `topk`, `randk`, `sign`, `cast` or `identity`.
-      eta: strength of the feedback, >= 0. In theory it is delta / 400; in practice it is tuned (one
+      eta: Strength of the feedback, >= 0. In theory it is delta / 400; in practice it is tuned (one
         implementation has 0.001 as its default and 0.1 in its text).
-      dense_start: whether h starts at the first gradient, which is sent whole once, instead of 0.
-      stacked: leaves that are stacks of layers, each layer compressed alone.
+      dense_start: Whether h starts at the first gradient, which is sent whole once, instead of 0.
+      stacked: Leaves that are stacks of layers, each layer compressed alone.
 
     Returns:
       An `Aggregator` that keeps two fp32 copies of the parameters per replica, and one more.
 
     Raises:
-      UserError: for an argument that is out of range.
+      UserError: For an argument that is out of range.
 
     References:
       Gao, Islamov, Stich, EControl: Fast Distributed Optimization with Compression and Error
@@ -177,16 +177,16 @@ def _feedback(
     """Build the aggregator of one rule.
 
     Args:
-      name: name of the rule, for messages.
-      compressor: compressor of the messages.
-      stacked: leaves that are stacks of layers, each layer compressed alone.
+      name: Name of the rule, for messages.
+      compressor: Compressor of the messages.
+      stacked: Leaves that are stacks of layers, each layer compressed alone.
       to_send: (gradient, memory) -> array that is compressed.
       remembered: (gradient, old memory, decompressed message) -> new memory.
-      kept: fields of `Memory` that the rule keeps. With "estimate" the update is the mean of the
+      kept: Fields of `Memory` that the rule keeps. With "estimate" the update is the mean of the
         estimates, which messages alone determine.
       averaged: (gradient, memory, whether it is the first step) -> array used as the gradient; None
         for the gradient itself.
-      dense_start: whether the estimate starts at the first gradient.
+      dense_start: Whether the estimate starts at the first gradient.
     """
     dense_start = _scalars.require_flag("dense_start", dense_start)
     mirrors = "estimate" in kept

@@ -30,9 +30,9 @@ class AggregatorState(NamedTuple):
     """What an aggregator carries from step to step, by where it lies.
 
     Attributes:
-      local: pytree of arrays [replicas, ...], each row with its replica.
-      mirrored: pytrees shaped like the parameters, the same for all replicas.
-      shared: small arrays, the same for all replicas.
+      local: Pytree of arrays [replicas, ...], each row with its replica.
+      mirrored: Pytrees shaped like the parameters, the same for all replicas.
+      shared: Small arrays, the same for all replicas.
     """
 
     local: Any = ()
@@ -44,9 +44,9 @@ class Aggregated(NamedTuple):
     """What an aggregator makes of the replicas' gradients.
 
     Attributes:
-      updates: pytree like the parameters: the mean gradient, or what stands for it.
-      state: the new state.
-      aux: keyword arguments for the optimizer's `update`.
+      updates: Pytree like the parameters: the mean gradient, or what stands for it.
+      state: The new state.
+      aux: Keyword arguments for the optimizer's `update`.
     """
 
     updates: types.PyTree
@@ -490,7 +490,7 @@ def second_moment_of(opt_state: Any) -> types.PyTree:
     """Return the optimizer's `nu`.
 
     Raises:
-      UserError: if there is none, or more than one.
+      UserError: If there is none, or more than one.
     """
     try:
         found = optax.tree_utils.tree_get(opt_state, "nu")

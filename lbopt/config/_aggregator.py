@@ -104,7 +104,7 @@ def make_aggregator(
       stacked: The parameters that are stacks of layers, each layer compressed for itself.
 
     Raises:
-      UserError: naming a field of the config, "aggregator.rank" for instance.
+      UserError: Naming a field of the config, "aggregator.rank" for instance.
     """
     if config.name == "none":
         return None

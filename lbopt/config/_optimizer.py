@@ -205,7 +205,7 @@ def make_optimizer(
       module_labels: Modules whose updates AGVM scales; None for none.
 
     Raises:
-      UserError: naming a field of the config, "optimizer.b1" for instance.
+      UserError: Naming a field of the config, "optimizer.b1" for instance.
     """
     with errors.under("optimizer"):
         require_choice("name", config.name, OPTIMIZERS)

@@ -44,7 +44,7 @@ def step_options(
       trains: False if the step is only asked for the layout of the state.
 
     Raises:
-      UserError: naming a field of the config, for options that do not go together.
+      UserError: Naming a field of the config, for options that do not go together.
     """
     aggregator = make_aggregator(config.aggregator, config.optimizer, stacked)
     with _showing(config):

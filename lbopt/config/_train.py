@@ -145,7 +145,7 @@ class TrainConfig:
         """Check every field that can be checked without data or devices.
 
         Raises:
-          UserError: naming the field, its value and the fix.
+          UserError: Naming the field, its value and the fix.
         """
         with _checks.naming("config", TrainConfig):
             self.check()

@@ -40,11 +40,11 @@ class Stem(nn.Module):
     """Convolution, batch norm, ReLU and, unless images are small, max pooling.
 
     Attributes:
-      kind: one of `STEMS`, described at `ResNet`.
-      width: output channels.
-      norm: constructor of a batch norm, given its name and fold.
-      columns: number of columns to fold in the result, see `lbopt.models._fold`.
-      dtype: dtype of the computation.
+      kind: One of `STEMS`, described at `ResNet`.
+      width: Output channels.
+      norm: Constructor of a batch norm, given its name and fold.
+      columns: Number of columns to fold in the result, see `lbopt.models._fold`.
+      dtype: Dtype of the computation.
     """
 
     kind: str
@@ -96,9 +96,9 @@ class WideConv(nn.Module):
     The kernel is [7, 7, channels, width] in both cases, and the result is the same up to rounding.
 
     Attributes:
-      width: output channels.
+      width: Output channels.
       folded: True computes the convolution on folded images.
-      dtype: dtype of the computation.
+      dtype: Dtype of the computation.
 
     References:
       Ying et al., arXiv 1811.06992v2; MLPerf v0.6 ResNet-50 for TPU, where the host folds the
@@ -116,7 +116,7 @@ class WideConv(nn.Module):
         Args:
           x: [batch, height, width, channels]. With `folded`, images of `FOLDED_CHANNELS` channels
             or more are treated as already folded by `space_to_depth`.
-          sign: factor of the output channels, a number or [width].
+          sign: Factor of the output channels, a number or [width].
         """
         given = self.folded and x.shape[-1] >= FOLDED_CHANNELS
         require(

@@ -17,11 +17,11 @@ def rate_at(learning_rate: Any, count: Any) -> Any:
     """Return the learning rate of one update.
 
     Args:
-      learning_rate: number, or schedule: optimizer step -> rate.
+      learning_rate: Number, or schedule: optimizer step -> rate.
       count: int32 scalar, number of updates so far.
 
     Raises:
-      UserError: if a schedule gives anything but one real number.
+      UserError: If a schedule gives anything but one real number.
     """
     if not callable(learning_rate):
         return learning_rate
@@ -70,8 +70,8 @@ def require_float_leaves(params: types.Params, **real: Any) -> None:
     """Raise `UserError` if a leaf is not a floating-point or complex array.
 
     Args:
-      params: the parameters.
-      **real: options by name, each of which must be None if a leaf is complex.
+      params: The parameters.
+      **real: Options by name, each of which must be None if a leaf is complex.
     """
     tree.check_inexact(params, "params")
     given = [argument for argument, value in real.items() if value is not None]
@@ -90,8 +90,8 @@ def require_state(state: Any, kind: type) -> None:
     """Raise `UserError` unless a state is a `kind`: Orbax without a target restores dictionaries.
 
     Args:
-      state: the state given to a transform's `update`.
-      kind: its type, a NamedTuple.
+      state: The state given to a transform's `update`.
+      kind: Its type, a NamedTuple.
     """
     if not isinstance(state, kind):
         fix = (

@@ -20,11 +20,11 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
     A star marks the options that differ from the paper's.
 
     Args:
-      variant: name of the variant; None prints a table of all variants.
+      variant: Name of the variant; None prints a table of all variants.
       optimizer: "lamb" or "lars"; None for both.
 
     Raises:
-      UserError: for an unknown name; it lists the known ones.
+      UserError: For an unknown name; it lists the known ones.
 
     >>> describe("cybertron")  # doctest: +ELLIPSIS
     lamb, variant "cybertron": cybertronai/pytorch-lamb@...:pytorch_lamb/lamb.py

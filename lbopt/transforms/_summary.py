@@ -20,13 +20,13 @@ def summarize_masks(params: types.Params, tx: Any) -> None:
     """Print which leaf of `params` is decayed, adapted and stacked by the transforms in `tx`.
 
     Args:
-      params: arrays or `jax.ShapeDtypeStruct`s.
-      tx: any Optax transformation. lbopt's transforms in it are found under chains, `masked`,
+      params: Arrays or `jax.ShapeDtypeStruct`s.
+      tx: Any Optax transformation. lbopt's transforms in it are found under chains, `masked`,
         `multi_transform` and the other wrappers; `-` stands for facts that no transform tells, such
         as the decay of `optax.adamw`.
 
     Raises:
-      UserError: if `tx` is no transformation; for an `nnx.Optimizer` give its `tx`.
+      UserError: If `tx` is no transformation; for an `nnx.Optimizer` give its `tx`.
 
     >>> import jax, lbopt
     >>> kernel = jax.ShapeDtypeStruct((3, 4), "float32")
