@@ -187,6 +187,16 @@ def test_an_assignment_gives_one_name_its_value():
                     assert swaps, f"{file}:{node.lineno}"
 
 
+def test_a_class_name_has_one_meaning():
+    """No two classes have one name; a leading underscore makes no difference."""
+    places = {}
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(f"{file}:{node.lineno}")
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 @pytest.mark.parametrize(("one", "other"), STRANGERS)
 def test_strangers_do_not_know_each_other(one, other):
     for file in FILES:
@@ -223,7 +233,7 @@ def test_the_core_can_be_vendored_alone():
 @pytest.mark.process
 def test_public_names_are_imported_when_they_are_used():
     assert all(callable(getattr(lbopt, name)) for name in lbopt.__all__)
-    said = subprocess.run(
+    done = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -234,7 +244,7 @@ def test_public_names_are_imported_when_they_are_used():
         text=True,
         check=True,
     )
-    assert said.stdout == "False True\n"
+    assert done.stdout == "False True\n"
 
 
 @pytest.mark.process
@@ -246,7 +256,7 @@ def test_a_start_waits_for_no_library_that_it_does_not_need():
         "print(sorted({'sklearn', 'torch', 'transformers', 'matplotlib', 'tensorflow'} "
         "& set(sys.modules)))"
     )
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert said.stdout == "[]\n"
+    assert done.stdout == "[]\n"

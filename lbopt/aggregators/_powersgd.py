@@ -30,7 +30,7 @@ class PowerSgdState(NamedTuple):
     right: list[Any]
 
 
-class _Factors(NamedTuple):
+class _FactorShape(NamedTuple):
     """The shape of a leaf as matrices [layers, m, n] of `rank` factors; 0 for a leaf sent whole."""
 
     layers: int
@@ -90,7 +90,7 @@ def powersgd(
     seed = _scalars.whole("seed", seed, 0)
     _scalars.require_above("min_rate", min_rate, 0)
 
-    def planned(params: types.Params) -> list[_Factors]:
+    def planned(params: types.Params) -> list[_FactorShape]:
         layers = stacks.leading(stacked, params, "powersgd")
         return [
             _plan(jnp.shape(p), axes, rank, min_rate)
@@ -216,11 +216,11 @@ _FEW = 8
 """Number of columns up to which outer products cost less than a product of matrices."""
 
 
-def _plan(shape: tuple[int, ...], layer_axes: int, rank: int, min_rate: float) -> _Factors:
+def _plan(shape: tuple[int, ...], layer_axes: int, rank: int, min_rate: float) -> _FactorShape:
     layers, size = _protocol.vectors(shape, layer_axes)
     one = shape[layer_axes:]
     n = one[-1] if one else 1
     m = size // n if n else 0
     r = min(rank, m, n)
     worth = len(one) >= 2 and m * n > min_rate * r * (m + n) / 2
-    return _Factors(layers, m, n, r if worth else 0)
+    return _FactorShape(layers, m, n, r if worth else 0)

@@ -33,7 +33,7 @@ class _Finishing(asyncio.SelectorEventLoop):
             super().call_exception_handler(context)
 
 
-class _Policy(asyncio.DefaultEventLoopPolicy):
+class _FinishingPolicy(asyncio.DefaultEventLoopPolicy):
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         return _Finishing()
 
@@ -42,7 +42,7 @@ class _Policy(asyncio.DefaultEventLoopPolicy):
 def finishing() -> Iterator[None]:
     """Make every new event loop of this process wait for its tasks, until the block ends."""
     before = asyncio.get_event_loop_policy()
-    asyncio.set_event_loop_policy(_Policy())
+    asyncio.set_event_loop_policy(_FinishingPolicy())
     try:
         yield
     finally:

@@ -137,8 +137,8 @@ def _system_errors() -> Iterator[None]:
         fix = f"{error.strerror}; mend that, or give another path"
         raise EnvironmentProblem(str(error.filename), reason=fix, code="resource") from error
     except MemoryError as error:
-        said = f" ({error})" if str(error) else ""
-        fix = f"this process has too little{said}; free some, or raise its limit (ulimit -v)"
+        cause = f" ({error})" if str(error) else ""
+        fix = f"this process has too little{cause}; free some, or raise its limit (ulimit -v)"
         raise EnvironmentProblem("memory", reason=fix, code="resource") from error
     except RuntimeError as error:
         if type(error).__name__ != "JaxRuntimeError" or "RESOURCE_EXHAUSTED" not in str(error):

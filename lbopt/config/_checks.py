@@ -241,7 +241,9 @@ def json_differences(ours: Any, theirs: Any, prefix: str = "") -> list[str]:
     if _are_groups(ours) and _are_groups(theirs) and len(ours) == len(theirs):
         pairs = enumerate(zip(ours, theirs, strict=True))
         return [
-            said for index, pair in pairs for said in json_differences(*pair, f"{prefix}[{index}]")
+            difference
+            for index, pair in pairs
+            for difference in json_differences(*pair, f"{prefix}[{index}]")
         ]
     return [] if ours == theirs else [f"{prefix} is {_shown(theirs)} there and {_shown(ours)} here"]
 

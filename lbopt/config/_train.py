@@ -226,8 +226,8 @@ def _check_length(config: TrainConfig) -> None:
     if steps is not None:
         at_least("num_steps", steps, 1)
     fix = "say how many steps the first of two phases has"
-    said = config.phase2 is None or steps is not None
-    require(said, "num_steps", steps, fix, code="missing")
+    given = config.phase2 is None or steps is not None
+    require(given, "num_steps", steps, fix, code="missing")
 
 
 def _check_second_phase(config: TrainConfig) -> None:

@@ -89,8 +89,8 @@ class TfdsFolder:
             raise EnvironmentProblem(str(self.folder), reason=fix, code="type")
 
     def _damaged(self, error: Exception) -> EnvironmentProblem:
-        said = _shortened(error, 160)
-        fix = f"it is damaged ({said}); remove it and run {self._prepare}"
+        cause = _shortened(error, 160)
+        fix = f"it is damaged ({cause}); remove it and run {self._prepare}"
         return EnvironmentProblem(str(self.folder), reason=fix, code="damaged")
 
     def require_features(self, *names: str) -> None:

@@ -16,38 +16,38 @@ from lbopt.interchange._names import (
     LAYER_NORM,
     TURNED_DENSE,
     Described,
-    Layer,
+    LayerNames,
     Leaf,
 )
 from lbopt.models import Bert
 
 _THEIR_LAYER = "bert.encoder.layer.{i}"
 ENCODER = (
-    Layer("word_embedding", "bert.embeddings.word_embeddings", EMBEDDING),
-    Layer("position_embedding", "bert.embeddings.position_embeddings", EMBEDDING),
-    Layer("segment_embedding", "bert.embeddings.token_type_embeddings", EMBEDDING),
-    Layer("embedding_norm", "bert.embeddings.LayerNorm", LAYER_NORM),
-    Layer("layer{i}/query", f"{_THEIR_LAYER}.attention.self.query", TURNED_DENSE),
-    Layer("layer{i}/key", f"{_THEIR_LAYER}.attention.self.key", TURNED_DENSE),
-    Layer("layer{i}/value", f"{_THEIR_LAYER}.attention.self.value", TURNED_DENSE),
-    Layer("layer{i}/attention_output", f"{_THEIR_LAYER}.attention.output.dense", DENSE),
-    Layer("layer{i}/attention_norm", f"{_THEIR_LAYER}.attention.output.LayerNorm", LAYER_NORM),
-    Layer("layer{i}/inner", f"{_THEIR_LAYER}.intermediate.dense", DENSE),
-    Layer("layer{i}/output", f"{_THEIR_LAYER}.output.dense", DENSE),
-    Layer("layer{i}/output_norm", f"{_THEIR_LAYER}.output.LayerNorm", LAYER_NORM),
+    LayerNames("word_embedding", "bert.embeddings.word_embeddings", EMBEDDING),
+    LayerNames("position_embedding", "bert.embeddings.position_embeddings", EMBEDDING),
+    LayerNames("segment_embedding", "bert.embeddings.token_type_embeddings", EMBEDDING),
+    LayerNames("embedding_norm", "bert.embeddings.LayerNorm", LAYER_NORM),
+    LayerNames("layer{i}/query", f"{_THEIR_LAYER}.attention.self.query", TURNED_DENSE),
+    LayerNames("layer{i}/key", f"{_THEIR_LAYER}.attention.self.key", TURNED_DENSE),
+    LayerNames("layer{i}/value", f"{_THEIR_LAYER}.attention.self.value", TURNED_DENSE),
+    LayerNames("layer{i}/attention_output", f"{_THEIR_LAYER}.attention.output.dense", DENSE),
+    LayerNames("layer{i}/attention_norm", f"{_THEIR_LAYER}.attention.output.LayerNorm", LAYER_NORM),
+    LayerNames("layer{i}/inner", f"{_THEIR_LAYER}.intermediate.dense", DENSE),
+    LayerNames("layer{i}/output", f"{_THEIR_LAYER}.output.dense", DENSE),
+    LayerNames("layer{i}/output_norm", f"{_THEIR_LAYER}.output.LayerNorm", LAYER_NORM),
 )
 PRETRAINING = (
-    Layer("pooler", "bert.pooler.dense", DENSE),
-    Layer("prediction_dense", "cls.predictions.transform.dense", DENSE),
-    Layer("prediction_norm", "cls.predictions.transform.LayerNorm", LAYER_NORM),
-    Layer(
+    LayerNames("pooler", "bert.pooler.dense", DENSE),
+    LayerNames("prediction_dense", "cls.predictions.transform.dense", DENSE),
+    LayerNames("prediction_norm", "cls.predictions.transform.LayerNorm", LAYER_NORM),
+    LayerNames(
         "",
         "cls.predictions",
         (Leaf("params", "prediction_bias", "bias", _layouts.SAME, is_vector=True),),
     ),
-    Layer("next_sentence", "cls.seq_relationship", DENSE),
+    LayerNames("next_sentence", "cls.seq_relationship", DENSE),
 )
-QUESTION_ANSWERING = (Layer("span", "qa_outputs", DENSE),)
+QUESTION_ANSWERING = (LayerNames("span", "qa_outputs", DENSE),)
 
 FIELDS = (
     Field("vocab_size", "vocab_size", 30522, COUNT),
@@ -137,7 +137,7 @@ def _layers(module: Bert, config: Mapping[str, Any]) -> Iterator[Described]:
     yield Described("next_sentence", (width, 2))
 
 
-def _family(architecture: str, head: str, table: tuple[Layer, ...], **options: Any) -> Family:
+def _family(architecture: str, head: str, table: tuple[LayerNames, ...], **options: Any) -> Family:
     return Family(
         architecture,
         "bert",

@@ -27,26 +27,26 @@ from lbopt.interchange._names import (
     DENSE_AS_CONV,
     DerivedInt,
     Described,
-    Layer,
+    LayerNames,
 )
 from lbopt.models import EFFICIENTNET_STAGES, EfficientNet, Stage, symmetric_blocks
 
 _OURS = "block{i}"
 _THEIRS = "efficientnet.encoder.blocks.{i}"
 TABLE = (
-    Layer("stem_conv", "efficientnet.embeddings.convolution", CONV),
-    Layer("stem_norm", "efficientnet.embeddings.batchnorm", BATCH_NORM),
-    Layer(f"{_OURS}/expand_conv", f"{_THEIRS}.expansion.expand_conv", CONV),
-    Layer(f"{_OURS}/expand_norm", f"{_THEIRS}.expansion.expand_bn", BATCH_NORM),
-    Layer(f"{_OURS}/depthwise_conv", f"{_THEIRS}.depthwise_conv.depthwise_conv", CONV),
-    Layer(f"{_OURS}/depthwise_norm", f"{_THEIRS}.depthwise_conv.depthwise_norm", BATCH_NORM),
-    Layer(f"{_OURS}/squeeze_excite/reduce", f"{_THEIRS}.squeeze_excite.reduce", DENSE_AS_CONV),
-    Layer(f"{_OURS}/squeeze_excite/expand", f"{_THEIRS}.squeeze_excite.expand", DENSE_AS_CONV),
-    Layer(f"{_OURS}/project_conv", f"{_THEIRS}.projection.project_conv", CONV),
-    Layer(f"{_OURS}/project_norm", f"{_THEIRS}.projection.project_bn", BATCH_NORM),
-    Layer("head_conv", "efficientnet.encoder.top_conv", CONV),
-    Layer("head_norm", "efficientnet.encoder.top_bn", BATCH_NORM),
-    Layer("head", "classifier", DENSE),
+    LayerNames("stem_conv", "efficientnet.embeddings.convolution", CONV),
+    LayerNames("stem_norm", "efficientnet.embeddings.batchnorm", BATCH_NORM),
+    LayerNames(f"{_OURS}/expand_conv", f"{_THEIRS}.expansion.expand_conv", CONV),
+    LayerNames(f"{_OURS}/expand_norm", f"{_THEIRS}.expansion.expand_bn", BATCH_NORM),
+    LayerNames(f"{_OURS}/depthwise_conv", f"{_THEIRS}.depthwise_conv.depthwise_conv", CONV),
+    LayerNames(f"{_OURS}/depthwise_norm", f"{_THEIRS}.depthwise_conv.depthwise_norm", BATCH_NORM),
+    LayerNames(f"{_OURS}/squeeze_excite/reduce", f"{_THEIRS}.squeeze_excite.reduce", DENSE_AS_CONV),
+    LayerNames(f"{_OURS}/squeeze_excite/expand", f"{_THEIRS}.squeeze_excite.expand", DENSE_AS_CONV),
+    LayerNames(f"{_OURS}/project_conv", f"{_THEIRS}.projection.project_conv", CONV),
+    LayerNames(f"{_OURS}/project_norm", f"{_THEIRS}.projection.project_bn", BATCH_NORM),
+    LayerNames("head_conv", "efficientnet.encoder.top_conv", CONV),
+    LayerNames("head_norm", "efficientnet.encoder.top_bn", BATCH_NORM),
+    LayerNames("head", "classifier", DENSE),
 )
 FIELDS = (
     Field("width_coefficient", "width_coefficient", 2.0, POSITIVE),

@@ -9,7 +9,7 @@ from typing import Any
 import flax.linen as nn
 
 from lbopt import types
-from lbopt.interchange._names import Described, Layer
+from lbopt.interchange._names import Described, LayerNames
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Family:
 
     architecture: str
     model_type: str
-    table: tuple[Layer, ...]
+    table: tuple[LayerNames, ...]
     describes: Callable[[nn.Module], bool]
     module: Callable[[Mapping[str, Any]], nn.Module]
     config: Callable[[Any, types.Params, int | None], dict[str, Any]]

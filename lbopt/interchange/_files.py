@@ -27,7 +27,7 @@ MOST_TENSORS = 1 << 16
 """Tensors in one file, at most; the largest networks that are read here have about a thousand."""
 
 
-class _Tensor(TypedDict):
+class _TensorHeader(TypedDict):
     dtype: str
     shape: list[_typed_json.Count]
     data_offsets: tuple[_typed_json.Count, _typed_json.Count]
@@ -230,7 +230,7 @@ def _check_header(file: pathlib.Path) -> None:
     try:
         tensors = _typed_json.decode(header, dict[str, Any])
         _typed_json.convert(tensors.pop("__metadata__", None) or {}, dict[str, str])
-        _typed_json.convert(tensors, dict[str, _Tensor])
+        _typed_json.convert(tensors, dict[str, _TensorHeader])
     except ValueError as error:
         raise _DamagedHeaderError(str(error)) from error
     if len(tensors) > MOST_TENSORS:

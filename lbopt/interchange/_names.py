@@ -65,7 +65,7 @@ BATCH_NORM = (
 )
 
 
-class Layer(NamedTuple):
+class LayerNames(NamedTuple):
     """The paths of a layer in lbopt and in PyTorch; `{i}` stands for the same number in both.
 
     Attributes:
@@ -119,10 +119,10 @@ class Counterpart(NamedTuple):
     layout: Layout
 
 
-def counterpart(table: Iterable[Layer], name: str) -> Counterpart:
+def counterpart(table: Iterable[LayerNames], name: str) -> Counterpart:
     """Return the counterpart of one of lbopt's variables.
 
-    >>> layer = Layer("layer{i}/query", "encoder.{i}.self.query", DENSE)
+    >>> layer = LayerNames("layer{i}/query", "encoder.{i}.self.query", DENSE)
     >>> counterpart([layer], "params/layer11/query/kernel").name
     'encoder.11.self.query.weight'
 
@@ -138,10 +138,10 @@ def counterpart(table: Iterable[Layer], name: str) -> Counterpart:
     raise KeyError(f"the table has no layer of {name!r}")
 
 
-def tensors(table: Iterable[Layer], layers: Iterable[Described]) -> Iterator[Tensor]:
+def tensors(table: Iterable[LayerNames], layers: Iterable[Described]) -> Iterator[Tensor]:
     """Yield the arrays of layers lazily: any number of layers may be described.
 
-    >>> layer = Layer("layer{i}/query", "encoder.{i}.self.query", DENSE)
+    >>> layer = LayerNames("layer{i}/query", "encoder.{i}.self.query", DENSE)
     >>> described = (Described(f"layer{i}/query", (8, 16)) for i in range(10**9))
     >>> next(tensors([layer], described)).theirs
     'encoder.0.self.query.weight'
@@ -159,7 +159,7 @@ def tensors(table: Iterable[Layer], layers: Iterable[Described]) -> Iterator[Ten
             )
 
 
-def _layer(table: Iterable[Layer], path: str) -> tuple[str, tuple[Leaf, ...]]:
+def _layer(table: Iterable[LayerNames], path: str) -> tuple[str, tuple[Leaf, ...]]:
     """Return the path of a layer in PyTorch, and its arrays."""
     for layer in table:
         found = _expression(layer.ours).fullmatch(path)

@@ -10,24 +10,24 @@ from lbopt.errors import require, require_choice
 from lbopt.interchange import _fields
 from lbopt.interchange._family import Family
 from lbopt.interchange._fields import COUNT, COUNTS, Field
-from lbopt.interchange._names import BATCH_NORM, CONV, DENSE, DerivedInt, Described, Layer
+from lbopt.interchange._names import BATCH_NORM, CONV, DENSE, DerivedInt, Described, LayerNames
 from lbopt.models import ResNet
 
 _OUR_BLOCK = "stage{s}_block{b}"
 _THEIR_BLOCK = "resnet.encoder.stages.{s}.layers.{b}"
 _EMBEDDER = "resnet.embedder.embedder"
 TABLE = (
-    Layer("stem/conv", f"{_EMBEDDER}.convolution", CONV),
-    Layer("stem/norm", f"{_EMBEDDER}.normalization", BATCH_NORM),
-    Layer(f"{_OUR_BLOCK}/conv1", f"{_THEIR_BLOCK}.layer.0.convolution", CONV),
-    Layer(f"{_OUR_BLOCK}/norm1", f"{_THEIR_BLOCK}.layer.0.normalization", BATCH_NORM),
-    Layer(f"{_OUR_BLOCK}/conv2", f"{_THEIR_BLOCK}.layer.1.convolution", CONV),
-    Layer(f"{_OUR_BLOCK}/norm2", f"{_THEIR_BLOCK}.layer.1.normalization", BATCH_NORM),
-    Layer(f"{_OUR_BLOCK}/conv3", f"{_THEIR_BLOCK}.layer.2.convolution", CONV),
-    Layer(f"{_OUR_BLOCK}/norm3", f"{_THEIR_BLOCK}.layer.2.normalization", BATCH_NORM),
-    Layer(f"{_OUR_BLOCK}/shortcut_conv", f"{_THEIR_BLOCK}.shortcut.convolution", CONV),
-    Layer(f"{_OUR_BLOCK}/shortcut_norm", f"{_THEIR_BLOCK}.shortcut.normalization", BATCH_NORM),
-    Layer("head", "classifier.1", DENSE),
+    LayerNames("stem/conv", f"{_EMBEDDER}.convolution", CONV),
+    LayerNames("stem/norm", f"{_EMBEDDER}.normalization", BATCH_NORM),
+    LayerNames(f"{_OUR_BLOCK}/conv1", f"{_THEIR_BLOCK}.layer.0.convolution", CONV),
+    LayerNames(f"{_OUR_BLOCK}/norm1", f"{_THEIR_BLOCK}.layer.0.normalization", BATCH_NORM),
+    LayerNames(f"{_OUR_BLOCK}/conv2", f"{_THEIR_BLOCK}.layer.1.convolution", CONV),
+    LayerNames(f"{_OUR_BLOCK}/norm2", f"{_THEIR_BLOCK}.layer.1.normalization", BATCH_NORM),
+    LayerNames(f"{_OUR_BLOCK}/conv3", f"{_THEIR_BLOCK}.layer.2.convolution", CONV),
+    LayerNames(f"{_OUR_BLOCK}/norm3", f"{_THEIR_BLOCK}.layer.2.normalization", BATCH_NORM),
+    LayerNames(f"{_OUR_BLOCK}/shortcut_conv", f"{_THEIR_BLOCK}.shortcut.convolution", CONV),
+    LayerNames(f"{_OUR_BLOCK}/shortcut_norm", f"{_THEIR_BLOCK}.shortcut.normalization", BATCH_NORM),
+    LayerNames("head", "classifier.1", DENSE),
 )
 FIELDS = (
     Field("embedding_size", "stem_width", 64, COUNT),

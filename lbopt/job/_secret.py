@@ -225,5 +225,5 @@ def _equal(given: Any, right: str) -> bool:
     )
 
 
-def _proof(secret: bytes, *said: str | int) -> str:
-    return hmac.new(secret, json.dumps(said).encode(), "sha256").hexdigest()
+def _proof(secret: bytes, *fields: str | int) -> str:
+    return hmac.new(secret, json.dumps(fields).encode(), "sha256").hexdigest()

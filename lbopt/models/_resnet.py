@@ -183,7 +183,7 @@ def make_resnet(size: str, **options: Any) -> ResNet:
     return ResNet(**{**dataclasses.asdict(RESNET_SIZES[size]), **options})
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     """Attributes and helpers of both kinds of block.
 
     Attributes:
@@ -226,7 +226,7 @@ class _Block(nn.Module):
         return relu(x + y, self.dtype)
 
 
-class BasicBlock(_Block):
+class BasicBlock(_ResidualBlock):
     """Two 3 x 3 convolutions."""
 
     @nn.compact
@@ -243,7 +243,7 @@ class BasicBlock(_Block):
         return self._join(x, norm(y, use_running_average=not train), train)
 
 
-class BottleneckBlock(_Block):
+class BottleneckBlock(_ResidualBlock):
     """Convolutions of 1 x 1 to a quarter of the width, 3 x 3, and 1 x 1 to the full width."""
 
     @nn.compact

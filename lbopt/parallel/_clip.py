@@ -1,4 +1,4 @@
-"""Clipping of gradients at a stage of the step, and the measurement of parts for gradient noise."""
+"""Clipping of gradients at a stage of the step, and the measurement of their noise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from lbopt import _scalars, types
 from lbopt.errors import require, require_choice
-from lbopt.parallel._gradients import Gradients, PartFn, PartSquares
+from lbopt.parallel._gradients import Gradients, MicrobatchFn, MicrobatchSquares
 from lbopt.transforms import global_norm, scale_to_norm
 
 STAGES = ("replica", "mean", "accumulated")
@@ -56,12 +56,12 @@ def clip_at(
     return scale_to_norm(grads, norm, clip.max_norm), metrics
 
 
-def treat_part(
+def treat_microbatch(
     clip: GradientClip | None,
     measure_noise: bool,
     reduce: Callable[[Gradients], types.Params],
     axis_name: str | None,
-) -> PartFn:
+) -> MicrobatchFn:
     """Build the treatment of each microstep's gradient on each replica.
 
     Args:
@@ -72,36 +72,36 @@ def treat_part(
     """
     reduces = clip is not None and clip.stage == "mean"
 
-    def treated(part: Gradients) -> Gradients:
-        grads, norm = clip_at("replica", clip, part.grads)
-        part = part._replace(grads=grads, metrics={**part.metrics, **norm})
+    def treated(gradients: Gradients) -> Gradients:
+        grads, norm = clip_at("replica", clip, gradients.grads)
+        gradients = gradients._replace(grads=grads, metrics={**gradients.metrics, **norm})
 
-        # After the mean all replicas hold the same part: they count as one.
+        # After the mean all replicas hold the same gradient: they count as one.
         copies = 1
         if reduces:
-            grads, norm = clip_at("mean", clip, reduce(part))
-            part = part._replace(grads=grads, metrics={**part.metrics, **norm})
+            grads, norm = clip_at("mean", clip, reduce(gradients))
+            gradients = gradients._replace(grads=grads, metrics={**gradients.metrics, **norm})
         if reduces and axis_name is not None:
             copies = jax.lax.axis_size(axis_name)
-            if part.weight is not None:
-                part = part._replace(weight=jax.lax.psum(part.weight, axis_name))
+            if gradients.weight is not None:
+                gradients = gradients._replace(weight=jax.lax.psum(gradients.weight, axis_name))
 
-        squares = _squares(part.grads, part.weight, copies) if measure_noise else None
-        return part._replace(squares=squares)
+        squares = _squares(gradients.grads, gradients.weight, copies) if measure_noise else None
+        return gradients._replace(squares=squares)
 
     return treated
 
 
-def _squares(grads: types.Params, weight: jax.Array | None, copies: int) -> PartSquares:
-    """Return the share of one of `copies` equal replicas in the sums over parts."""
+def _squares(grads: types.Params, weight: jax.Array | None, copies: int) -> MicrobatchSquares:
+    """Return the share of one of `copies` equal replicas in the sums over microbatches."""
     square = jnp.square(global_norm(grads)).astype(jnp.float32)
     share = jnp.ones(()) / copies
     if weight is None:
-        return PartSquares(square / copies, share, share)
-    return PartSquares(weight * square / copies, weight / copies, share)
+        return MicrobatchSquares(square / copies, share, share)
+    return MicrobatchSquares(weight * square / copies, weight / copies, share)
 
 
-def noise_arguments(squares: PartSquares | None) -> dict[str, jax.Array]:
+def noise_arguments(squares: MicrobatchSquares | None) -> dict[str, jax.Array]:
     """Return measured norms as keyword arguments of an optimizer with `lbopt.track_noise_scale`.
 
     For n slices of the batch with unequal weights the squares are averaged by weight. Their mean is
@@ -111,5 +111,5 @@ def noise_arguments(squares: PartSquares | None) -> dict[str, jax.Array]:
         return {}
     return {
         "small_square_norm": squares.total / squares.weight,
-        "num_small": squares.parts,
+        "num_small": squares.microbatches,
     }

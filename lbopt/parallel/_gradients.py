@@ -15,18 +15,19 @@ from lbopt.errors import UserError
 from lbopt.parallel import _leaves, _loss_form
 
 
-class PartSquares(NamedTuple):
-    """Squared gradient norms of the parts of a batch, added up for a gradient-noise estimate.
+class MicrobatchSquares(NamedTuple):
+    """Squared gradient norms of a batch's microbatches, added up for a gradient-noise estimate.
 
     Attributes:
-      total: Sum over parts of weight times squared norm, fp32 scalar.
-      weight: Sum of the weights, fp32 scalar; each weight is 1 if all parts have equal weight.
-      parts: Number of parts, fp32 scalar.
+      total: Sum over microbatches of weight times squared norm, fp32 scalar.
+      weight: Sum of the weights, fp32 scalar; each weight is 1 if all microbatches have equal
+        weight.
+      microbatches: Number of microbatches, fp32 scalar.
     """
 
     total: jax.Array
     weight: jax.Array
-    parts: jax.Array
+    microbatches: jax.Array
 
 
 class Gradients(NamedTuple):
@@ -39,20 +40,20 @@ class Gradients(NamedTuple):
         numbers of examples have equal weight.
       model_state: The model's state after the batch.
       metrics: Sums over the batch.
-      squares: `PartSquares` if they are measured, else None.
+      squares: `MicrobatchSquares` if they are measured, else None.
     """
 
     grads: types.Params
     weight: jax.Array | None
     model_state: types.ModelState
     metrics: types.Metrics
-    squares: PartSquares | None = None
+    squares: MicrobatchSquares | None = None
 
 
 GradientFn = Callable[[types.Params, types.ModelState, types.Batch, jax.Array], Gradients]
 """(params, model_state, batch, rng) -> `Gradients`."""
 
-PartFn = Callable[[Gradients], Gradients]
+MicrobatchFn = Callable[[Gradients], Gradients]
 """The treatment of each microstep's gradient before it is added up: a clip, a measurement."""
 
 
@@ -60,7 +61,7 @@ def make_gradient_fn(
     loss_fn: types.LossFn,
     num_microsteps: int = 1,
     compute_dtype: Any = None,
-    each_part: PartFn = lambda part: part,
+    each_microbatch: MicrobatchFn = lambda gradients: gradients,
 ) -> GradientFn:
     """Build the function that differentiates a loss over one batch.
 
@@ -78,7 +79,8 @@ def make_gradient_fn(
         slice evenly over the devices and keeps it the same on any number of them.
       compute_dtype: Dtype to which floating parameters and inputs are cast before the loss; None
         casts nothing, for models that choose for themselves.
-      each_part: Function applied to the `Gradients` of every microstep before they are summed.
+      each_microbatch: Function applied to the `Gradients` of every microstep before their
+        sum.
 
     Returns:
       A `GradientFn`. Gradients have the dtype of the parameters; gradients of complex parameters
@@ -103,7 +105,7 @@ def make_gradient_fn(
         grads, loss = jax.grad(objective, has_aux=True)(params)
         grads = jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, grads)
         new_state = _leaves.with_dtypes_of(model_state, loss.model_state)
-        return each_part(Gradients(grads, loss.weight, new_state, loss.metrics))
+        return each_microbatch(Gradients(grads, loss.weight, new_state, loss.metrics))
 
     checked: list[bool] = []
 
@@ -121,11 +123,11 @@ def make_gradient_fn(
         return jax.tree.map(_as_array, found, like)
 
     def in_microsteps(params, model_state, batch, rng) -> Gradients:
-        parts = jax.tree.map(lambda x: _deal(x, num_microsteps), batch)
+        microbatches = jax.tree.map(lambda x: _deal(x, num_microsteps), batch)
         keys = jax.vmap(lambda i: jax.random.fold_in(rng, i))(jnp.arange(num_microsteps))
 
         # One microstep's shapes make the accumulators.
-        first = params, model_state, jax.tree.map(lambda x: x[0], parts), rng
+        first = params, model_state, jax.tree.map(lambda x: x[0], microbatches), rng
         program, like = jax.make_jaxpr(whole, return_shape=True)(*first)
         if not checked:
             _check_weight(program.jaxpr, first, like, f"{num_microsteps} microsteps")
@@ -133,15 +135,15 @@ def make_gradient_fn(
         averaged, _ = _leaves.by_mean(like.model_state)
         sums = jax.tree.map(_accumulator, like._replace(model_state=averaged))
 
-        def microstep(sums: Gradients, part: Any) -> tuple[Gradients, types.PyTree]:
-            part_of_batch, key = part
-            found = whole(params, model_state, part_of_batch, key)
+        def microstep(sums: Gradients, given: Any) -> tuple[Gradients, types.PyTree]:
+            microbatch, key = given
+            found = whole(params, model_state, microbatch, key)
             averaged, others = _leaves.by_mean(found.model_state)
             grads = _times(found.grads, found.weight)
             found = found._replace(grads=grads, model_state=averaged)
             return jax.tree.map(lambda a, b: a + jnp.asarray(b, a.dtype), sums, found), others
 
-        sums, others = jax.lax.scan(microstep, sums, (parts, keys))
+        sums, others = jax.lax.scan(microstep, sums, (microbatches, keys))
 
         # Sums become means; leaves without a mean come from the last microstep.
         total = num_microsteps if sums.weight is None else _divisor(sums.weight)
@@ -177,13 +179,15 @@ def for_replicas_in_turn(
         keys = jax.vmap(lambda i: jax.random.fold_in(rng, i))(first + jnp.arange(num_replicas))
         if num_replicas == 1:
             found = gradient_fn(params, model_state, batch, keys[0])
-            row = jax.tree.map(lambda x: x[None], (found.grads, found.weight))
-            return found._replace(grads=row[0], weight=row[1])
+            grads, weight = jax.tree.map(lambda x: x[None], (found.grads, found.weight))
+            return found._replace(grads=grads, weight=weight)
 
         shape = lambda x: (num_replicas, x.shape[0] // num_replicas, *x.shape[1:])  # noqa: E731
-        parts = jax.tree.map(lambda x: x.reshape(shape(x)), batch)
+        batches = jax.tree.map(lambda x: x.reshape(shape(x)), batch)
         with replicas.one_after_another(num_replicas):
-            found = jax.lax.map(lambda part: gradient_fn(params, model_state, *part), (parts, keys))
+            found = jax.lax.map(
+                lambda given: gradient_fn(params, model_state, *given), (batches, keys)
+            )
         metrics, squares = jax.tree.map(lambda x: x.sum(0), (found.metrics, found.squares))
         new_state = jax.tree.map(_leaves.mean_of_rows, found.model_state)
         return found._replace(model_state=new_state, metrics=metrics, squares=squares)
@@ -266,9 +270,9 @@ def _as_array(x: Any, like: Any) -> jax.Array:
     return x if isinstance(x, jax.Array) else jnp.asarray(x, like.dtype)
 
 
-def _deal(x: jax.Array, num_parts: int) -> jax.Array:
-    """Put example i in part i mod num_parts: [batch, ...] -> [parts, batch / parts, ...]."""
-    return jnp.moveaxis(x.reshape(x.shape[0] // num_parts, num_parts, *x.shape[1:]), 1, 0)
+def _deal(x: jax.Array, number: int) -> jax.Array:
+    """Put example i in microbatch i mod number: [batch, ...] -> [number, batch / number, ...]."""
+    return jnp.moveaxis(x.reshape(x.shape[0] // number, number, *x.shape[1:]), 1, 0)
 
 
 def _accumulator(x: Any) -> jax.Array:

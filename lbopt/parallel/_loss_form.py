@@ -13,7 +13,7 @@ from lbopt import tree, types
 from lbopt.errors import UserError
 
 
-class Loss(NamedTuple):
+class CheckedLoss(NamedTuple):
     """The checked value of a loss function.
 
     Attributes:
@@ -29,7 +29,7 @@ class Loss(NamedTuple):
     metrics: types.Metrics
 
 
-def checked(returned: Any) -> Loss:
+def checked(returned: Any) -> CheckedLoss:
     """Check the value that a loss function returned.
 
     Raises:
@@ -41,7 +41,7 @@ def checked(returned: Any) -> Loss:
         raise UserError("loss_fn", reason=reason, code="type")
     loss, (model_state, metrics) = returned
     mean, weight = mean_and_weight(loss)
-    return Loss(mean, weight, model_state, checked_metrics(metrics, "loss_fn"))
+    return CheckedLoss(mean, weight, model_state, checked_metrics(metrics, "loss_fn"))
 
 
 def mean_and_weight(loss: Any) -> tuple[jax.Array, jax.Array | None]:

@@ -106,8 +106,8 @@ def available_devices() -> list[jax.Device]:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:
         wanted = os.environ.get("JAX_PLATFORMS")
-        said = f" ({error})" if str(error) else ""
-        fix = f"no devices{said}; install the platform's extra, or unset the variable"
+        cause = f" ({error})" if str(error) else ""
+        fix = f"no devices{cause}; install the platform's extra, or unset the variable"
         raise EnvironmentProblem("JAX_PLATFORMS", wanted, fix, code="installation") from error
 
 

@@ -41,8 +41,8 @@ def connect_processes(job: Job) -> None:
             coordinator_bind_address=job.jax_bind_address,
         )
     except Exception as error:  # whatever the runtime says
-        said = " ".join(str(error).split())[:200]
-        fix = f"JAX cannot connect the job's processes there ({said}); see that this port of "
+        cause = " ".join(str(error).split())[:200]
+        fix = f"JAX cannot connect the job's processes there ({cause}); see that this port of "
         fix += "process 0 is free and can be reached"
         raise EnvironmentProblem("jax_address", job.jax_address, fix, code="resource") from error
 

@@ -37,7 +37,7 @@ SUM_KINDS = ("TPU v2", "TPU v3")
 into sums anyway, and an explicit sum saves a copy; v2 is assumed to behave alike."""
 
 
-def part_shape(num_devices: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def shard_shape(num_devices: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a device's shard of an array.
 
     The number of devices is factored into primes. Each prime splits a dimension that it divides:
@@ -45,7 +45,7 @@ def part_shape(num_devices: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     when no other can be. Primes that divide no dimension leave the array replicated over their
     devices.
 
-    >>> part_shape(8, (3, 3, 64, 128)), part_shape(2048, (1024, 1024)), part_shape(8, (1024,))
+    >>> shard_shape(8, (3, 3, 64, 128)), shard_shape(2048, (1024, 1024)), shard_shape(8, (1024,))
     ((3, 3, 8, 128), (1, 512), (1024,))
     """
     taken = _taken(_primes(num_devices), shape)
@@ -57,7 +57,7 @@ def part_shape(num_devices: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 def split_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     """Return the sharding of an array of this shape over a one-axis mesh, equal in all its slices.
 
-    `part_shape` gives the shard's shape. The sharding's own mesh has the same devices in the same
+    `shard_shape` gives the shard's shape. The sharding's own mesh has the same devices in the same
     order, one axis for the slices if there are several, and one for each prime.
     """
     primes = _primes(mesh.size // num_slices(mesh))
@@ -125,7 +125,7 @@ def _taken(primes: list[int], shape: tuple[int, ...]) -> list[list[tuple[int, in
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class UpdateShards:
     """The part of the parameters that each device of a step updates.
 
     Attributes:
@@ -145,7 +145,7 @@ class Layout:
         return arrays if self.mesh is None else gather(self.mesh, arrays, self.along_axes)
 
 
-WHOLE = Layout()
+WHOLE = UpdateShards()
 """Every device updates everything."""
 
 
@@ -190,12 +190,12 @@ def gather_by_sum(mesh: Mesh, x: jax.Array) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, where)
     axes = [(names,) if isinstance(names, str) else names for names in where.spec]
 
-    def whole(part: jax.Array) -> jax.Array:
+    def whole(shard: jax.Array) -> jax.Array:
         starts = [
             jax.lax.axis_index(names) * size if names else 0
-            for names, size in zip(axes, part.shape, strict=True)
+            for names, size in zip(axes, shard.shape, strict=True)
         ]
-        mine = jax.lax.dynamic_update_slice(jnp.zeros(x.shape, x.dtype), part, starts)
+        mine = jax.lax.dynamic_update_slice(jnp.zeros(x.shape, x.dtype), shard, starts)
         return jax.lax.psum(mine, [name for names in axes if names for name in names])
 
     gathered = jax.shard_map(
@@ -249,10 +249,10 @@ def gather_along_axes(mesh: Mesh, x: jax.Array) -> jax.Array:
     if where.is_fully_replicated:
         return jax.lax.with_sharding_constraint(x, where)
 
-    def whole(part: jax.Array) -> jax.Array:
+    def whole(shard: jax.Array) -> jax.Array:
         for dim, names in reversed(_along_lines(mesh, where.spec)):
-            part = jax.lax.all_gather(part, names, axis=dim, tiled=True)
-        return part
+            shard = jax.lax.all_gather(shard, names, axis=dim, tiled=True)
+        return shard
 
     gathered = jax.shard_map(
         whole, mesh=where.mesh, in_specs=where.spec, out_specs=PartitionSpec(), check_vma=False

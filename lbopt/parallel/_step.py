@@ -15,7 +15,7 @@ from lbopt.aggregators import Aggregator, AggregatorState, remembered_state
 from lbopt.errors import require, require_choice
 from lbopt.parallel import _leaves, _loss_form, _reduction, _shards
 from lbopt.parallel._aggregation import Aggregation
-from lbopt.parallel._clip import GradientClip, clip_at, noise_arguments, treat_part
+from lbopt.parallel._clip import GradientClip, clip_at, noise_arguments, treat_microbatch
 from lbopt.parallel._compiled import OnceShapesAreKnown, Step, state_sharding
 from lbopt.parallel._gradients import (
     GradientFn,
@@ -44,7 +44,7 @@ def make_step_fn(
     strategy: Strategy,
     clip: GradientClip | None,
     tx: optax.GradientTransformation,
-    layout: _shards.Layout = _shards.WHOLE,
+    shards: _shards.UpdateShards = _shards.WHOLE,
 ) -> StepFn:
     """Build one training step as a pure function.
 
@@ -54,7 +54,7 @@ def make_step_fn(
       strategy: Reduction of the replicas' gradients to one.
       clip: Clip of the step, applied here if its stage is "accumulated"; None for no clip.
       tx: The optimizer.
-      layout: The part of the parameters that each device updates.
+      shards: The part of the parameters that each device updates.
     """
     optimizer = optax.with_extra_args_support(tx)
 
@@ -67,16 +67,16 @@ def make_step_fn(
             reduced = strategy.combine(found.grads, state)
 
         # From here each device works on its shard of the parameters, or on all of them.
-        grads, params = layout.split((reduced.grads, state.params))
+        grads, params = shards.split((reduced.grads, state.params))
         grads, norm = clip_at("accumulated", clip, grads)
 
         # Some optimizers also need measured norms, or an aggregator's scales.
         extra = {**noise_arguments(found.squares), **reduced.extra}
         with jax.named_scope(replicas.UPDATE):
             updates, opt_state = optimizer.update(grads, state.opt_state, params, **extra)
-            params = layout.split(optax.apply_updates(params, updates))
+            params = shards.split(optax.apply_updates(params, updates))
         with jax.named_scope(replicas.PARAMETERS):
-            params = layout.gather(params)
+            params = shards.gather(params)
 
         # An aggregator forgets a step whose update the optimizer skipped.
         memory = reduced.aggregator_state
@@ -125,14 +125,14 @@ def _gradients(
       axis_name: Axis over which replicas are mapped; None if the function sees the whole batch.
     """
 
-    def handed_out(part: Gradients) -> types.PyTree:
+    def handed_out(gradients: Gradients) -> types.PyTree:
         with jax.named_scope(replicas.GRADIENTS):
-            return strategy.on_replica(weighed(part.grads, part.weight, axis_name))
+            return strategy.on_replica(weighed(gradients.grads, gradients.weight, axis_name))
 
     clip = options.clip
-    each_part = treat_part(clip, options.measure_noise, handed_out, axis_name)
+    each_microbatch = treat_microbatch(clip, options.measure_noise, handed_out, axis_name)
     gradient_fn = make_gradient_fn(
-        loss_fn, options.num_microsteps, options.compute_dtype, each_part
+        loss_fn, options.num_microsteps, options.compute_dtype, each_microbatch
     )
 
     in_turn = 0 if strategy.aggregation is None else strategy.aggregation.replicas_per_device
@@ -267,8 +267,8 @@ def compile_step(
     if options.mapped:
         gradients = _over_replicas(gradients, mesh, strategy)
     along_axes = isinstance(options.reduction, ReduceScatter)
-    layout = _shards.Layout(mesh, along_axes) if options.sharded else _shards.WHOLE
-    step = make_step_fn(gradients, strategy, options.clip, tx, layout)
+    shards = _shards.UpdateShards(mesh, along_axes) if options.sharded else _shards.WHOLE
+    step = make_step_fn(gradients, strategy, options.clip, tx, shards)
     compiled = _jitted(_stating(step, mesh, None), mesh, options, strategy.aggregation)
     return Step(compiled, mesh, options, strategy.aggregation)
 
@@ -293,7 +293,7 @@ def _over_replicas(gradients: GradientFn, mesh: Mesh, strategy: Strategy) -> Gra
 
 
 def _jitted(step: StepFn, mesh: Mesh, options: StepOptions, aggregation: Aggregation | None) -> Any:
-    """Compile a step for states with the shardings that its layout and aggregator need."""
+    """Compile a step for states with the shardings that its shards and aggregator need."""
 
     def compiled(where: Any) -> Any:
         return jax.jit(

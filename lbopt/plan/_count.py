@@ -15,7 +15,7 @@ _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
+class LayerSizes:
     """A matrix product or convolution of an array that depends on the batch with one that does not.
 
     Attributes:
@@ -44,7 +44,7 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Count:
+class OperationCount:
     """The operations of a function.
 
     Attributes:
@@ -54,10 +54,10 @@ class Count:
     """
 
     flops: int
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerSizes, ...]
 
 
-def count(fn: Callable[..., Any], weights: Any, batch: Any) -> Count:
+def count(fn: Callable[..., Any], weights: Any, batch: Any) -> OperationCount:
     """Trace `fn(*weights, batch)` and count its operations.
 
     Args:
@@ -69,14 +69,14 @@ def count(fn: Callable[..., Any], weights: Any, batch: Any) -> Count:
     num_weights = len(jax.tree.leaves(weights))
     depends = [number >= num_weights for number in range(len(closed.jaxpr.invars))]
     found = list(_products(closed.jaxpr, depends, 1, [False] * len(depends)))
-    return Count(
+    return OperationCount(
         sum(flops for flops, _ in found), tuple(layer for _, layer in found if layer is not None)
     )
 
 
 def _products(
     jaxpr: core.Jaxpr, depends: Sequence[bool], times: int, repeated: Sequence[bool]
-) -> Iterator[tuple[int, Layer | None]]:
+) -> Iterator[tuple[int, LayerSizes | None]]:
     """Yield the operations of every product, with its layer if it has weights.
 
     Args:
@@ -119,13 +119,13 @@ def _products(
         known.update((variable, (depends_on_batch, is_same)) for variable in equation.outvars)
 
 
-def _total(found: list[tuple[int, Layer | None]]) -> int:
+def _total(found: list[tuple[int, LayerSizes | None]]) -> int:
     return sum(flops for flops, _ in found)
 
 
 def _called(
     inner: Any, inputs: Sequence[tuple[bool, bool]], times: int
-) -> Iterator[tuple[int, Layer | None]]:
+) -> Iterator[tuple[int, LayerSizes | None]]:
     jaxpr = getattr(inner, "jaxpr", inner)
     inputs = list(inputs)[-len(jaxpr.invars) :] if jaxpr.invars else []
     yield from _products(
@@ -135,7 +135,7 @@ def _called(
 
 def _scanned(
     equation: Any, inputs: Sequence[tuple[bool, bool]], times: int
-) -> Iterator[tuple[int, Layer | None]]:
+) -> Iterator[tuple[int, LayerSizes | None]]:
     """Yield the products of a scan's body.
 
     Its constants are the same in every iteration. Its carry depends on the batch if any input does.
@@ -154,7 +154,7 @@ def _scanned(
 
 def _product(
     equation: Any, inputs: Sequence[tuple[bool, bool]], times: int
-) -> tuple[int, Layer | None]:
+) -> tuple[int, LayerSizes | None]:
     left, right = (variable.aval for variable in equation.invars)
     result = equation.outvars[0].aval
     if equation.primitive.name == "dot_general":
@@ -168,7 +168,7 @@ def _product(
     if left_depends == right_depends:
         return flops, None
     batch, weight, same = (left, right, right_same) if left_depends else (right, left, left_same)
-    layer = Layer(
+    layer = LayerSizes(
         path=str(equation.source_info.name_stack),
         flops=flops,
         inputs=batch.size * times,

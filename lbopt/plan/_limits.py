@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from lbopt.plan import _bounds
 from lbopt.plan._collectives import Collective
-from lbopt.plan._count import Layer
+from lbopt.plan._count import LayerSizes
 from lbopt.plan._program import BYTES
 
 
@@ -36,7 +36,10 @@ class Limits:
 
 
 def limits(
-    layers: Iterable[Layer], global_batch_size: int, num_devices: int, found: Iterable[Collective]
+    layers: Iterable[LayerSizes],
+    global_batch_size: int,
+    num_devices: int,
+    found: Iterable[Collective],
 ) -> Limits:
     """Compare a step with its bound.
 
@@ -74,13 +77,13 @@ def limits(
     )
 
 
-def _of_batch(layer: Layer, size: int) -> Layer:
+def _of_batch(layer: LayerSizes, size: int) -> LayerSizes:
     return dataclasses.replace(
         layer, flops=layer.flops * size, inputs=layer.inputs * size, outputs=layer.outputs * size
     )
 
 
-def fewest_words(layer: Layer, num_devices: int) -> float:
+def fewest_words(layer: LayerSizes, num_devices: int) -> float:
     """Return the words that a device receives with the best grid over (token, in, out).
 
     A convolution is treated as the dense layer with the same numbers of inputs, weights and

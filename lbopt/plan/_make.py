@@ -243,7 +243,7 @@ def _num_batches(dataset: Dataset, size: int, num_devices: int) -> int:
     return len(EvalBatches(dataset, size, num_devices))
 
 
-def count_forward(config: TrainConfig) -> _count.Count:
+def count_forward(config: TrainConfig) -> _count.OperationCount:
     """Count the operations of the forward pass of one example in the published network.
 
     Options that compute more to run faster (folding, space to depth, rematerialisation) are off.

@@ -47,7 +47,7 @@ _HEADS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class InitialValues:
+class StoredInitialValues:
     """Parameters and model state from `config.init_from`, read when they are needed.
 
     Attributes:
@@ -74,9 +74,9 @@ class InitialValues:
             return params, merged(known, stats, self.model, self.place)[0]
 
 
-def of_config(config: TrainConfig) -> InitialValues | None:
+def of_config(config: TrainConfig) -> StoredInitialValues | None:
     """Return the values that a run starts from; None for fresh ones."""
-    return None if config.init_from is None else InitialValues(config.init_from, config.model)
+    return None if config.init_from is None else StoredInitialValues(config.init_from, config.model)
 
 
 def read(place: str, model: ModelConfig) -> dict[str, Any]:
@@ -234,9 +234,9 @@ def _check_pieces(path: pathlib.Path, place: str, ours: Sequence[str]) -> None:
         if a != b and not re.fullmatch(r"\[unused\d+\]", a)
     ]
     if wrong:
-        said = " and the data have ".join(map(brief, pairs[wrong[0]]))
+        words = " and the data have ".join(map(brief, pairs[wrong[0]]))
         fix = (
-            f"token {wrong[0]} is {said} ({len(wrong)} differ); prepare the data with {file}, or "
+            f"token {wrong[0]} is {words} ({len(wrong)} differ); prepare the data with {file}, or "
             "start from a network that learned their vocabulary"
         )
         raise UserError("init_from", place, fix, code="mismatch")
@@ -245,24 +245,24 @@ def _check_pieces(path: pathlib.Path, place: str, ours: Sequence[str]) -> None:
 def _stated_text(path: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path | None]:
     if not path.is_file():
         return stated_normalization(path / VOCABULARY_FILE)
-    said = read_safetensors_metadata(path).get(TEXT_NORMALIZATION_KEY)
-    if said is None:
+    stated = read_safetensors_metadata(path).get(TEXT_NORMALIZATION_KEY)
+    if stated is None:
         return {}, None
     try:
-        return {**_typed_json.decode(said.encode(), Normalization)}, path
+        return {**_typed_json.decode(stated.encode(), Normalization)}, path
     except ValueError as error:
         fix = f"{TEXT_NORMALIZATION_KEY} in its metadata: {error}; export it again"
         raise UserError("init_from", str(path), fix, code="damaged") from error
 
 
-class _Model(TypedDict):
+class _ExportedModel(TypedDict):
     activation: NotRequired[str | None]
 
 
 def _activation(model: str, place: str) -> str | None:
     """Return what `lbopt export` says of a network beside its arrays."""
     try:
-        return _typed_json.decode(model.encode(), _Model).get("activation")
+        return _typed_json.decode(model.encode(), _ExportedModel).get("activation")
     except ValueError as error:
         fix = f"model in its metadata: {error}; export it again"
         raise UserError("init_from", place, fix, code="damaged") from error

@@ -35,7 +35,7 @@ _KEY = (
 )
 
 
-class _Line(TypedDict):
+class _ExamplesLine(TypedDict):
     arm: str
     global_batch_size: Size
     phase: str
@@ -48,11 +48,11 @@ class _Line(TypedDict):
     num_examples: Size
 
 
-class _Bits(_Line):
+class _Bits(_ExamplesLine):
     correct: str
 
 
-class _Numbers(_Line):
+class _Numbers(_ExamplesLine):
     sums: str
     counts: str
 
@@ -103,7 +103,7 @@ def unpack(line: Mapping[str, Any]) -> ExampleScores:
     Raises:
       ValueError: Naming the field, if the line is damaged.
     """
-    count = convert(line, _Line)["num_examples"]
+    count = convert(line, _ExamplesLine)["num_examples"]
     if "correct" in line:
         bits = _decode(convert(line, _Bits)["correct"], "correct", np.uint8, -(-count // 8))
         values = np.unpackbits(bits, count=count, bitorder="little").astype(float)

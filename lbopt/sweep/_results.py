@@ -116,7 +116,7 @@ class Results:
         Other processes than the first of the job send them to it instead.
 
         Args:
-          rows: Rows of finished trials, from `Record.row`.
+          rows: Rows of finished trials, from `RunningTrial.row`.
           examples: Lines of the tested ones among them, from `lbopt.sweep._examples.pack`.
 
         Raises:

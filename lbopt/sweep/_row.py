@@ -83,7 +83,7 @@ class Diffusion:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FinishedTrial:
-    """A finished trial; `lbopt.sweep._record.Record.row` explains the fields.
+    """A finished trial; `lbopt.sweep._running_trial.RunningTrial.row` explains the fields.
 
     None stands for a number that was not measured or is not finite. Lines of earlier versions lack
     some of the fields that have a default here.

@@ -16,8 +16,8 @@ from lbopt.config import SweepConfig
 from lbopt.errors import EnvironmentProblem, Preempted
 from lbopt.job import PreemptionWatch, SoloJob, beat
 from lbopt.sweep._examples import pack
-from lbopt.sweep._record import Record
 from lbopt.sweep._results import Results
+from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._trials import FINAL, Cell, Trial, deal_cells
 from lbopt.sweep._work import CellWork, Work
 from lbopt.sweep.lanes import (
@@ -28,7 +28,7 @@ from lbopt.sweep.lanes import (
     Pairs,
     Program,
     Session,
-    Spread,
+    TrialBatching,
     make_mesh_probe,
     most_lanes,
     resident_arrays,
@@ -104,7 +104,7 @@ class Runner:
         self._progress = progress
         self._watch = watch
         self._together = config.trial_devices == "all"
-        self._batched = Spread(config).batched
+        self._batched = TrialBatching(config).batched
         self._turns = 0
         self._equipment: dict[tuple[int, int], Once[Any]] = {}
         self._programs: dict[str, Once[Any]] = {}
@@ -164,7 +164,7 @@ class Runner:
             return
         cell = first[0].cell
         trial = first[1]
-        lanes: dict[int, tuple[CellWork, Record]] = {}
+        lanes: dict[int, tuple[CellWork, RunningTrial]] = {}
         waiting = [first]
         with self._config.naming_trials(cell.index):
             program = self._programs.setdefault(key, Once(lambda: self._compiled(cell, trial)))()
@@ -179,18 +179,18 @@ class Runner:
         if self._together:
             probe = self._shared(cell, 0, lambda: make_mesh_probe(cell.problem, self._config))
             return MeshSession(program, probe)
-        spread = program.spread
-        make = lambda: Equipment(cell.problem, self._config, spread)  # noqa: E731
-        return Session(program, self._shared(cell, spread.width, make))
+        batching = program.batching
+        make = lambda: Equipment(cell.problem, self._config, batching)  # noqa: E731
+        return Session(program, self._shared(cell, batching.width, make))
 
-    def _spread(self, cell: Cell) -> Spread:
+    def _batching(self, cell: Cell) -> TrialBatching:
         """Return how trials of a cell share a program: as many as are wanted and fit in memory."""
         if not self._batched:
-            return Spread(self._config)
+            return TrialBatching(self._config)
         search = search_cost(self._config.arm_search(cell.index))
         at_once = max(search.at_once, len(self._config.final_seeds))
         most = most_lanes(cell.global_batch_size, jax.local_device_count())
-        return Spread(self._config, width=min(at_once, most))
+        return TrialBatching(self._config, width=min(at_once, most))
 
     def _shared(self, cell: Cell, width: int, make: Callable[[], Any]) -> Any:
         """Return what all trials of a problem share in programs of this width; make it once."""
@@ -201,10 +201,10 @@ class Runner:
         decays = trial.weight_decay > 0
         if self._together:
             return MeshProgram(cell, decays, self._config)
-        spread = self._spread(cell)
-        put = Once(lambda: spread.put(resident_arrays(cell.problem.splits.train)))
+        batching = self._batching(cell)
+        put = Once(lambda: batching.put(resident_arrays(cell.problem.splits.train)))
         arrays = self._arrays.setdefault(id(cell.problem), put)
-        return Program(cell, decays, self._config, spread, arrays())
+        return Program(cell, decays, self._config, batching, arrays())
 
     def _stopping(self, work: Work) -> bool:
         """Return whether to stop; processes that train together stop at the same turn."""
@@ -223,7 +223,7 @@ class Runner:
         work: Work,
         key: str,
         session: AnySession,
-        lanes: dict[int, tuple[CellWork, Record]],
+        lanes: dict[int, tuple[CellWork, RunningTrial]],
         waiting: list[tuple[CellWork, Trial]],
     ) -> None:
         """Put waiting trials into free lanes."""
@@ -235,28 +235,26 @@ class Runner:
             if taken is None:
                 break
             fresh[lane] = taken[1]
-            lanes[lane] = taken[0], Record(self._config, taken[0].cell, taken[1])
+            lanes[lane] = taken[0], RunningTrial(self._config, taken[0].cell, taken[1])
         if fresh:
             session.begin(fresh)
 
     def _advance(
-        self, work: Work, session: AnySession, lanes: dict[int, tuple[CellWork, Record]]
+        self, work: Work, session: AnySession, lanes: dict[int, tuple[CellWork, RunningTrial]]
     ) -> None:
         """Take steps, evaluate and probe, and write the rows of trials that have ended."""
         begin = time.perf_counter()
-        records = {lane: record for lane, (_, record) in lanes.items()}
-        session.advance(records)
+        running = {lane: run for lane, (_, run) in lanes.items()}
+        session.advance(running)
         beat()
-        _evaluate_and_probe(session, records)
-        ended = {lane: record for lane, record in records.items() if record.ended}
+        _evaluate_and_probe(session, running)
+        ended = {lane: run for lane, run in running.items() if run.ended}
         scores, examples = _final_scores(session, ended)
         seconds = (time.perf_counter() - begin) / len(lanes)
-        for record in records.values():
-            record.seconds += seconds
+        for run in running.values():
+            run.seconds += seconds
 
-        finished = [
-            (lanes.pop(lane)[0], record.row(scores[lane])) for lane, record in ended.items()
-        ]
+        finished = [(lanes.pop(lane)[0], run.row(scores[lane])) for lane, run in ended.items()]
         if finished:
             rows = [row for _, row in finished]
             packed = [
@@ -293,22 +291,22 @@ def _device_memory_errors() -> Iterator[None]:
         raise EnvironmentProblem(place, reason=fix, code="resource") from error
 
 
-def _evaluate_and_probe(session: AnySession, records: dict[int, Record]) -> None:
+def _evaluate_and_probe(session: AnySession, running: dict[int, RunningTrial]) -> None:
     """Evaluate and probe the trials at whose step that is wanted."""
-    evaluated = [lane for lane, record in records.items() if record.wants_evaluation]
+    evaluated = [lane for lane, run in running.items() if run.wants_evaluation]
     if evaluated:
         scores = session.score("validation")
         for lane in evaluated:
-            records[lane].evaluated(scores[lane])
-    probed = [lane for lane, record in records.items() if record.wants_probe]
+            running[lane].evaluated(scores[lane])
+    probed = [lane for lane, run in running.items() if run.wants_probe]
     if probed:
         measured = session.probe()
         for lane in probed:
-            records[lane].probed(measured[lane])
+            running[lane].probed(measured[lane])
 
 
 def _final_scores(
-    session: AnySession, ended: dict[int, Record]
+    session: AnySession, ended: dict[int, RunningTrial]
 ) -> tuple[dict[int, dict[str, dict[str, float]]], dict[int, Pairs]]:
     """Return the scores of trials that have ended, by lane and split; of tests by example too.
 
@@ -324,7 +322,7 @@ def _final_scores(
         for lane in ended:
             found[lane][split] = scores[lane]
 
-    final = [lane for lane, record in ended.items() if record.trial.phase == FINAL]
+    final = [lane for lane, run in ended.items() if run.trial.phase == FINAL]
     tested = session.test() if final else []
     for lane in final:
         found[lane]["test"] = tested[lane].means

@@ -52,7 +52,7 @@ class Seal:
 
 
 @dataclasses.dataclass
-class _Saved:
+class _SavedSeal:
     """A seal as it is written; reading checks these types."""
 
     step: int
@@ -75,7 +75,7 @@ def read(data: Any) -> Seal:
     body = data["seal"]
     if hashlib.sha256(body.encode()).hexdigest() != data.get("sha256"):
         raise ValueError("its seal is damaged")
-    found = _typed_json.convert(_typed_json.decode(body.encode()), _Saved)
+    found = _typed_json.convert(_typed_json.decode(body.encode()), _SavedSeal)
     metrics = {name: math.nan if value is None else value for name, value in found.metrics.items()}
     return Seal(**{**vars(found), "metrics": metrics})
 

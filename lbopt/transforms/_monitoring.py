@@ -193,18 +193,18 @@ def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
     return metrics
 
 
-Group = dict[str, jax.Array]
+MetricGroup = dict[str, jax.Array]
 
 
-def _rate(state: LearningRateState) -> list[Group]:
+def _rate(state: LearningRateState) -> list[MetricGroup]:
     return [{"learning_rate": state.applied_rate}]
 
 
-def _clip(state: ClipState) -> list[Group]:
+def _clip(state: ClipState) -> list[MetricGroup]:
     return [{"gradient_norm": state.global_norm}]
 
 
-def _skip(state: SkipState) -> list[Group]:
+def _skip(state: SkipState) -> list[MetricGroup]:
     names = {
         "nonfinite": state.skipped_nonfinite,
         "spikes": state.skipped_spikes,
@@ -213,20 +213,20 @@ def _skip(state: SkipState) -> list[Group]:
     return [{f"skipped/{name}": value for name, value in names.items()}]
 
 
-def _noise(state: NoiseScaleState) -> list[Group]:
+def _noise(state: NoiseScaleState) -> list[MetricGroup]:
     return [{"noise_scale": state.noise_scale()}]
 
 
-def _scales(state: ModuleScaleState) -> list[Group]:
+def _scales(state: ModuleScaleState) -> list[MetricGroup]:
     scales = {f"agvm_scale/{module}": value for module, value in state.scale.items()}
     return [scales | {f"agvm_phi/{module}": value for module, value in state.phi.items()}]
 
 
-def _ratios(state: TrustRatioState) -> list[Group]:
+def _ratios(state: TrustRatioState) -> list[MetricGroup]:
     return [_per_layer("trust_ratio", state.trust_ratio)]
 
 
-def _norms(state: LayerNormsState) -> list[Group]:
+def _norms(state: LayerNormsState) -> list[MetricGroup]:
     quotient = jax.tree.map(
         lambda u, w: u / jnp.where(w > 0, w, 1), state.update_norm, state.weight_norm
     )
@@ -239,7 +239,7 @@ def _norms(state: LayerNormsState) -> list[Group]:
     return [_per_layer(kind, values) for kind, values in named.items()]
 
 
-_GROUPS: dict[type, Callable[[Any], list[Group]]] = {
+_GROUPS: dict[type, Callable[[Any], list[MetricGroup]]] = {
     LearningRateState: _rate,
     ClipState: _clip,
     SkipState: _skip,
@@ -252,8 +252,8 @@ _GROUPS: dict[type, Callable[[Any], list[Group]]] = {
 }
 
 
-def _per_layer(kind: str, values: dict[str, jax.Array]) -> Group:
-    group: Group = {}
+def _per_layer(kind: str, values: dict[str, jax.Array]) -> MetricGroup:
+    group: MetricGroup = {}
     for path, value in values.items():
         name = f"{kind}/{path}"
         if value.ndim == 0:
@@ -264,7 +264,7 @@ def _per_layer(kind: str, values: dict[str, jax.Array]) -> Group:
     return group
 
 
-def _under_free_names(group: Group, taken: Group) -> Group:
+def _under_free_names(group: MetricGroup, taken: MetricGroup) -> MetricGroup:
     """Return the group, with `_1`, `_2`, ... after the first part of its names if one is taken."""
     number = 0
     renamed = group

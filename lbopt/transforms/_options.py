@@ -20,7 +20,7 @@ Bounds = tuple[float, float]
 LambDecayPlacement = Literal["inside", "outside", "decoupled", "gradient"]
 LarsDecayPlacement = Literal["inside", "outside", "norm_only", "decoupled"]
 Placement = Literal["inside", "outside"]
-Stage = Literal["after_clip", "before_clip"]
+NormalizationStage = Literal["after_clip", "before_clip"]
 
 AS_DECAYED: Literal["as_weight_decay"] = "as_weight_decay"
 """A `trust_ratio_mask`: the leaves that `weight_decay_mask` selects."""
@@ -47,7 +47,7 @@ class LambOptions:
     max_grad_norm: Number | None = None
     max_grad_norm_eps: Number = 0.0
     gradient_normalization: Per | None = None
-    gradient_normalization_stage: Stage = "after_clip"
+    gradient_normalization_stage: NormalizationStage = "after_clip"
 
 
 @dataclasses.dataclass(frozen=True)

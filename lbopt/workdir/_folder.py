@@ -38,7 +38,7 @@ class _Named(TypedDict):
     name: str
 
 
-class _Saved(_Start):
+class _SavedConfig(_Start):
     kind: Literal["train", "sweep"]
     config: _Named
     command: NotRequired[str]
@@ -230,7 +230,7 @@ def read_study_config(file: Any) -> dict[str, Any]:
 def _parse_config(data: bytes, file: str) -> dict[str, Any]:
     """Return the content of a `config.json`, whose types are checked."""
     try:
-        saved = _typed_json.decode(data, _Saved)
+        saved = _typed_json.decode(data, _SavedConfig)
         _typed_json.convert(saved, {"train": _SavedRun, "sweep": _SavedStudy}[saved["kind"]])
         for start in (saved, *saved.get("resumed", ())):
             if start["versions"].get("jax") is None:

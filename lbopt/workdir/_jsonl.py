@@ -90,7 +90,7 @@ class NoMetricsWriter:
         pass
 
 
-class Line(TypedDict):
+class _MetricsLine(TypedDict):
     """A line of metrics.jsonl; its other fields are scalars by name."""
 
     step: _typed_json.Count
@@ -99,7 +99,7 @@ class Line(TypedDict):
 
 def check_line(line: Any) -> None:
     """Raise `ValueError` naming the field unless a line is one of metrics.jsonl."""
-    _typed_json.convert(line, Line)
+    _typed_json.convert(line, _MetricsLine)
     _typed_json.convert(line, _SCALARS)
 
 

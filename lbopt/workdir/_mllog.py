@@ -24,7 +24,7 @@ class _Metadata(TypedDict):
     step: _typed_json.Count
 
 
-class _Line(TypedDict):
+class _MllogLine(TypedDict):
     metadata: _Metadata
 
 
@@ -112,7 +112,9 @@ class MlperfLog:
     def _step_of(self, number: int, line: str) -> int:
         """Return the step of a line of the file."""
         try:
-            return _typed_json.decode(line.removeprefix(PREFIX).encode(), _Line)["metadata"]["step"]
+            return _typed_json.decode(line.removeprefix(PREFIX).encode(), _MllogLine)["metadata"][
+                "step"
+            ]
         except ValueError as error:
             fix = (
                 f"line {number} is damaged ({error}); remove that line if you know why, or use "

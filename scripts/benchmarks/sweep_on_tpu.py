@@ -7,7 +7,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from lbopt.config import Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
 from lbopt.plan import HloProgram as Text, estimated_cycles, open_topology
 from lbopt.sweep import make_cells, make_problems
-from lbopt.sweep.lanes import TRIALS_AXIS, Program, Spread, most_lanes
+from lbopt.sweep.lanes import TRIALS_AXIS, Program, TrialBatching, most_lanes
 
 TRIALS_AT_ONCE = 64
 MODELS = {"cnn": ModelConfig("cnn", patch_convolutions=False), "mlp": ModelConfig("mlp", (128,))}
@@ -30,7 +30,7 @@ def run() -> list[tuple[str, float, float]]:
     return found
 
 
-def _cycles(model: str, batch_size: int, batching: str, devices, width: int) -> float:
+def _cycles(model: str, batch_size: int, mode: str, devices, width: int) -> float:
     """Return the cycles of one step; the compiler counts the body of the sweep's loop once."""
     schedule = ScheduleConfig(0.05, warmup_rule="none")
     config = SweepConfig(
@@ -38,26 +38,26 @@ def _cycles(model: str, batch_size: int, batching: str, devices, width: int) -> 
         arms=(Arm("momentum", OptimizerConfig("momentum"), schedule),),
         global_batch_sizes=(batch_size,),
         trials_per_program=TRIALS_AT_ONCE,
-        trial_batching=batching,
+        trial_batching=mode,
     )
     config.validate()
 
     (cell,) = make_cells(config, make_problems(config))
-    spread = Spread(config, devices, width)
-    program = Program(cell, False, config, spread)
+    batching = TrialBatching(config, devices, width)
+    program = Program(cell, False, config, batching)
     shapes = [
         jax.tree.map(
             lambda x, place=place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), part
         )
-        for part, place in zip(program.shapes(), _places(spread), strict=True)
+        for part, place in zip(program.shapes(), _places(batching), strict=True)
     ]
     return estimated_cycles(Text(program.lower(*shapes).compile().as_text()))
 
 
-def _places(spread: Spread) -> list:
-    if len(spread.devices) == 1:
-        return [SingleDeviceSharding(spread.devices[0])] * 4
-    mesh = Mesh(np.array(spread.devices), (TRIALS_AXIS,))
+def _places(batching: TrialBatching) -> list:
+    if len(batching.devices) == 1:
+        return [SingleDeviceSharding(batching.devices[0])] * 4
+    mesh = Mesh(np.array(batching.devices), (TRIALS_AXIS,))
     return [
         NamedSharding(mesh, spec)
         for spec in (PartitionSpec(),) * 2 + (PartitionSpec(TRIALS_AXIS),) * 2

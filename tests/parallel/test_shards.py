@@ -126,7 +126,7 @@ def test_layers_of_a_stack_keep_their_ratios_wherever_they_lie(num_devices, dtyp
         for leaf in jax.tree.leaves(state.opt_state)
         if leaf.ndim == 3
     }
-    assert parts == {_shards.part_shape(num_devices, (6, 48, 96))}
+    assert parts == {_shards.shard_shape(num_devices, (6, 48, 96))}
     moved = np.linalg.norm(ends[0] - np.asarray(kernel, np.float64), axis=(1, 2), keepdims=True)
     assert np.max(np.abs(ends[0] - ends[1]) / moved) <= tolerance
 
@@ -168,14 +168,14 @@ def test_each_device_holds_its_part(sharded_run):
     ],
 )
 def test_what_is_split(size, shape, part):
-    assert _shards.part_shape(size, shape) == part
+    assert _shards.shard_shape(size, shape) == part
 
 
 @pytest.mark.parametrize("shape", [(256, 130), (130, 127), (7, 64, 64), (4, 4)])
 def test_an_array_lies_as_it_is_said_to(shape):
     mesh = lbopt.make_mesh(4)
     where = _shards.split_sharding(mesh, shape)
-    assert where.shard_shape(shape) == _shards.part_shape(4, shape)
+    assert where.shard_shape(shape) == _shards.shard_shape(4, shape)
     assert list(where.mesh.devices.flat) == list(mesh.devices.flat)
 
 
@@ -242,7 +242,7 @@ def test_devices_share_the_work_and_gather_parameters_only(monkeypatch, sharded_
     assert len(split) == 3
     assert len(gathered) == (0 if by_sum else 3), gathered
     for shape in split:
-        part = ",".join(map(str, _shards.part_shape(4, shape)))
+        part = ",".join(map(str, _shards.shard_shape(4, shape)))
         assert f"f32[{part}]" in program
 
 

@@ -173,14 +173,14 @@ def test_what_is_no_nest_is_refused(call, field, value, code):
 
 
 def test_words_of_a_layer_are_those_of_its_grid():
-    from lbopt.plan._count import Layer
+    from lbopt.plan._count import LayerSizes
     from lbopt.plan._limits import fewest_words
 
     rng = np.random.default_rng(0)
     for _ in range(50):
         tokens, d_in, d_out = (int(2**power) for power in rng.integers(3, 14, 3))
         processors = int(2 ** rng.integers(0, 8))
-        layer = Layer("", 0, tokens * d_in, d_in * d_out, tokens * d_out)
+        layer = LayerSizes("", 0, tokens * d_in, d_in * d_out, tokens * d_out)
         wanted = grid({"token": tokens, "in": d_in, "out": d_out}, DENSE, processors).words
         assert fewest_words(layer, processors) == pytest.approx(wanted)
         assert layer.dp_limit == max(1, dp_limit(tokens, d_in, d_out))

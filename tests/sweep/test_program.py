@@ -22,9 +22,9 @@ from lbopt.data import DAMAGED, ArrayDataset
 from lbopt.parallel import put_replicated
 from lbopt.recipes import build_mesh, build_run, make_problem
 from lbopt.sweep import _runner, make_cells, make_problems
-from lbopt.sweep._record import Record
+from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._trials import SEARCH
-from lbopt.sweep.lanes import Equipment, Program, Session, Spread, make_mesh_probe
+from lbopt.sweep.lanes import Equipment, Program, Session, TrialBatching, make_mesh_probe
 from lbopt.sweep.lanes._arguments import Arguments
 from lbopt.sweep.search import Factors, Proposal
 
@@ -94,24 +94,24 @@ def three_trials(cell):
     return [cell.trial(SEARCH, Proposal(factors, 1.0), seed) for factors, seed in asked]
 
 
-def run(cell, wanted, batching, width=3):
-    """Train trials to their ends, together if batched; return parameters, state and record."""
-    config = make_config(trial_batching=batching, trials_per_program=width)
+def run(cell, wanted, mode, width=3):
+    """Train trials to their ends, together if batched; return parameters, state and the trial."""
+    config = make_config(trial_batching=mode, trials_per_program=width)
     config.arms = (cell.arm,) * (cell.index + 1)  # errors name the cell's arm
-    spread = Spread(config)
-    program = Program(cell, wanted[0].weight_decay > 0, config, spread)
+    batching = TrialBatching(config)
+    program = Program(cell, wanted[0].weight_decay > 0, config, batching)
     found = []
-    for start in range(0, len(wanted), spread.width):
-        some = dict(enumerate(wanted[start : start + spread.width]))
-        session = Session(program, Equipment(cell.problem, config, spread))
+    for start in range(0, len(wanted), batching.width):
+        some = dict(enumerate(wanted[start : start + batching.width]))
+        session = Session(program, Equipment(cell.problem, config, batching))
         session.begin(some)
-        records = {index: Record(config, cell, trial) for index, trial in some.items()}
-        while not all(record.ended for record in records.values()):
+        by_lane = {index: RunningTrial(config, cell, trial) for index, trial in some.items()}
+        while not all(running.ended for running in by_lane.values()):
             session.advance(
-                {index: record for index, record in records.items() if not record.ended}
+                {index: running for index, running in by_lane.items() if not running.ended}
             )
         params, model_state = session._variables()
-        found += [(lane(params, index), lane(model_state, index), records[index]) for index in some]
+        found += [(lane(params, index), lane(model_state, index), by_lane[index]) for index in some]
     return found
 
 
@@ -150,14 +150,14 @@ def test_trials_in_one_program_equal_runs_of_their_own(model, arm, size, steps, 
     alone = train_alone(cell, wanted)
     for batching in ("none", "vmap"):
         found = run(cell, wanted, batching)
-        for (params, _, record), (start, state, losses) in zip(found, alone, strict=True):
+        for (params, _, running), (start, state, losses) in zip(found, alone, strict=True):
             movement = np.linalg.norm(flat(state.params) - start)
             assert np.linalg.norm(flat(params) - flat(state.params)) <= TOLERANCE * movement, (
                 batching
             )
             assert len(losses) == steps
-            np.testing.assert_allclose(np.concatenate(record.losses), losses, rtol=1e-4)
-            distance = np.concatenate(record.distances)[-1]
+            np.testing.assert_allclose(np.concatenate(running.losses), losses, rtol=1e-4)
+            distance = np.concatenate(running.distances)[-1]
             assert distance == pytest.approx(movement, rel=1e-5)
         assert (
             np.linalg.norm(flat(found[1][0]) - flat(found[0][0])) > 1000 * TOLERANCE * movement
@@ -171,7 +171,7 @@ def test_a_trial_that_diverges_disturbs_nobody_beside_it():
         cell.trial(SEARCH, Proposal(Factors(rate, 1.0, 1.0), 1.0), seed) for rate, seed in asked
     ]
     found = run(cell, wanted, "vmap")
-    assert [record.diverged for *_, record in found] == [False, True, False]
+    assert [running.diverged for *_, running in found] == [False, True, False]
     for place in (0, 2):
         ((expected, _, _),) = run(cell, [wanted[place]], "vmap")
         assert np.array_equal(flat(found[place][0]), flat(expected))
@@ -181,28 +181,28 @@ def test_a_lane_that_is_free_early_takes_the_next_trial_and_disturbs_nobody(cell
     """Slot 1 gets another trial while slot 0 trains; each equals its own session bit for bit."""
     cell = named(cells, "momentum", 128)
     config = make_config(trial_batching="vmap", trials_per_program=2)
-    spread = Spread(config)
-    program = Program(cell, False, config, spread)
-    session = Session(program, Equipment(cell.problem, config, spread))
+    batching = TrialBatching(config)
+    program = Program(cell, False, config, batching)
+    session = Session(program, Equipment(cell.problem, config, batching))
     ours, short, late = (
         cell.trial(SEARCH, Proposal(Factors(rate, 1.0, 1.0), fidelity), seed)
         for rate, fidelity, seed in ((1.0, 1.0, 0), (2.0, 1 / 3, 0), (1.0, 2 / 3, 7))
     )
     assert [trial.num_steps for trial in (ours, short, late)] == [24, 8, 16]
     session.begin({0: ours, 1: short})
-    lanes = {0: Record(config, cell, ours), 1: Record(config, cell, short)}
+    lanes = {0: RunningTrial(config, cell, ours), 1: RunningTrial(config, cell, short)}
     while not lanes[1].ended:
         session.advance(lanes)
     assert lanes[0].done == 8
     session.begin({1: late})
-    last = Record(config, cell, late)
+    last = RunningTrial(config, cell, late)
     while not last.ended:
         session.advance({0: lanes[0], 1: last})
     assert lanes[0].ended
     params = session._variables()[0]
-    for index, record in ((0, lanes[0]), (1, last)):
-        ((expected, _, other),) = run(cell, [record.trial], "vmap", width=2)
-        assert np.array_equal(np.concatenate(record.losses), np.concatenate(other.losses))
+    for index, running in ((0, lanes[0]), (1, last)):
+        ((expected, _, other),) = run(cell, [running.trial], "vmap", width=2)
+        assert np.array_equal(np.concatenate(running.losses), np.concatenate(other.losses))
         assert np.array_equal(flat(lane(params, index)), flat(expected))
 
 
@@ -212,8 +212,8 @@ def test_a_short_trial_runs_the_whole_schedule():
     config.arms[1].schedule.first_step = 0
     cell = named(make_cells(config, make_problems(config)), "lamb", 128)
     trial = cell.trial(SEARCH, Proposal(Factors(1.0, 2.0, 1.0), 0.5), 0)
-    ((_, _, record),) = run(cell, [trial], "none")
-    assert (record.done, trial.num_steps, cell.warmup_steps(trial)) == (12, 12, 2)
+    ((_, _, running),) = run(cell, [trial], "none")
+    assert (running.done, trial.num_steps, cell.warmup_steps(trial)) == (12, 12, 2)
     shorter = copy.deepcopy(cell.train)
     shorter.num_epochs /= 2
     resolved = resolve_schedule(
@@ -225,7 +225,7 @@ def test_a_short_trial_runs_the_whole_schedule():
         whole, [whole.trial(SEARCH, Proposal(Factors(1.0, 1.0, 1.0), 1.0), 0)], "none"
     )
     np.testing.assert_allclose(
-        np.concatenate(record.losses), np.concatenate(expected.losses), rtol=1e-4
+        np.concatenate(running.losses), np.concatenate(expected.losses), rtol=1e-4
     )
 
 
@@ -251,7 +251,9 @@ def test_a_damaged_record_among_the_probed_ones_changes_nothing(cells):
     train = problem.splits.train
     spoilt = problem._replace(splits=problem.splits._replace(train=Spoilt(train.arrays)))
     variables = jax.tree.map(lambda x: x[None], problem.init(jax.random.key(0)))
-    found = [Equipment(one, config, Spread(config)).probe(*variables) for one in (problem, spoilt)]
+    found = [
+        Equipment(one, config, TrialBatching(config)).probe(*variables) for one in (problem, spoilt)
+    ]
     jax.tree.map(np.testing.assert_array_equal, *found)
     alone = jax.tree.map(lambda x: x[0], variables)
     mesh = build_mesh(ParallelConfig())
@@ -265,10 +267,10 @@ def test_many_lanes_are_scored_a_few_examples_at_a_time():
     problem = cells_of("mlp")[0].problem
     config = make_config(trial_batching="vmap", trials_per_program=64)
     config.train.eval_global_batch_size = 5000
-    spread = Spread(config)
-    assert spread.most_examples == 512 == 2**13 * 4 / 64
+    batching = TrialBatching(config)
+    assert batching.most_examples == 512 == 2**13 * 4 / 64
     variables = jax.vmap(problem.init)(jax.random.split(jax.random.key(0), 64))
-    scores = Equipment(problem, config, spread).score
+    scores = Equipment(problem, config, batching).score
     assert {len(batch["label"]) for batch in scores._batches("train")} == {512}
     assert len(scores("validation", *variables)) == 64
 
@@ -278,8 +280,8 @@ def test_scores_equal_numpy(cells):
     cell = named(cells, "lamb", 1024)
     config = make_config()
     config.train.eval_global_batch_size = 100
-    spread = Spread(config)
-    equipment = Equipment(cell.problem, config, spread)
+    batching = TrialBatching(config)
+    equipment = Equipment(cell.problem, config, batching)
     params, model_state = equipment.initialise(np.zeros(1, np.int32))
     for name in ("train", "validation", "test"):
         split = getattr(cell.problem.splits, name)
@@ -295,10 +297,10 @@ def test_no_factorisation_is_batched():
     """XLA's CPU pool can hang on two batched ones; an LSTM's recurrent kernels are orthogonal."""
     config = make_config(trial_batching="vmap")
     problem = make_problem(config.train.data, ModelConfig("lstm", hidden=8))
-    spread = Spread(config)
+    batching = TrialBatching(config)
     lowered = (
-        Equipment(problem, config, spread)
-        .initialise._init.lower(np.zeros(spread.width, np.int32))
+        Equipment(problem, config, batching)
+        .initialise._init.lower(np.zeros(batching.width, np.int32))
         .as_text()
     )
     batch_dims = re.findall(r'custom_call @lapack_.*num_batch_dims = "(\d)"', lowered)
@@ -313,9 +315,9 @@ def test_a_trial_without_weight_decay_is_not_one_with_a_decay_of_zero():
     (cell, *_) = make_cells(config, make_problems(config))
     without = cell.trial(SEARCH, Proposal(Factors(1.0, 1.0, 0.0), 1.0), 0)
     with pytest.warns(UserWarning, match="weight_decay"):
-        (_, _, record) = run(cell, [without], "none")[0]
+        (_, _, running) = run(cell, [without], "none")[0]
     shown = Arguments.of(without)
     assert shown.weight_decay == 0
     with_a_little = cell.trial(SEARCH, Proposal(Factors(1.0, 1.0, 1e-6), 1.0), 0)
     (_, _, adapted) = run(cell, [with_a_little], "none")[0]
-    assert abs(np.concatenate(adapted.losses)[-1] - np.concatenate(record.losses)[-1]) > 1e-3
+    assert abs(np.concatenate(adapted.losses)[-1] - np.concatenate(running.losses)[-1]) > 1e-3

@@ -218,9 +218,9 @@ def test_the_lane_of_a_trial_that_diverges_is_free_at_once(monkeypatch, tmp_path
     calls = []
     advance = Session.advance
 
-    def counted(session, records):
-        calls.append({lane: record.trial.factors.learning_rate for lane, record in records.items()})
-        advance(session, records)
+    def counted(session, running):
+        calls.append({lane: run.trial.factors.learning_rate for lane, run in running.items()})
+        advance(session, running)
 
     monkeypatch.setattr(Session, "advance", counted)
     rows = _runner.run_sweep(

@@ -43,7 +43,7 @@ class Reach(NamedTuple):
     cutout: float
 
 
-Operation = Callable[[Image.Image, float, Reach, np.random.Generator], Image.Image]
+ImageOperation = Callable[[Image.Image, float, Reach, np.random.Generator], Image.Image]
 """(image, level, reach, rng) -> image."""
 
 
@@ -102,11 +102,11 @@ def _cutout(image, level, reach, rng):
     return Image.fromarray(values)
 
 
-def _enhanced(enhancer: Callable[[Image.Image], Any]) -> Operation:
+def _enhanced(enhancer: Callable[[Image.Image], Any]) -> ImageOperation:
     return lambda image, level, reach, rng: enhancer(image).enhance(1.8 * level / _TOP + 0.1)
 
 
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS: dict[str, ImageOperation] = {
     "AutoContrast": lambda image, level, reach, rng: ImageOps.autocontrast(image),
     "Equalize": lambda image, level, reach, rng: ImageOps.equalize(image),
     "Invert": lambda image, level, reach, rng: ImageOps.invert(image),

@@ -28,7 +28,7 @@ VALIDATION = 0.892
 set. Both sets are about equally large in Python 3.11 to 3.13."""
 
 
-class Corpus(NamedTuple):
+class PydocTopics(NamedTuple):
     """The topics as tokens, one document for each topic.
 
     Attributes:
@@ -45,7 +45,7 @@ class Corpus(NamedTuple):
 
 
 @functools.cache
-def load_pydoc_topics(vocab_size: int) -> Corpus:
+def load_pydoc_topics(vocab_size: int) -> PydocTopics:
     """Return the topics in a fixed split: about 80 % of the text to train, 10 % to validate, 10 %
     to test.
 
@@ -62,7 +62,7 @@ def load_pydoc_topics(vocab_size: int) -> Corpus:
     """
     splits = split_pydoc_topics()
     pieces = learn_wordpiece([sentence for topic in splits[0] for sentence in topic], vocab_size)
-    return Corpus(pieces, *([pieces.encode(topic) for topic in topics] for topics in splits))
+    return PydocTopics(pieces, *([pieces.encode(topic) for topic in topics] for topics in splits))
 
 
 @functools.cache

@@ -276,7 +276,7 @@ class _Store(TypedDict):
     normalization: NotRequired[Normalization]
 
 
-class _Model(TypedDict):
+class _TokenizerModel(TypedDict):
     type: NotRequired[str]
     vocab: dict[str, _typed_json.Count]
     unk_token: NotRequired[str]
@@ -289,7 +289,7 @@ class _Added(TypedDict):
     content: str
 
 
-class _Step(TypedDict):
+class _TokenizerStep(TypedDict):
     type: str
     clean_text: NotRequired[bool]
     handle_chinese_chars: NotRequired[bool]
@@ -298,9 +298,9 @@ class _Step(TypedDict):
 
 
 class _Tokenizer(TypedDict):
-    model: _Model
-    normalizer: NotRequired[_Step | None]
-    pre_tokenizer: NotRequired[_Step | None]
+    model: _TokenizerModel
+    normalizer: NotRequired[_TokenizerStep | None]
+    pre_tokenizer: NotRequired[_TokenizerStep | None]
     added_tokens: NotRequired[list[_Added]]
 
 

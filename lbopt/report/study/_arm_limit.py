@@ -24,7 +24,7 @@ from lbopt.report.study._limit import (
     resample_limits,
 )
 from lbopt.report.study._metric import ACCURACY, Metric, mean
-from lbopt.report.study._model import Arm, Cell, Failure, Study
+from lbopt.report.study._model import ArmResults, CellResults, Failure, Study
 from lbopt.report.study._words import quoted, say
 from lbopt.sweep import ExampleScores
 
@@ -33,7 +33,7 @@ GENERALISE = "generalise"
 _MOST = 0.5
 
 
-def with_limit(study: Study, arm: Arm) -> Arm:
+def with_limit(study: Study, arm: ArmResults) -> ArmResults:
     """Return the arm with its limit and what fails past it.
 
     Both stay None where the study has no limits, or the smallest batch has no result yet.
@@ -57,14 +57,14 @@ def with_limit(study: Study, arm: Arm) -> Arm:
     )
 
 
-def resampled(study: Study, arm: Arm) -> np.ndarray:
+def resampled(study: Study, arm: ArmResults) -> np.ndarray:
     """Return the limits of an arm, which has a fit, in a bootstrap [resamples]."""
     scores = _scores(from_smallest(study, arm), study.metric)
     assert scores is not None
     return resample_limits(scores, **_options(study, arm))
 
 
-def _options(study: Study, arm: Arm) -> dict[str, Any]:
+def _options(study: Study, arm: ArmResults) -> dict[str, Any]:
     """Return the arguments of the estimate; arms that are compared need different seeds."""
     points = study.config.limit_points
     by_accuracy = study.metric is ACCURACY
@@ -85,7 +85,7 @@ def small_batches(study: Study) -> list[int]:
     return [size for size in study.sizes if size <= REFERENCE_FACTOR * study.sizes[0]]
 
 
-def from_smallest(study: Study, arm: Arm) -> list[Cell]:
+def from_smallest(study: Study, arm: ArmResults) -> list[CellResults]:
     """Return the cells up to the first gap that an unfinished study has."""
     pairs = zip(arm.cells, study.sizes, strict=False)
     return [
@@ -96,7 +96,7 @@ def from_smallest(study: Study, arm: Arm) -> list[Cell]:
 # ---- scores
 
 
-def _scores(cells: Sequence[Cell], metric: Metric) -> list[CellScores] | None:
+def _scores(cells: Sequence[CellResults], metric: Metric) -> list[CellScores] | None:
     """Return accuracies or mean losses; a diverged run gets the worst possible score.
 
     They are those of single test examples if every run that did not diverge has them.
@@ -124,20 +124,20 @@ def _scores(cells: Sequence[Cell], metric: Metric) -> list[CellScores] | None:
     return found
 
 
-def _broken(cell: Cell) -> list[bool]:
+def _broken(cell: CellResults) -> list[bool]:
     """Return for every final run whether it diverged or its score is not finite."""
     pairs = zip(cell.final, cell.scores, strict=True)
     return [bool(run.diverged) or not math.isfinite(score) for run, score in pairs]
 
 
-def _seed_scores(cell: Cell, metric: Metric) -> list[float]:
+def _seed_scores(cell: CellResults, metric: Metric) -> list[float]:
     """Return the accuracies or mean losses of the runs that are not broken."""
     pairs = zip(cell.scores, _broken(cell), strict=True)
     kept = [score for score, broken in pairs if not broken]
     return kept if metric is ACCURACY else [math.log(score) for score in kept]
 
 
-def _examples(cell: Cell) -> list[ExampleScores | None]:
+def _examples(cell: CellResults) -> list[ExampleScores | None]:
     """Return the scores of the test examples of the runs that are not broken."""
     pairs = zip(cell.examples, _broken(cell), strict=True)
     return [one for one, broken in pairs if not broken]
@@ -146,7 +146,7 @@ def _examples(cell: Cell) -> list[ExampleScores | None]:
 # ---- failures
 
 
-def _failure(cells: Sequence[Cell], fit: Fit, metric: Metric) -> Failure | None:
+def _failure(cells: Sequence[CellResults], fit: Fit, metric: Metric) -> Failure | None:
     """Tell a failure to optimise from one to generalise, at the first batch size past the limit.
 
     The loss of test score against the small batches of the reference is compared with that of
@@ -164,7 +164,7 @@ def _failure(cells: Sequence[Cell], fit: Fit, metric: Metric) -> Failure | None:
     return failure(before, past, metric)
 
 
-def failure(small: Sequence[Cell], past: Cell, metric: Metric) -> Failure:
+def failure(small: Sequence[CellResults], past: CellResults, metric: Metric) -> Failure:
     """Return what failed at `past`, against the cells of small batches."""
     test, train = (_lost(small, past, split, metric) for split in ("test", "train"))
     share = train / test if test is not None and train is not None and test > 0 else None
@@ -172,7 +172,7 @@ def failure(small: Sequence[Cell], past: Cell, metric: Metric) -> Failure:
     return Failure(past.global_batch_size, kind, past.diverged, past.seeds, test, train, share)
 
 
-def _kind(past: Cell, train: float | None, share: float | None) -> str | None:
+def _kind(past: CellResults, train: float | None, share: float | None) -> str | None:
     """Return the kind of failure; without training means, divergence alone decides."""
     if train is None:
         return OPTIMISE if past.diverged else None
@@ -181,7 +181,9 @@ def _kind(past: Cell, train: float | None, share: float | None) -> str | None:
     return OPTIMISE if share > _MOST else GENERALISE
 
 
-def _lost(small: Sequence[Cell], past: Cell, split: str, metric: Metric) -> float | None:
+def _lost(
+    small: Sequence[CellResults], past: CellResults, split: str, metric: Metric
+) -> float | None:
     name = "accuracy" if metric is ACCURACY else "loss"
     before = mean(cell.means.of(split, name) for cell in small)
     after = past.means.of(split, name)
@@ -206,7 +208,7 @@ _WHY: dict[Reason, str] = {
 }
 
 
-def why_unknown(study: Study, arm: Arm) -> str:
+def why_unknown(study: Study, arm: ArmResults) -> str:
     """Return why the limit of an arm cannot be told, as a clause."""
     assert isinstance(arm.limit, CannotTell)
     broken = next((cell for cell in arm.cells if any(_broken(cell))), arm.cells[0])
@@ -256,14 +258,14 @@ def _largest(limit: Limit | NotReached) -> int:
     return limit.fit.global_batch_sizes[-1]
 
 
-def of_seeds(counted: Cell | Failure) -> str:
+def of_seeds(counted: CellResults | Failure) -> str:
     """Return the number of seeds whose training diverged, as a clause; "" if all diverged."""
     if counted.diverged == counted.seeds:
         return ""
     return f" with {counted.diverged} of {counted.seeds} seeds"
 
 
-def unknown_limits(study: Study, arms: Sequence[Arm]) -> list[str]:
+def unknown_limits(study: Study, arms: Sequence[ArmResults]) -> list[str]:
     """Return a clause for each arm whose limit cannot be told, with the reason."""
     return [
         f"the limit of {quoted(arm.name)} cannot be told: {why_unknown(study, arm)}"

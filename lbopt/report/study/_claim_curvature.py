@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lbopt.report.study._model import Cell, Study
+from lbopt.report.study._model import CellResults, Study
 from lbopt.report.study._statistics import Slope, log_slope
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, say, span
 
@@ -66,7 +66,7 @@ def lipschitz_peak_stays(study: Study) -> Claim | None:
     return judge_peaks([(arm.name, arm.cells) for arm in legw])
 
 
-def judge_peaks(arms: list[tuple[str, tuple[Cell, ...]]]) -> Claim | None:
+def judge_peaks(arms: list[tuple[str, tuple[CellResults, ...]]]) -> Claim | None:
     """Judge the peaks of arms, each its name and its cells; see `lipschitz_peak_stays`."""
     found = [
         _peaks(name, measured, place)
@@ -82,7 +82,7 @@ def judge_peaks(arms: list[tuple[str, tuple[Cell, ...]]]) -> Claim | None:
     if len(told) == len(found):
         verdict = HELD if all(near) else NOT_HELD if all(far) else UNKNOWN
 
-    said = ", ".join(
+    exponents = ", ".join(
         say(_PEAKS, **{f.name: getattr(one, f.name) for f in dataclasses.fields(one)})
         for one in found
     )
@@ -90,12 +90,12 @@ def judge_peaks(arms: list[tuple[str, tuple[Cell, ...]]]) -> Claim | None:
         "lipschitz_peak_stays",
         verdict,
         _WHAT,
-        f"in the arms with LEGW's warmup the step of its peak goes like {said}",
+        f"in the arms with LEGW's warmup the step of its peak goes like {exponents}",
         "0 is the same step, -1 the same epoch",
     )
 
 
-def _peaks(name: str, cells: list[Cell], place: int) -> _Peaks:
+def _peaks(name: str, cells: list[CellResults], place: int) -> _Peaks:
     peaks = [peak for cell in cells for peak in cell.peaks]
     groups = [(cell.global_batch_size, [peak.step for peak in cell.peaks]) for cell in cells]
     return _Peaks(

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from lbopt.report.study._metric import ACCURACY, Metric
-from lbopt.report.study._model import Arm, Cell, MeanDiffusion, Study
+from lbopt.report.study._model import ArmResults, CellResults, MeanDiffusion, Study
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, count, judged, say
 
 _NAME = "diffusion_is_logarithmic"
@@ -94,7 +94,7 @@ def diffusion_is_logarithmic(study: Study) -> Claim | None:
     return judged(_NAME, verdict, _WHAT, _evidence(total), but, *notes)
 
 
-def _cells_of(arm: Arm, metric: Metric) -> _Cells:
+def _cells_of(arm: ArmResults, metric: Metric) -> _Cells:
     cells = [cell for cell in arm.cells if cell.diffusion]
     whole = [cell for cell in cells if not cell.diverged]
     kept = [cell for cell in whole if metric is not ACCURACY or _is_trained(cell)]
@@ -102,7 +102,7 @@ def _cells_of(arm: Arm, metric: Metric) -> _Cells:
     return _Cells(arm.name, fits, len(cells) - len(whole), len(whole) - len(kept))
 
 
-def _is_trained(cell: Cell) -> bool:
+def _is_trained(cell: CellResults) -> bool:
     accuracy = cell.means.train_accuracy
     return accuracy is None or accuracy >= _TRAINED
 

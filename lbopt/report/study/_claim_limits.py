@@ -13,7 +13,7 @@ from lbopt.report.study._arm_limit import (
     unknown_limits,
 )
 from lbopt.report.study._limit import CannotTell, NotReached
-from lbopt.report.study._model import Arm, Study, comparable
+from lbopt.report.study._model import ArmResults, Study, comparable
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, say
 
 _SURE = 0.95
@@ -59,7 +59,9 @@ def layerwise_legw_goes_further(study: Study) -> list[Claim]:
     return found
 
 
-def _sides(group: Sequence[Arm], linear_only: bool) -> tuple[list[Arm], list[Arm]]:
+def _sides(
+    group: Sequence[ArmResults], linear_only: bool
+) -> tuple[list[ArmResults], list[ArmResults]]:
     """Return our arms and the other arms; no other arms if the claim would be made twice."""
     ours = [arm for arm in group if _is_ours(arm)]
     others = [arm for arm in group if not _is_ours(arm)]
@@ -69,13 +71,15 @@ def _sides(group: Sequence[Arm], linear_only: bool) -> tuple[list[Arm], list[Arm
     return ours, [] if len(linear) == len(others) else linear
 
 
-def _is_ours(arm: Arm) -> bool:
+def _is_ours(arm: ArmResults) -> bool:
     schedule = arm.config.schedule
     rules = schedule.warmup_rule, schedule.scaling_rule
     return arm.config.optimizer.name in ("lamb", "lars") and rules == ("legw", "sqrt")
 
 
-def _judge(study: Study, ours: Sequence[Arm], theirs: Sequence[Arm]) -> tuple[str, list[str]]:
+def _judge(
+    study: Study, ours: Sequence[ArmResults], theirs: Sequence[ArmResults]
+) -> tuple[str, list[str]]:
     """Return the verdict and the clauses it rests on."""
     unknown = unknown_limits(study, [*ours, *theirs])
     sides = [[arm for arm in side if arm.limit and arm.limit.fit] for side in (ours, theirs)]
@@ -91,24 +95,24 @@ def _judge(study: Study, ours: Sequence[Arm], theirs: Sequence[Arm]) -> tuple[st
     if verdict == HELD and any(isinstance(arm.limit, NotReached) for arm in sides[1]):
         verdict = UNKNOWN
 
-    said = [
+    intervals = [
         ([arm.name for arm in side], _interval(study, side, limits))
         for side, limits in zip(sides, (first, second), strict=True)
     ]
     return verdict, [
-        say(_SIDES, sides=said),
+        say(_SIDES, sides=intervals),
         say(_SHARES, further=further),
         say(_BEYOND, beyond=beyond) if beyond else "",
         *unknown,
     ]
 
 
-def _interval(study: Study, side: Sequence[Arm], limits: np.ndarray) -> str:
+def _interval(study: Study, side: Sequence[ArmResults], limits: np.ndarray) -> str:
     if all(_falls_at_once(arm) for arm in side):
         return f"{small_batches(study)[-1]} at most"
     low, high = np.quantile(limits, _ENDS, method="inverted_cdf")
     return range_text(float(low), float(high), study.sizes[-1])
 
 
-def _falls_at_once(arm: Arm) -> bool:
+def _falls_at_once(arm: ArmResults) -> bool:
     return isinstance(arm.limit, CannotTell) and arm.limit.reason == "no_plateau"

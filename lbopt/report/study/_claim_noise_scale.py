@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lbopt.report.study._arm_limit import small_batches, unknown_limits
 from lbopt.report.study._limit import CannotTell, Limit
-from lbopt.report.study._model import Arm, Noise, Study
+from lbopt.report.study._model import ArmResults, Noise, Study
 from lbopt.report.study._statistics import RankTest, rank_test
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
 
@@ -97,7 +97,7 @@ def noise_scale_predicts_limit(study: Study) -> Claim | None:
     return judge("noise_scale_predicts_limit", "limit", found, scales, unknown)
 
 
-def _bounds(study: Study, arm: Arm) -> tuple[float, float] | None:
+def _bounds(study: Study, arm: ArmResults) -> tuple[float, float] | None:
     """Return the batch sizes between which the limit lies; None if they are not known."""
     if isinstance(arm.limit, Limit):
         return arm.limit.global_batch_size, arm.limit.global_batch_size
@@ -167,9 +167,9 @@ def judge(
     verdict = HELD if within > missed and _agree(ranks) else UNKNOWN
     verdict = NOT_HELD if missed > within else verdict
     factor = say(_FACTOR, factor=WITHIN, thing=thing, within=within, judged=len(hits))
-    said = "whether the ranks agree cannot be told from so few arms with different limits"
-    said = said if ranks is None else say(_RANKS, test=ranks)
-    return judged(name, verdict, what, factor, *_ratios(thing, hits), said, *notes)
+    ranks_text = "whether the ranks agree cannot be told from so few arms with different limits"
+    ranks_text = ranks_text if ranks is None else say(_RANKS, test=ranks)
+    return judged(name, verdict, what, factor, *_ratios(thing, hits), ranks_text, *notes)
 
 
 def _agree(ranks: RankTest | None) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lbopt.report.study._metric import Metric
-from lbopt.report.study._model import Candidate, Cell, Study
+from lbopt.report.study._model import Candidate, CellResults, Study
 from lbopt.report.study._statistics import pooled_slope
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
 
@@ -120,7 +120,7 @@ def constant_warmup_steps(study: Study) -> Claim | None:
     return judge_warmups(crossed)
 
 
-def warmups_of(cell: Cell, metric: Metric) -> Warmups | None:
+def warmups_of(cell: CellResults, metric: Metric) -> Warmups | None:
     """Return the warmups of a cell; None unless each of several met the same other factors."""
     tried = _by_warmup(cell)
     others = [
@@ -136,7 +136,7 @@ def warmups_of(cell: Cell, metric: Metric) -> Warmups | None:
     return Warmups(cell.global_batch_size, steps, ranks, list(tried).index(cell.chosen.warmup))
 
 
-def _by_warmup(cell: Cell) -> dict[float, list[Candidate]]:
+def _by_warmup(cell: CellResults) -> dict[float, list[Candidate]]:
     """Return the candidates that were tried at full length, by their warmup factor, ascending."""
     found: dict[float, list[Candidate]] = {}
     for one in sorted(cell.full, key=lambda one: one.factors.warmup):
@@ -168,10 +168,10 @@ def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
     )
     pooled = total(contests)
     growing = total(against_growing)
-    growing_said = say(_COUNTS, contest=growing, other=_IN_PROPORTION)
+    growing_text = say(_COUNTS, contest=growing, other=_IN_PROPORTION)
     slopes = _slopes(arms)
     if growing.sign < 0:
-        return judged(_NAME, NOT_HELD, _WHAT, _CARRIED + growing_said, slopes)
+        return judged(_NAME, NOT_HELD, _WHAT, _CARRIED + growing_text, slopes)
     if not pooled.told[0]:
         return judged(_NAME, UNKNOWN, _WHAT, _NOWHERE, slopes)
 
@@ -182,7 +182,7 @@ def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
         evidence.append(f"but {' and '.join(against)} alone says the opposite")
         return judged(_NAME, UNKNOWN, _WHAT, *evidence)
     if growing.lead < 0 < pooled.sign:
-        return judged(_NAME, UNKNOWN, _WHAT, *evidence, f"but it also {growing_said}")
+        return judged(_NAME, UNKNOWN, _WHAT, *evidence, f"but it also {growing_text}")
     verdict = {1: HELD, 0: UNKNOWN, -1: NOT_HELD}[pooled.sign]
     return judged(_NAME, verdict, _WHAT, *evidence)
 

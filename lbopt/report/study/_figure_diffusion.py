@@ -11,7 +11,7 @@ import numpy as np
 
 from lbopt.report import _page
 from lbopt.report.study import _style
-from lbopt.report.study._model import Arm, Cell, Curve, Study
+from lbopt.report.study._model import ArmResults, CellResults, Points, Study
 from lbopt.report.study._read import mean_curve, positive
 from lbopt.report.study._words import number, span
 from lbopt.sweep import Diffusion
@@ -35,7 +35,7 @@ _HEADER = (
     "exponent p",
     "better",
 )
-Curves = Mapping[int, Curve]
+Curves = Mapping[int, Points]
 
 
 def diffusion(study: Study, folder: pathlib.Path) -> _page.Section | None:
@@ -70,19 +70,19 @@ def diffusion(study: Study, folder: pathlib.Path) -> _page.Section | None:
     )
 
 
-def _curves(arm: Arm) -> Curves:
+def _curves(arm: ArmResults) -> Curves:
     found = {cell.global_batch_size: positive(_distance(cell)) for cell in arm.cells}
     return {size: curve for size, curve in found.items() if curve}
 
 
-def _distance(cell: Cell) -> Curve:
+def _distance(cell: CellResults) -> Points:
     return mean_curve((run.curve.step, run.curve.distance) for run in cell.final if run.curve)
 
 
 # ---- panels
 
 
-def _draw_log_x(panel: Any, study: Study, arm: Arm, curves: Curves) -> None:
+def _draw_log_x(panel: Any, study: Study, arm: ArmResults, curves: Curves) -> None:
     """Draw distance against log t; curves rise to the right, so the top left is free for text."""
     _draw_curves(panel, study, curves)
     _style.title(panel, f"{arm.name} (log-x)")
@@ -100,7 +100,7 @@ def _draw_log_x(panel: Any, study: Study, arm: Arm, curves: Curves) -> None:
     _draw_fits(panel, study, arm, kept, _log_fit)
 
 
-def _draw_log_log(panel: Any, study: Study, arm: Arm, curves: Curves) -> None:
+def _draw_log_log(panel: Any, study: Study, arm: ArmResults, curves: Curves) -> None:
     """Draw log distance against log t; the bottom right is free for text."""
     _draw_curves(panel, study, curves)
     _style.log_ticks(panel, "y")
@@ -138,7 +138,7 @@ def _power_fit(fit: Diffusion, steps: np.ndarray) -> np.ndarray:
     return fit.power.scale * steps**fit.power.exponent
 
 
-def _draw_fits(panel: Any, study: Study, arm: Arm, curves: Curves, values: Any) -> None:
+def _draw_fits(panel: Any, study: Study, arm: ArmResults, curves: Curves, values: Any) -> None:
     """Draw the mean over seeds of the fitted curves without moving the axes.
 
     It covers the drawn steps to which all of them were fitted.
@@ -159,7 +159,7 @@ def _draw_fits(panel: Any, study: Study, arm: Arm, curves: Curves, values: Any) 
 # ---- table
 
 
-def _rows(arm: Arm) -> Iterable[list[str]]:
+def _rows(arm: ArmResults) -> Iterable[list[str]]:
     for cell in arm.cells:
         if fit := cell.diffusion:
             numbers = [f"{fit.log_r2:.4f}", f"{fit.power_r2:.4f}", f"{fit.exponent:.3f}"]

@@ -13,13 +13,13 @@ from lbopt.report import _page
 from lbopt.report.study import _style
 from lbopt.report.study._arm_limit import limit_text
 from lbopt.report.study._limit import Limit, NotReached
-from lbopt.report.study._model import Arm, Cell, Curve, Study
+from lbopt.report.study._model import ArmResults, CellResults, Points, Study
 from lbopt.report.study._read import mean_curve, positive
 from lbopt.report.study._words import number
 from lbopt.sweep import Probes
 
 
-def _probes(cell: Cell) -> list[Probes]:
+def _probes(cell: CellResults) -> list[Probes]:
     return [run.probes for run in cell.final if run.probes]
 
 
@@ -88,7 +88,7 @@ def _gap(value: float | None) -> float:
     return value if value is not None and math.isfinite(value) else math.nan
 
 
-def _draw_noise(study: Study, arms: list[Arm]) -> Any:
+def _draw_noise(study: Study, arms: list[ArmResults]) -> Any:
     figure, axes = _page.new_figure(_style.WIDTH, 4.2)
     for arm in arms:
         sizes = [cell.global_batch_size for cell in arm.cells]
@@ -108,7 +108,7 @@ def _draw_noise(study: Study, arms: list[Arm]) -> Any:
     return figure
 
 
-def _at_limit(arm: Arm) -> float:
+def _at_limit(arm: ArmResults) -> float:
     """Return the noise scale at the limit, on the line that the figure draws; NaN in a gap."""
     if not isinstance(arm.limit, Limit):
         return math.nan
@@ -118,7 +118,7 @@ def _at_limit(arm: Arm) -> float:
     return float(np.exp(np.interp(math.log(arm.limit.global_batch_size), sizes, logs)))
 
 
-def _draw_over_steps(study: Study, arms: list[Arm]) -> Any:
+def _draw_over_steps(study: Study, arms: list[ArmResults]) -> Any:
     figure, grid, shown = _style.two_columns(len(arms))
     for panel, arm in zip(shown, arms, strict=True):
         for cell in arm.cells:
@@ -133,7 +133,7 @@ def _draw_over_steps(study: Study, arms: list[Arm]) -> Any:
     return figure
 
 
-def _over_steps(cell: Cell) -> tuple[list[int], list[float]]:
+def _over_steps(cell: CellResults) -> tuple[list[int], list[float]]:
     """Return the noise scale at the steps that all seeds took, NaN where it is infinite."""
     shared = {step for step, _ in mean_curve((one.step, one.noise_trace) for one in _probes(cell))}
     if cell.noise is None:
@@ -143,7 +143,7 @@ def _over_steps(cell: Cell) -> tuple[list[int], list[float]]:
     return [step for step, _ in kept], [_gap(scale) for _, scale in kept]
 
 
-def _draw_phi(study: Study, arms: list[Arm]) -> Any:
+def _draw_phi(study: Study, arms: list[ArmResults]) -> Any:
     figure, axes = _page.new_figure(_style.WIDTH, 3.6)
     for arm in arms:
         sizes = [cell.global_batch_size for cell in arm.cells]
@@ -156,7 +156,7 @@ def _draw_phi(study: Study, arms: list[Arm]) -> Any:
     return figure
 
 
-def _row(arm: Arm) -> list[str]:
+def _row(arm: ArmResults) -> list[str]:
     found = arm.cells[0].noise
     limit = arm.limit
     critical = arm.critical_batch
@@ -237,7 +237,7 @@ def lipschitz(study: Study, folder: pathlib.Path) -> _page.Section | None:
     )
 
 
-def _lipschitz_curves(arm: Arm) -> dict[int, Curve]:
+def _lipschitz_curves(arm: ArmResults) -> dict[int, Points]:
     return {
         cell.global_batch_size: positive(
             mean_curve((one.step, one.lipschitz) for one in _probes(cell))
@@ -250,7 +250,7 @@ def _lipschitz_curves(arm: Arm) -> dict[int, Curve]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Kind:
+class _LayerStatistic:
     """A number of every layer or module: its field in `Probes` and its texts on the page."""
 
     field: str
@@ -260,7 +260,7 @@ class _Kind:
     about: str
 
 
-_TRUST_RATIO = _Kind(
+_TRUST_RATIO = _LayerStatistic(
     "trust_ratio",
     "trust_ratios.png",
     "Trust ratios",
@@ -274,7 +274,9 @@ _OF_EACH = (
     "anchor. The {0}s are in the order of their names, from dark to bright."
 )
 _PHIS = [
-    _Kind(f"phi_{kind}s", f"phi_{kind}s.png", f"phi of the {kind}s", "phi", _OF_EACH.format(kind))
+    _LayerStatistic(
+        f"phi_{kind}s", f"phi_{kind}s.png", f"phi of the {kind}s", "phi", _OF_EACH.format(kind)
+    )
     for kind in ("module", "layer")
 ]
 _MOST_NAMED = 8
@@ -291,8 +293,8 @@ def phis(study: Study, folder: pathlib.Path) -> _page.Section | None:
     return _layers(study, folder, modules) or _layers(study, folder, layers)
 
 
-def _layers(study: Study, folder: pathlib.Path, kind: _Kind) -> _page.Section | None:
-    curves = {arm.name: _layer_curves(kind, arm.cells[0]) for arm in study.measured}
+def _layers(study: Study, folder: pathlib.Path, statistic: _LayerStatistic) -> _page.Section | None:
+    curves = {arm.name: _layer_curves(statistic, arm.cells[0]) for arm in study.measured}
     having = [arm for arm in study.measured if curves[arm.name]]
     arms = having[: _style.MOST_PANEL_ROWS]
     if not arms:
@@ -302,7 +304,7 @@ def _layers(study: Study, folder: pathlib.Path, kind: _Kind) -> _page.Section | 
     figure, grid = _style.panels(len(arms), 2, sharey="row")
     for row, arm in zip(grid, arms, strict=True):
         for panel, cell in zip(row, (arm.cells[0], arm.cells[-1]), strict=True):
-            shown = _layer_curves(kind, cell).values()
+            shown = _layer_curves(statistic, cell).values()
             for place, curve in enumerate(shown):
                 line = {**_style.PROBED, "color": _style.shade(place, len(layers))}
                 panel.plot(*zip(*curve, strict=True), **line)
@@ -311,20 +313,20 @@ def _layers(study: Study, folder: pathlib.Path, kind: _Kind) -> _page.Section | 
     if len(layers) <= _MOST_NAMED:
         _style.line_legend(figure, zip(layers, colours, strict=True))
     _style.below(grid, "optimizer step")
-    figure.supylabel(kind.axis, fontsize=9)
+    figure.supylabel(statistic.axis, fontsize=9)
 
     alt = (
-        f"{kind.title} over the steps, at the smallest and the largest batch, "
+        f"{statistic.title} over the steps, at the smallest and the largest batch, "
         "a row of panels for each arm"
     )
-    notes = [kind.about, *_style.left_out(len(arms), len(having), "arms")]
-    drawn = _style.picture(figure, folder / kind.file, alt, wide=True)
-    return _page.Section(kind.title, notes, pictures=[drawn])
+    notes = [statistic.about, *_style.left_out(len(arms), len(having), "arms")]
+    drawn = _style.picture(figure, folder / statistic.file, alt, wide=True)
+    return _page.Section(statistic.title, notes, pictures=[drawn])
 
 
-def _layer_curves(kind: _Kind, cell: Cell) -> dict[str, Curve]:
+def _layer_curves(statistic: _LayerStatistic, cell: CellResults) -> dict[str, Points]:
     """Return the mean curve of every layer of a cell that has this number."""
-    columns = [(one.step, getattr(one, kind.field) or {}) for one in _probes(cell)]
+    columns = [(one.step, getattr(one, statistic.field) or {}) for one in _probes(cell)]
     names = dict.fromkeys(name for _, column in columns for name in column)
     curves = {
         name: positive(mean_curve((steps, column.get(name)) for steps, column in columns))

@@ -19,7 +19,7 @@ from lbopt.report.study._arm_limit import (
 )
 from lbopt.report.study._limit import CannotTell, Limit
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric
-from lbopt.report.study._model import Arm, Failure, Step, Study
+from lbopt.report.study._model import ArmResults, Failure, Study, WaterfallStep
 
 FIGURE = "accuracy_vs_batch_size.png"
 _ZOOM = 6
@@ -99,7 +99,7 @@ def _draw(study: Study, near: tuple[float, float] | None = None) -> Any:
     return figure
 
 
-def _label(arm: Arm) -> str:
+def _label(arm: ArmResults) -> str:
     limit = f" (limit {limit_with_interval(arm.limit)})" if arm.limit else ""
     return _style.label(arm.name + limit, _style.LEGEND_LETTERS)
 
@@ -137,7 +137,7 @@ def limits(study: Study, folder: pathlib.Path) -> _page.Section | None:
     )
 
 
-def _draw_limit(axes: Any, place: int, arm: Arm) -> None:
+def _draw_limit(axes: Any, place: int, arm: ArmResults) -> None:
     limit = arm.limit
     look = _style.look(arm, markersize=8)
     at = {"fontsize": 8, "va": "center", "ha": "left", "annotation_clip": False}
@@ -157,7 +157,7 @@ def _draw_limit(axes: Any, place: int, arm: Arm) -> None:
         axes.annotate("   not reached", (largest, place), **at)
 
 
-def _limit_row(study: Study, arm: Arm) -> list[str]:
+def _limit_row(study: Study, arm: ArmResults) -> list[str]:
     """Return a line of the table; without an interval it has the reason instead."""
     limit = arm.limit
     failed = arm.failure
@@ -215,7 +215,7 @@ def training(study: Study, folder: pathlib.Path) -> _page.Section | None:
     )
 
 
-def _draw_training(panel: Any, study: Study, arm: Arm, name: str, factor: float) -> None:
+def _draw_training(panel: Any, study: Study, arm: ArmResults, name: str, factor: float) -> None:
     look = _style.look(arm, markersize=3.5)
     sizes = [cell.global_batch_size for cell in arm.cells]
     for split, line, fill in (("train", "-", look["color"]), ("test", "--", "white")):
@@ -236,7 +236,7 @@ _NEAR = 6
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Format:
+class _ArmFormat:
     """The format of an arm.
 
     Attributes:
@@ -282,18 +282,18 @@ def precision(study: Study, folder: pathlib.Path) -> _page.Section | None:
     return _page.Section("How many bits it takes", pictures=[drawn])
 
 
-def _format(aggregator: AggregatorConfig) -> _Format | None:
+def _format(aggregator: AggregatorConfig) -> _ArmFormat | None:
     if aggregator.name == "mean":
-        return _Format(_FULL, None)
+        return _ArmFormat(_FULL, None)
     if aggregator.name != "aps":
         return None
-    return _Format((aggregator.exponent_bits, aggregator.mantissa_bits), aggregator.shift)
+    return _ArmFormat((aggregator.exponent_bits, aggregator.mantissa_bits), aggregator.shift)
 
 
 def _line(
     panel: Any,
     study: Study,
-    found: dict[str, _Format],
+    found: dict[str, _ArmFormat],
     forms: list[tuple[int, int]],
     size: int,
     shifted: bool,
@@ -369,7 +369,7 @@ def waterfall(study: Study, folder: pathlib.Path) -> _page.Section | None:
     return _page.Section("Ablation", [_ABOUT_WATERFALL], pictures=[drawn])
 
 
-def _colour(step: Step) -> str:
+def _colour(step: WaterfallStep) -> str:
     if step.gain is None:
         return _FIRST
     if not step.told_apart:
@@ -377,7 +377,7 @@ def _colour(step: Step) -> str:
     return _BETTER if step.gain > 0 else _WORSE
 
 
-def _gain(step: Step, metric: Metric) -> str:
+def _gain(step: WaterfallStep, metric: Metric) -> str:
     if step.gain is None:
         return metric.show(step.mean)
     gain = f"{_signed(step.gain)}{'' if metric is ACCURACY else '%'}"

@@ -13,7 +13,7 @@ import numpy as np
 from lbopt.report import _page
 from lbopt.report.study import _style
 from lbopt.report.study._metric import PERPLEXITY, Metric
-from lbopt.report.study._model import Arm, Candidate, Cell, Study
+from lbopt.report.study._model import ArmResults, Candidate, CellResults, Study
 from lbopt.report.study._words import count
 
 _NOTE = (
@@ -67,12 +67,12 @@ def learning_rates(study: Study, folder: pathlib.Path) -> _page.Section | None:
     return _page.Section("Learning-rate search", notes, pictures=[drawn])
 
 
-def _searched(arm: Arm, name: str) -> bool:
+def _searched(arm: ArmResults, name: str) -> bool:
     """Return whether a search tried more than one "learning_rate", "warmup" or "weight_decay"."""
     return any(len(cell.tried(name)) > 1 for cell in arm.cells)
 
 
-def _draw_rates(panel: Any, study: Study, cell: Cell, joined: bool) -> None:
+def _draw_rates(panel: Any, study: Study, cell: CellResults, joined: bool) -> None:
     best = best_by(cell.full, study.metric, "learning_rate")
     if not best:
         return
@@ -124,12 +124,12 @@ class _Panel:
       losses: Difference of every candidate from the cell's best, 0 or more; NaN if it diverged.
     """
 
-    cell: Cell
+    cell: CellResults
     is_grid: bool
     losses: list[float]
 
     @classmethod
-    def of(cls, arm: Arm, size: int, metric: Metric) -> _Panel | None:
+    def of(cls, arm: ArmResults, size: int, metric: Metric) -> _Panel | None:
         """Return the panel of an arm at a batch size; None if the cell was not tested."""
         cell = arm.cell(size)
         if cell is None:

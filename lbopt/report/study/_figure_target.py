@@ -10,7 +10,7 @@ from lbopt.report import _page
 from lbopt.report.study import _style
 from lbopt.report.study._findings import missed_sizes
 from lbopt.report.study._limit import REFERENCE_FACTOR
-from lbopt.report.study._model import Arm, Cell, Study
+from lbopt.report.study._model import ArmResults, CellResults, Study
 from lbopt.report.study._steps_to_target import EXCESS
 from lbopt.report.study._target_words import perfect_text, saving_text
 from lbopt.report.study._words import number
@@ -76,7 +76,7 @@ def target(study: Study, folder: pathlib.Path) -> _page.Section | None:
     )
 
 
-def _sizes(cells: tuple[Cell, ...] | list[Cell]) -> list[int]:
+def _sizes(cells: tuple[CellResults, ...] | list[CellResults]) -> list[int]:
     return [cell.global_batch_size for cell in cells]
 
 
@@ -85,7 +85,7 @@ def _height(median: float | None) -> float:
     return math.nan if median is None else median
 
 
-def _draw_steps(axes: Any, study: Study, arm: Arm) -> None:
+def _draw_steps(axes: Any, study: Study, arm: ArmResults) -> None:
     medians = [_height(cell.target.steps_median if cell.target else None) for cell in arm.cells]
     name = _style.label(arm.name, _style.LEGEND_LETTERS)
     axes.plot(_sizes(arm.cells), medians, **_style.look(arm), label=name)
@@ -106,7 +106,7 @@ def _draw_steps(axes: Any, study: Study, arm: Arm) -> None:
         axes.plot(larger, ideal, color="#bbbbbb", linewidth=1, linestyle="--", zorder=1)
 
 
-def _row(arm: Arm) -> list[str]:
+def _row(arm: ArmResults) -> list[str]:
     missed = missed_sizes(arm)
     reached = [size for size in _sizes(arm.cells) if size not in missed]
     found = [arm.name, *(", ".join(map(str, sizes)) or "none" for sizes in (reached, missed))]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lbopt.config import SearchConfig
 from lbopt.report.study._metric import Metric
-from lbopt.report.study._model import Arm, Cell, Study
+from lbopt.report.study._model import ArmResults, CellResults, Study
 from lbopt.report.study._words import grouped, listed, quoted, say, span
 
 _KEPT = """Had every arm kept its own rule's warmup, the best validation {{ metric.name }} of the
@@ -44,7 +44,7 @@ def search_findings(study: Study) -> list[str]:
     return [_kept_warmup(study), _same_search(measured), say(_RATES, rates=grouped(rates)), *edges]
 
 
-def _at_edges(arms: Sequence[Arm], name: str) -> list[str]:
+def _at_edges(arms: Sequence[ArmResults], name: str) -> list[str]:
     found = [(arm, [c for c in arm.cells if getattr(c.edges, name)]) for arm in arms]
     return [
         f"{quoted(arm.name)} at {', '.join(str(cell.global_batch_size) for cell in cells)}"
@@ -85,7 +85,7 @@ def _kept_part(found: Sequence[tuple[float, int]], metric: Metric) -> str:
     return " and ".join(words)
 
 
-def _kept_loss(cell: Cell, metric: Metric) -> float | None:
+def _kept_loss(cell: CellResults, metric: Metric) -> float | None:
     """Return the loss of the best candidate with the rule's own warmup against the best of all.
 
     Infinite if every candidate with the rule's own warmup diverged (language models); None if none
@@ -103,7 +103,7 @@ def _kept_loss(cell: Cell, metric: Metric) -> float | None:
 # ---- budgets
 
 
-def _same_search(arms: Sequence[Arm]) -> str:
+def _same_search(arms: Sequence[ArmResults]) -> str:
     """Return whether every arm got the same search, by its configs and its counted trials."""
     trials = {arm.name: {len(cell.search) for cell in arm.cells} for arm in arms}
     lengths = {cell.full_runs for arm in arms for cell in arm.cells}

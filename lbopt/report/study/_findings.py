@@ -23,7 +23,14 @@ from lbopt.report.study._claim_warmup import constant_warmup_steps
 from lbopt.report.study._finding_search import search_findings
 from lbopt.report.study._limit import CannotTell, Limit
 from lbopt.report.study._metric import ACCURACY, Metric
-from lbopt.report.study._model import Arm, Cell, Failure, Step, Study, comparable
+from lbopt.report.study._model import (
+    ArmResults,
+    CellResults,
+    Failure,
+    Study,
+    WaterfallStep,
+    comparable,
+)
 from lbopt.report.study._statistics import Difference, ahead_of
 from lbopt.report.study._steps_to_target import EXCESS
 from lbopt.report.study._target_words import perfect_text, saving_text
@@ -89,7 +96,7 @@ _KEEPS = """{{ arm.name | name }} stays within {{ near }} of its score over smal
     {%- if interval %} (95 % interval {{ interval }}){% endif %}"""
 
 
-def _limit(study: Study, arm: Arm) -> str:
+def _limit(study: Study, arm: ArmResults) -> str:
     if arm.limit is None:
         return f"{quoted(arm.name)} has no result at the smallest batch yet."
 
@@ -111,7 +118,7 @@ def _limit(study: Study, arm: Arm) -> str:
     return f"{kept}{_past_limit(study, arm)}."
 
 
-def _past_limit(study: Study, arm: Arm) -> str:
+def _past_limit(study: Study, arm: ArmResults) -> str:
     """Return an arm's score and failure at the first batch past the limit, as a clause."""
     if arm.failure is None:
         return ""
@@ -171,7 +178,7 @@ def _at_largest(study: Study) -> str:
     return say(_RANKING, size=size, order=order, clauses=_told(ranked, metric))
 
 
-def _score(cell: Cell, metric: Metric) -> str:
+def _score(cell: CellResults, metric: Metric) -> str:
     """Return the mean test score, and the number of seeds whose training diverged."""
     mean = metric.centre(cell.scores)
     if not math.isfinite(mean):
@@ -180,7 +187,7 @@ def _score(cell: Cell, metric: Metric) -> str:
     return metric.show(mean) + broken * bool(cell.diverged)
 
 
-def _told(ranked: Sequence[tuple[Arm, Cell]], metric: Metric) -> list[str]:
+def _told(ranked: Sequence[tuple[ArmResults, CellResults]], metric: Metric) -> list[str]:
     """Return the clauses that compare the best arm with the others of its group."""
     best, top = ranked[0]
     groups = comparable([arm for arm, _ in ranked])
@@ -282,7 +289,7 @@ def _target(study: Study) -> list[str]:
     return [f"{what}: {'; '.join(texts)}." for what, texts in found if texts]
 
 
-def missed_sizes(arm: Arm) -> list[int]:
+def missed_sizes(arm: ArmResults) -> list[int]:
     """Return the batch sizes at which the median run of an arm did not reach the target."""
     return [
         cell.global_batch_size
@@ -311,7 +318,7 @@ def _waterfall(study: Study) -> str:
     )
 
 
-def _doubts(steps: Sequence[Step]) -> list[str]:
+def _doubts(steps: Sequence[WaterfallStep]) -> list[str]:
     """Return the gains that may be seed noise, each by its own 95 % interval."""
     noise, unknown = (
         ", ".join(quoted(one.arm) for one in steps if one.told_apart is kind)

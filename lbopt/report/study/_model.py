@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from lbopt.config import Arm as ArmConfig, SearchConfig, SweepConfig, TrainConfig
+from lbopt.config import Arm, SearchConfig, SweepConfig, TrainConfig
 from lbopt.report.study._limit import LimitEstimate
 from lbopt.report.study._metric import Metric, Spread
 from lbopt.report.study._statistics import CriticalBatch
@@ -14,7 +14,7 @@ from lbopt.report.study._steps_to_target import Scaling
 from lbopt.sweep import ExampleScores, FinishedTrial
 from lbopt.sweep.search import Factors
 
-Curve = tuple[tuple[int, float], ...]
+Points = tuple[tuple[int, float], ...]
 """(step, value), ascending in the step."""
 
 
@@ -79,7 +79,7 @@ class MeanDiffusion:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Target:
+class TargetCost:
     """Cost of the target over the final seeds; a seed that missed it counts as the slowest.
 
     Attributes:
@@ -124,7 +124,7 @@ class Peak:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Cell:
+class CellResults:
     """An arm at one batch size whose chosen candidate was tested.
 
     Attributes:
@@ -164,9 +164,9 @@ class Cell:
     cut_warmups: frozenset[float]
     distance: float | None
     diffusion: MeanDiffusion | None
-    target: Target | None
+    target: TargetCost | None
     noise: Noise | None
-    lipschitz: Curve
+    lipschitz: Points
     peaks: tuple[Peak, ...]
     phi: float | None
 
@@ -236,7 +236,7 @@ class Failure:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Arm:
+class ArmResults:
     """An optimizer with its scaling and warmup rule, and its tested cells.
 
     Attributes:
@@ -255,10 +255,10 @@ class Arm:
     """
 
     place: int
-    config: ArmConfig
+    config: Arm
     train: TrainConfig
     search: SearchConfig
-    cells: tuple[Cell, ...]
+    cells: tuple[CellResults, ...]
     limit: LimitEstimate | None = None
     limit_over_examples: bool = False
     failure: Failure | None = None
@@ -270,14 +270,14 @@ class Arm:
         """Name, as in the config."""
         return self.config.name
 
-    def cell(self, global_batch_size: int) -> Cell | None:
+    def cell(self, global_batch_size: int) -> CellResults | None:
         """Return the tested cell at a batch size, if there is one."""
         found = (cell for cell in self.cells if cell.global_batch_size == global_batch_size)
         return next(found, None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class WaterfallStep:
     """An arm of the waterfall at the largest batch, and its gain over the arm before.
 
     Attributes:
@@ -307,7 +307,7 @@ class Waterfall:
     """The gain of each arm over the arm before it, at the largest batch."""
 
     global_batch_size: int
-    steps: tuple[Step, ...]
+    steps: tuple[WaterfallStep, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -324,7 +324,7 @@ class Study:
 
     config: SweepConfig
     metric: Metric
-    arms: tuple[Arm, ...]
+    arms: tuple[ArmResults, ...]
     waterfall: Waterfall | None
     runs: tuple[FinishedTrial, ...]
 
@@ -334,7 +334,7 @@ class Study:
         return self.config.global_batch_sizes
 
     @property
-    def measured(self) -> list[Arm]:
+    def measured(self) -> list[ArmResults]:
         """Arms with a tested cell."""
         return [arm for arm in self.arms if arm.cells]
 
@@ -371,12 +371,12 @@ def factors_of(run: FinishedTrial) -> Factors:
     return Factors(run.learning_rate_factor, run.warmup_factor, run.weight_decay_factor)
 
 
-def comparable(arms: Sequence[Arm]) -> list[list[Arm]]:
+def comparable(arms: Sequence[ArmResults]) -> list[list[ArmResults]]:
     """Sort arms into groups that train the same model on the same data with the same loss.
 
     The groups are in the order of their first arms.
     """
-    groups: list[list[Arm]] = []
+    groups: list[list[ArmResults]] = []
     for arm in arms:
         same = (group for group in groups if _problem(group[0]) == _problem(arm))
         group = next(same, None)
@@ -387,5 +387,5 @@ def comparable(arms: Sequence[Arm]) -> list[list[Arm]]:
     return groups
 
 
-def _problem(arm: Arm) -> tuple[object, object, object]:
+def _problem(arm: ArmResults) -> tuple[object, object, object]:
     return arm.train.data, arm.train.model, arm.train.loss

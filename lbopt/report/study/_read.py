@@ -15,19 +15,19 @@ from lbopt.config import SearchConfig, SweepConfig
 from lbopt.report.study._arm_limit import from_smallest, with_limit
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric, mean
 from lbopt.report.study._model import (
-    Arm,
+    ArmResults,
     Candidate,
-    Cell,
-    Curve,
+    CellResults,
     Edges,
     MeanDiffusion,
     Means,
     Noise,
     Peak,
-    Step,
+    Points,
     Study,
-    Target,
+    TargetCost,
     Waterfall,
+    WaterfallStep,
     factors_of,
 )
 from lbopt.report.study._statistics import CriticalBatch, advantage, fit_critical_batch
@@ -46,7 +46,7 @@ _LEARNED = 0.05
 _NEAR_THE_END = 0.1
 _CUT = 0.99
 
-Tested: TypeAlias = tuple[FinishedTrial, ExampleScores | None]
+ScoredRun: TypeAlias = tuple[FinishedTrial, ExampleScores | None]
 """A run and its scores on single test examples."""
 
 
@@ -71,8 +71,8 @@ def read_study(
     return _study(_typed_json.convert(config, SweepConfig), metric, runs)
 
 
-def _study(config: SweepConfig, metric: Metric, runs: Sequence[Tested]) -> Study:
-    by_cell: dict[tuple[str, int], list[Tested]] = {}
+def _study(config: SweepConfig, metric: Metric, runs: Sequence[ScoredRun]) -> Study:
+    by_cell: dict[tuple[str, int], list[ScoredRun]] = {}
     for run, examples in runs:
         by_cell.setdefault((run.arm, run.global_batch_size), []).append((run, examples))
 
@@ -87,20 +87,20 @@ def _study(config: SweepConfig, metric: Metric, runs: Sequence[Tested]) -> Study
             for size, runs in found
             if any(run.is_final for run, _ in runs)
         )
-        arms.append(Arm(place, settings, config.arm_train(place), search, cells))
+        arms.append(ArmResults(place, settings, config.arm_train(place), search, cells))
     study = Study(config, metric, tuple(arms), None, tuple(run for run, _ in runs))
     judged = tuple(_judged(study, arm) for arm in arms)
     return dataclasses.replace(study, arms=judged, waterfall=_waterfall(study))
 
 
-def _judged(study: Study, arm: Arm) -> Arm:
+def _judged(study: Study, arm: ArmResults) -> ArmResults:
     """Return an arm with its limit, failure, scaling and critical batch."""
     scaling = _scaling(study, arm)
     critical = _critical_batch(arm.cells)
     return dataclasses.replace(with_limit(study, arm), scaling=scaling, critical_batch=critical)
 
 
-def _scaling(study: Study, arm: Arm) -> Scaling | None:
+def _scaling(study: Study, arm: ArmResults) -> Scaling | None:
     """Return the steps to the target over the batch sizes from the smallest to the first gap."""
     cells = from_smallest(study, arm)
     if not study.has_target or not cells:
@@ -116,7 +116,7 @@ def _scaling(study: Study, arm: Arm) -> Scaling | None:
     return measure_scaling(measured, seed=(1, arm.place))
 
 
-def _critical_batch(cells: Iterable[Cell]) -> CriticalBatch | None:
+def _critical_batch(cells: Iterable[CellResults]) -> CriticalBatch | None:
     """Return the fit of the median steps to the target, over the batch sizes that reached it."""
     reached = [
         (cell.global_batch_size, cell.target.steps_median)
@@ -130,8 +130,8 @@ def _critical_batch(cells: Iterable[Cell]) -> CriticalBatch | None:
 
 
 def _cell(
-    size: int, runs: Sequence[Tested], search: SearchConfig, metric: Metric, has_target: bool
-) -> Cell:
+    size: int, runs: Sequence[ScoredRun], search: SearchConfig, metric: Metric, has_target: bool
+) -> CellResults:
     searched = tuple(run for run, _ in runs if not run.is_final)
     # Sorted by seed: a bootstrap must not depend on the order in which trials ended.
     tested = sorted((pair for pair in runs if pair[0].is_final), key=lambda pair: pair[0].seed)
@@ -144,7 +144,7 @@ def _cell(
     lipschitz = _means((one.step, one.lipschitz) for one in probes)
     peaks = [_peak(run.probes) for run in final if run.probes and not run.diverged]
 
-    return Cell(
+    return CellResults(
         global_batch_size=size,
         search=searched,
         final=final,
@@ -221,12 +221,12 @@ def learned(final: Sequence[FinishedTrial]) -> bool | None:
     return last < (1 - _LEARNED) * (min(first, math.log(outputs)) if outputs > 1 else first)
 
 
-def _target(final: Sequence[FinishedTrial]) -> Target:
+def _target(final: Sequence[FinishedTrial]) -> TargetCost:
     def median(values: Iterable[float | None]) -> float | None:
         found = statistics.median(math.inf if value is None else value for value in values)
         return found if math.isfinite(found) else None
 
-    return Target(
+    return TargetCost(
         sum(run.steps_to_target is not None for run in final),
         median(run.steps_to_target for run in final),
         median(run.examples_to_target for run in final),
@@ -307,7 +307,7 @@ def _peak(probes: Probes) -> Peak | None:
     return Peak(step, step in (curve[0][0], curve[-1][0]))
 
 
-def _means(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> Curve:
+def _means(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> Points:
     """Return the mean over the seeds that have a number, at every step."""
     return tuple((step, statistics.fmean(values)) for step, values in by_step(series).items())
 
@@ -328,7 +328,7 @@ def _waterfall(study: Study) -> Waterfall | None:
     steps = []
     for before, name, cell in zip([None, *found], study.config.waterfall, found, strict=False):
         gain = () if before is None else _gain(metric, before.scores, cell.scores)
-        steps.append(Step(name, cell.test.mean or 0.0, cell.test.std or 0.0, *gain))
+        steps.append(WaterfallStep(name, cell.test.mean or 0.0, cell.test.std or 0.0, *gain))
     return Waterfall(largest, tuple(steps))
 
 
@@ -352,7 +352,7 @@ def _gain(
 # ---- curves of figures
 
 
-def mean_curve(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> Curve:
+def mean_curve(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> Points:
     """Return the mean over seeds at the steps at which every one of them has a number.
 
     Runs that stop at a target or diverge differ in length, and a mean over the remaining runs would
@@ -369,6 +369,6 @@ def mean_curve(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> Curv
     )
 
 
-def positive(curve: Curve) -> Curve:
+def positive(curve: Points) -> Points:
     """Return the part of a curve that a logarithmic axis can show."""
     return tuple((step, value) for step, value in curve if value > 0)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from lbopt.config import AggregatorConfig, Arm as ArmConfig, LossConfig, ScheduleConfig, SweepConfig
+from lbopt.config import AggregatorConfig, Arm, LossConfig, ScheduleConfig, SweepConfig
 from lbopt.report.study._model import Study
 from lbopt.report.study._style import length_text
 from lbopt.report.study._tables import Table
@@ -138,7 +138,7 @@ def arms_table(config: SweepConfig) -> Table:
     return header[:-1], [line[:-1] for line in lines]
 
 
-def _arm_line(arm: ArmConfig) -> list[str]:
+def _arm_line(arm: Arm) -> list[str]:
     schedule = arm.schedule
     shown = {name: _value(getattr(schedule, name)) for name in _SHOWN}
     if schedule.warmup_rule == "none":
@@ -156,7 +156,7 @@ def _decay(schedule: ScheduleConfig) -> str:
     return _with(schedule.decay, changed)
 
 
-def _own(arm: ArmConfig) -> str:
+def _own(arm: Arm) -> str:
     """Return the parts of an arm's config that replace those of the study."""
     parts = {"data": arm.data, "model": arm.model, "aggregator": arm.aggregator}
     found = [f"{name}: {_part(part, _OF_THE_MACHINE)}" for name, part in parts.items() if part]

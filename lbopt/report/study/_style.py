@@ -11,7 +11,7 @@ from typing import Any
 from lbopt._shown import printable
 from lbopt.config import SweepConfig
 from lbopt.report import _page
-from lbopt.report.study._model import Arm, Study
+from lbopt.report.study._model import ArmResults, Study
 
 COLOURS = ("#7f7f7f", "#e69f00", "#d55e00", "#56b4e9", "#0072b2", "#009e73", "#cc79a7", "#000000")
 """Colours that do not need red and green (Okabe and Ito); with the markers they serve 8 arms."""
@@ -39,7 +39,7 @@ _HANDLE_EMS = 4.8
 """Width of the line beside a name and of the gap to the next name in a legend, in font sizes."""
 
 
-def look(arm: Arm, **changes: Any) -> dict[str, Any]:
+def look(arm: ArmResults, **changes: Any) -> dict[str, Any]:
     """Return an arm's colour and marker, the same in every figure, as options of `Axes.plot`."""
     return {
         "color": COLOURS[arm.place % len(COLOURS)],

@@ -9,7 +9,7 @@ from typing import Any
 
 from lbopt.report.study._limit import CannotTell, Limit, LimitEstimate
 from lbopt.report.study._metric import Metric
-from lbopt.report.study._model import Arm, Candidate, Cell, Noise, Study
+from lbopt.report.study._model import ArmResults, Candidate, CellResults, Noise, Study
 from lbopt.report.study._steps_to_target import Scaling
 from lbopt.report.study._words import Claim
 
@@ -35,7 +35,7 @@ def _record(value: Any) -> dict[str, Any] | None:
     return None if value is None else dataclasses.asdict(value)
 
 
-def _arm(arm: Arm, metric: Metric) -> dict[str, Any]:
+def _arm(arm: ArmResults, metric: Metric) -> dict[str, Any]:
     return {
         "arm": arm.name,
         "limit": arm.limit and _limit(arm.limit),
@@ -68,7 +68,7 @@ def _scaling(scaling: Scaling) -> dict[str, Any]:
     return {"points": points, "savings": savings, "perfect_until": _limit(scaling.perfect_until)}
 
 
-def _point(cell: Cell, metric: Metric) -> dict[str, Any]:
+def _point(cell: CellResults, metric: Metric) -> dict[str, Any]:
     """Return the numbers of a cell; accuracies are in [0, 1], noise scales in examples."""
     chosen = cell.chosen
     first = cell.first

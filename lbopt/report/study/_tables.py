@@ -12,7 +12,7 @@ from typing import Any
 from lbopt._shown import printable, spreadsheet_cell
 from lbopt.report.study._arm_limit import limit_text
 from lbopt.report.study._metric import ACCURACY, Metric
-from lbopt.report.study._model import Arm, Cell, Study
+from lbopt.report.study._model import ArmResults, CellResults, Study
 from lbopt.report.study._words import number
 from lbopt.sweep import FinishedTrial
 
@@ -30,7 +30,7 @@ def results_table(study: Study) -> Table:
     return kept, [[line[name] for name in kept] for line in lines]
 
 
-def _line(arm: Arm, cell: Cell, metric: Metric) -> dict[str, str]:
+def _line(arm: ArmResults, cell: CellResults, metric: Metric) -> dict[str, str]:
     first = cell.first
     chosen = cell.chosen
     edges = cell.edges
@@ -70,7 +70,7 @@ def _line(arm: Arm, cell: Cell, metric: Metric) -> dict[str, str]:
     }
 
 
-def _scores(cell: Cell, metric: Metric) -> dict[str, str]:
+def _scores(cell: CellResults, metric: Metric) -> dict[str, str]:
     """Return the test score with its spread over seeds, then the other splits and the losses."""
     test = cell.test
     means = cell.means
@@ -90,7 +90,7 @@ def _scores(cell: Cell, metric: Metric) -> dict[str, str]:
     }
 
 
-def _probed(cell: Cell) -> dict[str, str]:
+def _probed(cell: CellResults) -> dict[str, str]:
     """Return the probed numbers of the final runs."""
     probes = [run.probes for run in cell.final if run.probes]
     step, peak = max(cell.lipschitz, key=lambda pair: pair[1], default=(None, None))
@@ -207,7 +207,7 @@ def terminal_table(study: Study) -> str:
     return "\n".join(lines)
 
 
-def _in_terminal(study: Study, cell: Cell) -> str:
+def _in_terminal(study: Study, cell: CellResults) -> str:
     if study.has_limits:
         score = study.metric.shown(cell.test.mean)
         return f"{score:.2f}" if math.isfinite(score) else "div."

@@ -22,10 +22,10 @@ def perfect_text(scaling: Scaling) -> str:
     if isinstance(until, CannotTell):
         return f"cannot be told ({_WHY[until.reason]})"
     interval = interval_text(until)
-    said = f" (95 % interval {interval})" if interval else ""
+    interval_words = f" (95 % interval {interval})" if interval else ""
     if isinstance(until, Limit):
-        return f"up to batch {until.global_batch_size:.0f}{said}"
-    return f"up to the largest batch, {until.fit.global_batch_sizes[-1]}{said}"
+        return f"up to batch {until.global_batch_size:.0f}{interval_words}"
+    return f"up to the largest batch, {until.fit.global_batch_sizes[-1]}{interval_words}"
 
 
 def saving_text(saving: Saving) -> str:

@@ -9,7 +9,7 @@ from ._on_mesh import (
 from ._program import (
     TRIALS_AXIS as TRIALS_AXIS,
     Program as Program,
-    Spread as Spread,
+    TrialBatching as TrialBatching,
     most_lanes as most_lanes,
 )
 from ._scores import Pairs as Pairs

@@ -15,7 +15,7 @@ from lbopt.parallel import mean_and_weight
 from lbopt.transforms import estimate_noise, resolve_labels
 
 
-class Gradients(NamedTuple):
+class SliceGradients(NamedTuple):
     """Statistics of the gradients of equal slices of a batch.
 
     Attributes:
@@ -140,7 +140,7 @@ def split_parts(batch: types.PyTree, num_parts: int) -> types.PyTree:
 
 def gradient_parts(
     grad_fn: Callable[[types.Params, Any], types.Params], params: types.Params, parts: types.PyTree
-) -> Gradients:
+) -> SliceGradients:
     """Return statistics of the gradients of equal slices, which run one after another.
 
     The memory that this takes does not grow with the number of slices.
@@ -167,7 +167,9 @@ def gradient_parts(
     halves = jax.tree.map(lambda x: x.reshape(2, count // 2, *x.shape[1:]), parts)
     means, square_norms = jax.lax.map(half, halves)
     first, second = (jax.tree.map(lambda x, index=index: x[index], means) for index in (0, 1))
-    return Gradients(jax.tree.map(lambda x: x.mean(0), means), first, second, square_norms.mean())
+    return SliceGradients(
+        jax.tree.map(lambda x: x.mean(0), means), first, second, square_norms.mean()
+    )
 
 
 def local_lipschitz(

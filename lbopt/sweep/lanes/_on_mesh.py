@@ -24,7 +24,7 @@ from lbopt.recipes import (
     make_step,
     with_averaged_params,
 )
-from lbopt.sweep._record import Record
+from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._trials import Cell, Trial
 from lbopt.sweep.lanes import _arguments
 from lbopt.sweep.lanes._arguments import Arguments
@@ -34,7 +34,7 @@ from lbopt.sweep.lanes._scores import Tested
 
 _STEPS = 100
 """Most steps in a call, so that divergence and a request to stop are noticed soon."""
-Probe: TypeAlias = Callable[[Any, Any], dict[str, Any]]
+ProbeFn: TypeAlias = Callable[[Any, Any], dict[str, Any]]
 _CHOSEN = 0
 """Seed of the choice of the training examples that are scored, and of those that are probed."""
 
@@ -114,7 +114,7 @@ class MeshSession:
 
     width = 1
 
-    def __init__(self, program: MeshProgram, probe: Probe):
+    def __init__(self, program: MeshProgram, probe: ProbeFn):
         self._program = program
         self._probe = probe
         self._state: Any = None
@@ -144,18 +144,18 @@ class MeshSession:
         )
         self._batches = train_iterator(batches)
 
-    def advance(self, records: Mapping[int, Record]) -> None:
+    def advance(self, running: Mapping[int, RunningTrial]) -> None:
         """Take steps until the trial has to be probed or evaluated, or ends; 100 at most.
 
         Args:
-          records: The record of the trial, by lane 0, to which the steps are added.
+          running: The running trial, by lane 0, to which the steps are added.
         """
-        (record,) = records.values()
-        found = [self._step() for _ in range(min(_STEPS, record.steps_to_next_stop))]
+        (run,) = running.values()
+        found = [self._step() for _ in range(min(_STEPS, run.steps_to_next_stop))]
         losses, distances = (
             np.asarray(jax.device_get(values), np.float32) for values in zip(*found, strict=True)
         )
-        record.extend(losses, distances)
+        run.extend(losses, distances)
 
     def _step(self) -> tuple[Any, Any]:
         mesh = self._program.mesh
@@ -211,7 +211,7 @@ class MeshSession:
         return state.replace(params=put_replicated(self._program.mesh, state.params))
 
 
-def make_mesh_probe(problem: Problem, config: SweepConfig) -> Probe:
+def make_mesh_probe(problem: Problem, config: SweepConfig) -> ProbeFn:
     """Build a function of (params, model_state) that returns the measurements of `Probe.flat`.
 
     Every device computes all of them, on the same examples for all trials.

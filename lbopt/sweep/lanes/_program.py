@@ -72,7 +72,7 @@ def most_lanes(global_batch_size: int, num_devices: int) -> int:
     return num_devices * max(1, _EXAMPLES_A_DEVICE // global_batch_size)
 
 
-class Spread:
+class TrialBatching:
     """How trials share a program: the number of lanes, and their devices.
 
     Args:
@@ -219,16 +219,18 @@ class Initialiser:
 
     Args:
       problem: The problem.
-      spread: How trials share a program.
+      batching: How trials share a program.
 
     Attributes:
       shapes: Function that returns the shapes of (params, model_state) of all lanes.
     """
 
-    def __init__(self, problem: Problem, spread: Spread):
-        init = jax.custom_batching.sequential_vmap(problem.init) if spread.batched else problem.init
-        self._init = spread.jit(lambda seed: init(split_seed(seed)[0]))
-        self.shapes = lambda: self._init.eval_shape(np.zeros(spread.width, np.int32))
+    def __init__(self, problem: Problem, batching: TrialBatching):
+        init = (
+            jax.custom_batching.sequential_vmap(problem.init) if batching.batched else problem.init
+        )
+        self._init = batching.jit(lambda seed: init(split_seed(seed)[0]))
+        self.shapes = lambda: self._init.eval_shape(np.zeros(batching.width, np.int32))
 
     def __call__(self, seeds: np.ndarray) -> Any:
         """Return (params, model_state) for seeds, int32 [lanes], with a leading lane axis."""
@@ -242,11 +244,11 @@ class Program:
       cell: One of the cells whose trials it runs.
       decays: Whether there is weight decay, see `make_tx`.
       config: The config of the study.
-      spread: How trials share the program.
+      batching: How trials share the program.
       arrays: The training set on the device, see `Feed`.
 
     Attributes:
-      spread: How trials share the program.
+      batching: How trials share the program.
       feed: The input of its steps.
       trust_ratios: Function of the training states of all lanes that returns the trust ratio of
         each layer at their last updates.
@@ -257,26 +259,26 @@ class Program:
         cell: Cell,
         decays: bool,
         config: SweepConfig,
-        spread: Spread,
+        batching: TrialBatching,
         arrays: Mapping[str, jax.Array] | None = None,
     ):
         self._problem = cell.problem
         self._config = config
-        self.spread = spread
+        self.batching = batching
         self._tx = _arguments.make_tx(cell, decays)
-        self.feed = Feed(cell, spread.width, arrays)
+        self.feed = Feed(cell, batching.width, arrays)
         with config.naming_trials(cell.index):
             options = step_options(cell.train, cell.problem.stacked)
         strategy = on_one_device(options.reduction)
         self._aggregation = strategy.aggregation
         self._step = step_on_one_device(cell.problem.loss_fn, self._tx, options, strategy)
         optimizer = cell.train.optimizer
-        self._create = spread.jit(self._created)
+        self._create = batching.jit(self._created)
         self._merge = jax.jit(_merged, donate_argnums=1)
         averages = optimizer.ema_decay is not None
-        self._average = spread.jit(with_averaged_params) if averages else lambda state: state
-        self._advance = spread.jit(self._advanced, num_shared=2, donate=(2,))
-        self.trust_ratios = spread.jit(trust_ratios)
+        self._average = batching.jit(with_averaged_params) if averages else lambda state: state
+        self._advance = batching.jit(self._advanced, num_shared=2, donate=(2,))
+        self.trust_ratios = batching.jit(trust_ratios)
 
     @property
     def compiled(self) -> bool:
@@ -285,9 +287,9 @@ class Program:
 
     def shapes(self) -> tuple[Any, ...]:
         """Return the shapes of the arguments of the steps: shared arrays, count, lanes, input."""
-        width = self.spread.width
+        width = self.batching.width
         blank = Arguments(*(np.zeros(width, np.float32) for _ in Arguments._fields))
-        fresh = Initialiser(self._problem, self.spread).shapes()
+        fresh = Initialiser(self._problem, self.batching).shapes()
         lanes = self._create.eval_shape(blank, np.zeros(width, np.int32), *fresh)
         of_lane = self.feed.take(0, 0, 1)
         fed = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), of_lane)
@@ -359,7 +361,7 @@ class Program:
     ) -> tuple[Lanes, StepScalars]:
         """Take steps in one lane, in a loop on the device."""
         blank = jnp.zeros((self.feed.num_steps,), jnp.float32)
-        batched = self.spread.batched
+        batched = self.batching.batched
 
         def goes_on(carry: Any) -> jax.Array:
             done, _, taken = carry

@@ -11,7 +11,7 @@ import numpy as np
 from lbopt import metrics
 from lbopt.data import ArrayDataset, Dataset, eval_batches
 from lbopt.recipes import Problem
-from lbopt.sweep.lanes._program import Spread
+from lbopt.sweep.lanes._program import TrialBatching
 
 SPLITS = ("train", "validation", "test")
 
@@ -36,17 +36,17 @@ class Scorer:
 
     Args:
       problem: The problem.
-      spread: How trials share a program.
+      batching: How trials share a program.
       global_batch_size: Number of examples in a call, the same ones for every lane.
     """
 
-    def __init__(self, problem: Problem, spread: Spread, global_batch_size: int):
+    def __init__(self, problem: Problem, batching: TrialBatching, global_batch_size: int):
         self._splits = problem.splits
         self._size = global_batch_size
-        self._put = spread.put
-        self._width = spread.width
+        self._put = batching.put
+        self._width = batching.width
         each = metrics.of_each_example(problem.metric_fn)
-        self._score = spread.jit(
+        self._score = batching.jit(
             lambda batch, params, state: each(params, state, batch), num_shared=1
         )
         self._kept: dict[str, list[Any]] = {}

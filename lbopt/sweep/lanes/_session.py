@@ -13,11 +13,11 @@ import numpy as np
 from lbopt.config import SweepConfig
 from lbopt.data import DAMAGED, example_indices
 from lbopt.recipes import Problem
-from lbopt.sweep._record import Record
+from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._trials import Trial
 from lbopt.sweep.lanes._arguments import Arguments
 from lbopt.sweep.lanes._gauges import make_probe
-from lbopt.sweep.lanes._program import Initialiser, Lanes, Program, Spread
+from lbopt.sweep.lanes._program import Initialiser, Lanes, Program, TrialBatching
 from lbopt.sweep.lanes._scores import Scorer, Tested, means
 
 _PROBED = 0
@@ -55,20 +55,20 @@ class Equipment:
     Args:
       problem: The problem.
       config: The config of the study.
-      spread: How trials share a program.
+      batching: How trials share a program.
 
     Attributes:
       initialise: Function of seeds that returns fresh parameters, an `Initialiser`.
       score: Function that evaluates, a `Scorer`.
     """
 
-    def __init__(self, problem: Problem, config: SweepConfig, spread: Spread):
-        self.initialise = Initialiser(problem, spread)
-        at_once = min(config.train.eval_global_batch_size, spread.most_examples)
-        self.score = Scorer(problem, spread, at_once)
+    def __init__(self, problem: Problem, config: SweepConfig, batching: TrialBatching):
+        self.initialise = Initialiser(problem, batching)
+        at_once = min(config.train.eval_global_batch_size, batching.most_examples)
+        self.score = Scorer(problem, batching, at_once)
         self._problem = problem
         self._measure = config.measure
-        self._spread = spread
+        self._batching = batching
 
     @functools.cached_property
     def probe(self) -> Callable[[Any, Any], dict[str, Any]]:
@@ -86,7 +86,7 @@ class Equipment:
         def measured(batch: Any, params: Any, model_state: Any) -> dict[str, Any]:
             return gauge(params, model_state, batch, jax.random.key(_PROBED)).flat()
 
-        return functools.partial(self._spread.jit(measured, num_shared=1), batch)
+        return functools.partial(self._batching.jit(measured, num_shared=1), batch)
 
 
 class Session:
@@ -103,7 +103,7 @@ class Session:
     def __init__(self, program: Program, equipment: Equipment):
         self._program = program
         self._equipment = equipment
-        self.width = program.spread.width
+        self.width = program.batching.width
         self._lanes: Lanes | None = None
         self._seeds = np.zeros(self.width, np.int32)
 
@@ -128,26 +128,26 @@ class Session:
             chosen = np.isin(np.arange(self.width), list(trials))
             self._lanes = self._program.merge(fresh, self._lanes, chosen)
 
-    def advance(self, records: Mapping[int, Record]) -> None:
+    def advance(self, running: Mapping[int, RunningTrial]) -> None:
         """Take steps in all lanes, until a trial has to be probed or evaluated, or ends.
 
         A call takes at most `Feed.num_steps` steps, and may stop before that.
 
         Args:
-          records: Records of the trials by lane, to which the steps are added; lanes without one
+          running: The running trials by lane, to which the steps are added; lanes without one
             are ignored.
         """
         feed = self._program.feed
-        count = min(feed.num_steps, *(record.steps_to_next_stop for record in records.values()))
-        first = next(iter(records.values()))
-        of_lanes = [records.get(lane, first) for lane in range(self.width)]
-        fed = [feed.take(record.trial.seed, record.done, count) for record in of_lanes]
+        count = min(feed.num_steps, *(run.steps_to_next_stop for run in running.values()))
+        first = next(iter(running.values()))
+        of_lanes = [running.get(lane, first) for lane in range(self.width)]
+        fed = [feed.take(run.trial.seed, run.done, count) for run in of_lanes]
         stacked = jax.tree.map(lambda *each: np.stack(each), *fed)
         assert self._lanes is not None, "begin comes first"
         self._lanes, taken = self._program.advance(self._lanes, stacked, count)
         losses, distances = (np.asarray(values)[:, :count] for values in taken)
-        for lane, record in records.items():
-            record.extend(losses[lane], distances[lane])
+        for lane, run in running.items():
+            run.extend(losses[lane], distances[lane])
 
     def score(self, split: str) -> list[dict[str, float]]:
         """Return the mean metrics of each lane on "train" or "validation"; see `Scorer`."""

@@ -18,7 +18,7 @@ _STUDY_NAME = "search"
 _Climb: TypeAlias = Generator[tuple[Proposal, ...], Sequence[Score], bool]
 
 
-class _Candidate(NamedTuple):
+class _OptunaCandidate(NamedTuple):
     trial: Any  # optuna.Trial
     factors: Factors
 
@@ -67,15 +67,15 @@ def _generations(config: SearchConfig, study: Any, steps: int) -> Rounds:
         yield (Proposal(space.rule, 1.0),)
 
 
-def _suggest(study: Any, space: Space) -> _Candidate:
+def _suggest(study: Any, space: Space) -> _OptunaCandidate:
     trial = study.ask()
     values = {
         name: trial.suggest_float(name, *ends, log=True) for name, ends in space.searched.items()
     }
-    return _Candidate(trial, space.with_values(values))
+    return _OptunaCandidate(trial, space.with_values(values))
 
 
-def _climb(study: Any, candidates: Sequence[_Candidate], eta: int, steps: int) -> _Climb:
+def _climb(study: Any, candidates: Sequence[_OptunaCandidate], eta: int, steps: int) -> _Climb:
     """Run a generation from the lowest rung to full length; return whether a candidate got there.
 
     Optuna counts resources in whole numbers: 1 at the lowest rung, eta times as many at each next.
@@ -96,7 +96,7 @@ def _climb(study: Any, candidates: Sequence[_Candidate], eta: int, steps: int) -
     return True
 
 
-def _proposals(candidates: Sequence[_Candidate], fidelity: float) -> tuple[Proposal, ...]:
+def _proposals(candidates: Sequence[_OptunaCandidate], fidelity: float) -> tuple[Proposal, ...]:
     return tuple(Proposal(one.factors, fidelity) for one in candidates)
 
 
@@ -109,7 +109,7 @@ def _best_first(scores: Sequence[Score]) -> list[int]:
     return sorted(range(len(scores)), key=lambda index: scores[index])
 
 
-def _passes(study: Any, candidate: _Candidate, score: Score, step: int) -> bool:
+def _passes(study: Any, candidate: _OptunaCandidate, score: Score, step: int) -> bool:
     """Report the score of a rung, and return whether the candidate remains."""
     if _is_finite(score):
         candidate.trial.report(score.value, step)
@@ -124,7 +124,7 @@ def _is_finite(score: Score) -> bool:
     return math.isfinite(score.value) and math.isfinite(score.tie)
 
 
-def _finish(study: Any, candidate: _Candidate, score: Score) -> None:
+def _finish(study: Any, candidate: _OptunaCandidate, score: Score) -> None:
     """Tell the score of a full run."""
     if _is_finite(score):
         study.tell(candidate.trial, score.value)
@@ -132,7 +132,7 @@ def _finish(study: Any, candidate: _Candidate, score: Score) -> None:
         _prune(study, candidate)
 
 
-def _prune(study: Any, candidate: _Candidate) -> None:
+def _prune(study: Any, candidate: _OptunaCandidate) -> None:
     from optuna.trial import TrialState
 
     study.tell(candidate.trial, state=TrialState.PRUNED)

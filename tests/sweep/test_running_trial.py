@@ -1,4 +1,4 @@
-"""A running trial: steps of its probes and evaluations, its end, and its record."""
+"""A running trial: steps of its probes and evaluations, its end, and its row."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,11 @@ from tiny_study import make_config
 
 from lbopt.config import MeasureConfig
 from lbopt.sweep import make_cells, make_problems
-from lbopt.sweep._record import Record
+from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep.search import Factors, Proposal
 
 
-def make_record(phase="final", fidelity=1.0, **changes):
+def make_trial(phase="final", fidelity=1.0, **changes):
     train = {
         name: changes.pop(name) for name in list(changes) if hasattr(make_config().train, name)
     }
@@ -19,25 +19,27 @@ def make_record(phase="final", fidelity=1.0, **changes):
         setattr(config.train, name, value)
     cells = make_cells(config, make_problems(config))
     (cell,) = (cell for cell in cells if (cell.arm.name, cell.global_batch_size) == ("lamb", 128))
-    return Record(config, cell, cell.trial(phase, Proposal(Factors(1.0, 1.0, 1.0), fidelity), 7))
+    return RunningTrial(
+        config, cell, cell.trial(phase, Proposal(Factors(1.0, 1.0, 1.0), fidelity), 7)
+    )
 
 
-def walk(record):
+def walk(trial):
     """Visit all stops and return their steps."""
     stops = []
-    while not record.ended:
-        count = record.steps_to_next_stop
-        record.extend(
+    while not trial.ended:
+        count = trial.steps_to_next_stop
+        trial.extend(
             np.full(count, 2.0, np.float32),
-            np.arange(record.done + 1, record.done + count + 1, dtype=np.float32),
+            np.arange(trial.done + 1, trial.done + count + 1, dtype=np.float32),
         )
-        stops.append(record.done)
-        if record.wants_evaluation:
-            record.evaluated({"loss": 1.0, "accuracy": record.done / 24})
-        if record.wants_probe:
-            record.probed(
+        stops.append(trial.done)
+        if trial.wants_evaluation:
+            trial.evaluated({"loss": 1.0, "accuracy": trial.done / 24})
+        if trial.wants_probe:
+            trial.probed(
                 {
-                    "noise_trace": 8.0 * record.done,
+                    "noise_trace": 8.0 * trial.done,
                     "gradient_square_norm": 2.0,
                     "phi_layers/a/b": 0.5,
                 }
@@ -50,21 +52,21 @@ def scores(loss=1.0):
 
 
 def test_nothing_to_look_at_is_one_stop():
-    assert walk(make_record("search")) == [24]
-    assert walk(make_record("search", fidelity=0.5)) == [12]
+    assert walk(make_trial("search")) == [24]
+    assert walk(make_trial("search", fidelity=0.5)) == [12]
 
 
 def test_only_final_trials_are_probed_at_log_spaced_steps():
     measure = MeasureConfig(num_probes=4, probe_parts=2, probe_part_size=8)
-    assert walk(make_record(measure=measure)) == [1, 3, 8, 24]
-    assert walk(make_record("search", measure=measure)) == [24]
+    assert walk(make_trial(measure=measure)) == [1, 3, 8, 24]
+    assert walk(make_trial("search", measure=measure)) == [24]
 
 
 def test_a_target_is_looked_for_at_every_evaluation():
     target = {"target_metric": "eval/accuracy", "target_value": 0.6, "eval_every_epochs": 0.75}
-    record = make_record(**target)
-    assert walk(record) == [6, 12, 18, 24]
-    row = record.row(scores())
+    trial = make_trial(**target)
+    assert walk(trial) == [6, 12, 18, 24]
+    row = trial.row(scores())
     assert (row["steps_to_target"], row["examples_to_target"]) == (18, 18 * 128)
     assert row["evaluations"]["step"] == [6, 12, 18, 24]
 
@@ -76,9 +78,9 @@ def test_a_target_may_end_the_trial():
         "stop_at_target": True,
         "eval_every_steps": 10,
     }
-    record = make_record(**target)
-    assert walk(record) == [10, 20]
-    row = record.row(scores())
+    trial = make_trial(**target)
+    assert walk(trial) == [10, 20]
+    row = trial.row(scores())
     assert (row["steps"], row["steps_run"], row["examples_seen"], row["steps_to_target"]) == (
         24,
         20,
@@ -88,27 +90,27 @@ def test_a_target_may_end_the_trial():
 
 
 def test_a_target_that_is_not_reached_is_reported():
-    record = make_record(target_metric="eval/loss", target_value=0.5, eval_every_steps=50)
-    assert walk(record) == [24]
-    row = record.row(scores())
+    trial = make_trial(target_metric="eval/loss", target_value=0.5, eval_every_steps=50)
+    assert walk(trial) == [24]
+    row = trial.row(scores())
     assert (row["steps_to_target"], row["examples_to_target"]) == (None, None)
     assert "steps_to_target" not in make_finished().row(scores())
 
 
 def make_finished(**changes):
-    record = make_record(**changes)
-    walk(record)
-    return record
+    trial = make_trial(**changes)
+    walk(trial)
+    return trial
 
 
 def test_divergence_ends_a_trial_at_its_step():
     """Later steps of its batched program do not count."""
-    record = make_record()
+    trial = make_trial()
     losses = np.array([2.0, 2.1, np.inf, np.nan, 1.0], np.float32)
-    record.extend(losses, np.arange(5, dtype=np.float32))
-    assert record.ended
-    assert record.done == 3
-    row = record.row(scores(float("nan")))
+    trial.extend(losses, np.arange(5, dtype=np.float32))
+    assert trial.ended
+    assert trial.done == 3
+    row = trial.row(scores(float("nan")))
     assert (row["diverged"], row["divergence_step"], row["steps_run"]) == (True, 3, 3)
     assert (row["validation_loss"], row["last_epoch_loss"]) == (None, None)
     assert row["curve"]["train_loss"] == [2.0, pytest.approx(2.1), None]
@@ -127,9 +129,9 @@ def test_runs_of_one_length_keep_the_same_steps_wherever_they_end():
     target = {"target_metric": "eval/accuracy", "stop_at_target": True, "eval_every_steps": 10}
     curves = []
     for value in (110 / 24, 200 / 24, 999.0):
-        record = make_record(num_steps=300, target_value=value, **target)
-        walk(record)
-        curves.append(record.row(scores())["curve"])
+        trial = make_trial(num_steps=300, target_value=value, **target)
+        walk(trial)
+        curves.append(trial.row(scores())["curve"])
     assert [curve["step"][-1] for curve in curves] == [110, 200, 300]
     whole = curves[-1]["step"]
     assert len(whole) == 64

@@ -23,7 +23,7 @@ _CURVE_POINTS = 64
 
 
 @dataclasses.dataclass(eq=False)
-class Record:
+class RunningTrial:
     """What a trial has done so far.
 
     Attributes:
