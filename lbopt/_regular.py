@@ -21,12 +21,12 @@ def open_regular(path: str | os.PathLike[str], mode: str = "rb", **options: Any)
     """Open a file as `open` does, unless it is a FIFO, a socket or a device.
 
     Args:
-      path: the file, or a link to it.
-      mode: mode of `open`.
-      **options: other arguments of `open`, `encoding` for instance.
+      path: The file, or a link to it.
+      mode: Mode of `open`.
+      **options: Other arguments of `open`, `encoding` for instance.
 
     Raises:
-      OSError: if the file cannot be opened, or at once with errno EINVAL if it is not regular.
+      OSError: If the file cannot be opened, or at once with errno EINVAL if it is not regular.
     """
     return open(path, mode, opener=_opener, **options)
 
@@ -38,7 +38,7 @@ def read_regular(path: Any) -> bytes:
       path: `pathlib.Path`, or a path in a bucket.
 
     Raises:
-      OSError: if it cannot be read, or is not regular.
+      OSError: If it cannot be read, or is not regular.
     """
     if not isinstance(path, pathlib.Path):
         return path.read_bytes()

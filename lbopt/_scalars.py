@@ -62,14 +62,14 @@ def checked(
     """Return a number as a Python number; a traced one unchanged if that is allowed.
 
     Args:
-      argument: name of the argument, the field of the error.
-      value: number, or 0-d array of a number; must be finite in fp32.
-      wanted: the number that the error asks for, as a phrase.
-      fits: predicate on a finite number, True if it is acceptable.
-      traced: whether a traced scalar is accepted without looking at its number.
+      argument: Name of the argument, the field of the error.
+      value: Number, or 0-d array of a number; must be finite in fp32.
+      wanted: The number that the error asks for, as a phrase.
+      fits: Predicate on a finite number, True if it is acceptable.
+      traced: Whether a traced scalar is accepted without looking at its number.
 
     Raises:
-      UserError: if the value is no such number.
+      UserError: If the value is no such number.
 
     >>> checked("power", np.float32(2)), checked("rule", 0, "0 or 1", lambda n: n in (0, 1))
     (2.0, 0)
@@ -100,7 +100,10 @@ def in_fp32(value: Any) -> Any:
 
 def require_scalar(argument: str, value: Any) -> None:
     """Raise `UserError` unless a value is a number, or a real 0-d array of fp32 or wider."""
+    # Classes of scalars (np.float32) and arrays of other libraries have a dtype too.
     dtype = getattr(value, "dtype", None)
+    if isinstance(value, type) or not isinstance(dtype, np.dtype):
+        dtype = None
     if dtype is not None:
         _require_precise(argument, value, dtype)
     if is_number(value):
@@ -118,7 +121,7 @@ def _require_precise(argument: str, value: Any, dtype: Any) -> None:
             f"its dtype is {dtype}{why}; give a Python number or fp32, and to "
             "optax.inject_hyperparams hyperparam_dtype=jnp.float32"
         )
-        raise UserError(argument, value, fix)
+        raise UserError(argument, value, fix, code="type")
 
 
 def require_at_least(argument: str, value: Any, low: float) -> None:

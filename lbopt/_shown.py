@@ -14,8 +14,8 @@ def printable(text: str, keep: str = "") -> str:
     r"""Return text with escapes for control characters, direction marks and lone surrogates.
 
     Args:
-      text: any text.
-      keep: characters that stay as they are, a newline for instance.
+      text: Any text.
+      keep: Characters that stay as they are, a newline for instance.
 
     >>> printable("a\x1b[31mb\nc\u202e")
     'a\\x1b[31mb\\nc\\u202e'

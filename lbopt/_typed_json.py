@@ -43,7 +43,7 @@ def decode(data: bytes, kind: Any = Any) -> Any:
 
     Args:
       data: JSON in UTF-8. NaN and Infinity are numbers, as Python writes them.
-      kind: type of the data: a `TypedDict` or another type that msgspec knows. Fields that it does
+      kind: Type of the data: a `TypedDict` or another type that msgspec knows. Fields that it does
         not name are not checked.
 
     Returns:
@@ -51,7 +51,7 @@ def decode(data: bytes, kind: Any = Any) -> Any:
       name.
 
     Raises:
-      ValueError: if the data are not JSON of this type, or nested deeper than `DEEPEST`. The
+      ValueError: If the data are not JSON of this type, or nested deeper than `DEEPEST`. The
         message is one line that begins with the field.
 
     >>> decode(b'{"step": [1]}', dict[str, int])
@@ -68,7 +68,7 @@ def convert(data: Any, kind: type[_Kind]) -> _Kind:
     """Return JSON data as an instance of `kind`, a dataclass for instance.
 
     Raises:
-      ValueError: if a type differs. The message is one line that begins with the field.
+      ValueError: If a type differs. The message is one line that begins with the field.
     """
     try:
         return msgspec.convert(data, kind)
@@ -90,12 +90,12 @@ def read_file(file: Any, kind: Any = Any, most_bytes: int = MOST_BYTES) -> Any:
 
     Args:
       file: `pathlib.Path`, or a path in a bucket.
-      kind: type of the data, as for `decode`.
-      most_bytes: maximum size of the file.
+      kind: Type of the data, as for `decode`.
+      most_bytes: Maximum size of the file.
 
     Raises:
-      OSError: if it cannot be read, or is no regular file.
-      ValueError: if it is larger, or its content is not JSON of this type.
+      OSError: If it cannot be read, or is no regular file.
+      ValueError: If it is larger, or its content is not JSON of this type.
     """
     return decode(read_bytes(file, most_bytes), kind)
 
@@ -105,11 +105,11 @@ def read_bytes(file: Any, most_bytes: int) -> bytes:
 
     Args:
       file: `pathlib.Path`, or a path in a bucket.
-      most_bytes: maximum size of a file of this machine.
+      most_bytes: Maximum size of a file of this machine.
 
     Raises:
-      OSError: if it cannot be read, or is no regular file.
-      ValueError: if it is larger.
+      OSError: If it cannot be read, or is no regular file.
+      ValueError: If it is larger.
     """
     if not isinstance(file, pathlib.Path):
         return file.read_bytes().removeprefix(_BOM)
@@ -124,11 +124,11 @@ class Record(dict[str, Any]):
 
     Args:
       fields: name -> value.
-      place: the file and the place in it, the field of the error.
-      fix: end of the error's message, what to do.
+      place: The file and the place in it, the field of the error.
+      fix: End of the error's message, what to do.
 
     Raises:
-      EnvironmentProblem: by `record["name"]`, if it has no such field.
+      EnvironmentProblem: By `record["name"]`, if it has no such field.
     """
 
     __slots__ = ("fix", "place")

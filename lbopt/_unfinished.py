@@ -62,8 +62,8 @@ def remove(around: pathlib.Path, names: re.Pattern[str]) -> None:
     that it writes. It may not have the lock in the first minute, so young files stay.
 
     Args:
-      around: folder that is searched.
-      names: regular expression for the whole names of the files and folders to remove.
+      around: Folder that is searched.
+      names: Regular expression for the whole names of the files and folders to remove.
     """
     with contextlib.suppress(OSError):  # leftovers do no harm
         for entry in list(around.iterdir()):

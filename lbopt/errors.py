@@ -48,11 +48,11 @@ class LboptError(Exception):
     """An error that is not a bug: a field, its value, and what to do, in one line.
 
     Attributes:
-      field: the parameter, config field, flag, file or leaf at fault; None for none of them.
-      value: its value; `NO_VALUE` if the line does not show one.
-      reason: the fault and its fix. Names in `also` stand in it in braces.
-      code: the kind of fault.
-      also: other fields that the reason mentions: their names in braces there -> where they stand.
+      field: The parameter, config field, flag, file or leaf at fault; None for none of them.
+      value: Its value; `NO_VALUE` if the line does not show one.
+      reason: The fault and its fix. Names in `also` stand in it in braces.
+      code: The kind of fault.
+      also: Other fields that the reason mentions: their names in braces there -> where they stand.
 
     >>> print(UserError("rank", 0, "give a number >= 1"))
     rank = 0: give a number >= 1
@@ -115,10 +115,11 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
     (`params/dense/kernel`) keep their names.
 
     Args:
-      prefix: the place of the fields, "config.aggregator" for instance; "" for none. A prefix that
+      prefix: The place of the fields, "config.aggregator" for instance; "" for none. A prefix that
         ends in a blank is put before the name as it is: "config.json: ".
-      only: the fields that stand at the prefix, all if None; others keep their names.
-      **places: fields, or dotted beginnings of their names, that stand elsewhere.
+      only: The fields that stand at the prefix, all if None; others keep their names.
+      **places: Fields, or first parts of their names (before `.`, `[` or `/`), that stand
+        elsewhere.
 
     >>> with under("config.aggregator", rank="config.model.rank"):
     ...     raise UserError("rank", 0, "give a number >= {least}", also=["least"])
@@ -126,12 +127,12 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
     lbopt.errors.UserError: config.model.rank = 0: give a number >= config.aggregator.least
     """
 
-    def moved(name: str) -> str:
+    def moved(name: str, prefix: str = prefix) -> str:
         head = name
         while head:
             if head in places:
                 return places[head] + name[len(head) :]
-            head = head[: max(head.rfind("."), head.rfind("["), 0)]
+            head = head[: max(0, *(head.rfind(end) for end in ".[/"))]
         first = re.split(r"[.\[]", name)[0]
         known = first.isidentifier() and "/" not in name
         if not known or (only is not None and first not in only):
@@ -143,7 +144,9 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
     except LboptError as error:
         if error.field is not None:
             error.field = moved(error.field)
-        error.also = {name: moved(shown) for name, shown in error.also.items()}
+        # The place of the whole line ("config.json: ") stands once, at its beginning.
+        before_also = "" if prefix.endswith(" ") else prefix
+        error.also = {name: moved(shown, before_also) for name, shown in error.also.items()}
         raise
 
 

@@ -22,7 +22,7 @@ def softmax_cross_entropy(
     Args:
       logits: [batch, classes], or with more leading axes.
       labels: [batch] int class indices.
-      label_smoothing: amount e in [0, 1). The target is 1 - e on the right class, and e spread over
+      label_smoothing: Amount e in [0, 1). The target is 1 - e on the right class, and e spread over
         classes by the rule.
       smoothing_rule: "all_classes" adds e / C to each of C classes, the right one too (Szegedy et
         al., arXiv:1512.00567v3, section 7; TensorFlow and MLPerf). "other_classes" gives
@@ -33,7 +33,7 @@ def softmax_cross_entropy(
       The losses, [batch] fp32, shaped like the labels.
 
     Raises:
-      UserError: for an unknown rule.
+      UserError: For an unknown rule.
 
     >>> import jax.numpy as jnp
     >>> [round(float(loss), 4) for loss in softmax_cross_entropy(jnp.zeros((1, 4)), jnp.array([2]))]
@@ -59,8 +59,8 @@ def l2_penalty(params: types.Params, weight: float) -> jax.Array:
     variables with "batch_normalization" in their names.
 
     Args:
-      params: the parameters.
-      weight: coefficient of the penalty.
+      params: The parameters.
+      weight: Coefficient of the penalty.
 
     Returns:
       An fp32 scalar.

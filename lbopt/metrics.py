@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,7 +23,7 @@ def summed(values: jax.Array, mask: jax.Array | None = None) -> tuple[jax.Array,
         they are NaN.
 
     Raises:
-      UserError: for complex values, whose imaginary part fp32 would drop.
+      UserError: For complex values, whose imaginary part fp32 would drop.
     """
     if jnp.iscomplexobj(values):
         fix = f"its dtype is {values.dtype}; give real values, jnp.abs(values) for instance"
@@ -79,10 +80,10 @@ def means(batches: Iterable[types.Metrics]) -> dict[str, float]:
     division.
 
     Args:
-      batches: metrics of batches, which need not have the same names.
+      batches: Metrics of batches, which need not have the same names.
 
     Raises:
-      UserError: for a metric that is no pair of real numbers.
+      UserError: For a metric that is no pair of real numbers.
 
     >>> means([{"accuracy": (3.0, 4.0)}, {"accuracy": (1.0, 1.0)}])
     {'accuracy': 0.8}
@@ -93,8 +94,7 @@ def means(batches: Iterable[types.Metrics]) -> dict[str, float]:
     for batch in batches:
         for name, pair in batch.items():
             _check_pair(name, pair)
-            numbers = np.asarray([float(number) for number in pair])
-            totals[name] = totals.get(name, np.zeros(2)) + numbers
+            totals[name] = totals.get(name, np.zeros(2)) + [float(number) for number in pair]
     return {name: _finish(name, float(total / count)) for name, (total, count) in totals.items()}
 
 
@@ -104,10 +104,26 @@ def _check_pair(name: str, pair: Any) -> None:
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
         fix = f"a {type(pair).__name__}; give (sum over examples, number of examples)"
         raise UserError(field, reason=fix, code="type")
-    if any(np.shape(number) or np.iscomplexobj(number) for number in pair):
-        kinds = [f"{np.asarray(number).dtype}{list(np.shape(number))}" for number in pair]
+    if not all(_is_real(number) for number in pair):
+        kinds = [
+            f"{number.dtype}{list(number.shape)}"
+            if hasattr(number, "dtype")
+            else type(number).__name__
+            for number in pair
+        ]
         fix = f"{' and '.join(kinds)}; give two real numbers, and each metric a name of its own"
         raise UserError(field, reason=fix, code="type")
+
+
+def _is_real(number: Any) -> bool:
+    """Return whether a value is a number, or a 0-d array, that is real."""
+    if isinstance(number, numbers.Real):
+        return True
+    dtype = getattr(number, "dtype", None)
+    if not isinstance(dtype, np.dtype) or np.shape(number):
+        return False
+    is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+    return dtype == np.bool_ or (jnp.issubdtype(dtype, jnp.number) and not is_complex)
 
 
 def _finish(name: str, mean: float) -> float:

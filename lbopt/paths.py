@@ -43,11 +43,11 @@ def local(path: GivenPath, field: str) -> pathlib.Path:
     """Return a path of this machine, with a `~` at its beginning expanded.
 
     Args:
-      path: path from the user.
-      field: flag, field or argument that holds it, for the error.
+      path: Path from the user.
+      field: Flag, field or argument that holds it, for the error.
 
     Raises:
-      UserError: if it is an address, contains a null character, is too long or too deep, or begins
+      UserError: If it is an address, contains a null character, is too long or too deep, or begins
         with the home folder of an unknown user.
     """
     text = os.fspath(path)
@@ -75,11 +75,11 @@ def local_or_bucket(path: GivenPath, field: str) -> str:
     """Return a path of this machine unchanged, or gs://BUCKET/FOLDER without slashes at its end.
 
     Args:
-      path: path or address from the user.
-      field: flag, field or argument that holds it, for the error.
+      path: Path or address from the user.
+      field: Flag, field or argument that holds it, for the error.
 
     Raises:
-      UserError: if it is another address, or a path that `local` refuses.
+      UserError: If it is another address, or a path that `local` refuses.
 
     >>> local_or_bucket("gs://bucket/runs/one/", "--workdir")
     'gs://bucket/runs/one'
@@ -98,13 +98,13 @@ def of_user(environ: Mapping[str, str], variable: str, below_home: str) -> pathl
     """Return a folder of the user, as the XDG Base Directory Specification 0.8 defines it.
 
     Args:
-      environ: environment variables, `os.environ`.
-      variable: name of the variable, `XDG_CACHE_HOME` for instance. It is ignored if its path is
+      environ: Environment variables, `os.environ`.
+      variable: Name of the variable, `XDG_CACHE_HOME` for instance. It is ignored if its path is
         relative.
-      below_home: path below the home folder, used if the variable is not set.
+      below_home: Path below the home folder, used if the variable is not set.
 
     Raises:
-      FileNotFoundError: if the user has no home folder.
+      FileNotFoundError: If the user has no home folder.
 
     >>> of_user({"XDG_CACHE_HOME": "/cache"}, "XDG_CACHE_HOME", ".cache").as_posix()
     '/cache'
@@ -122,11 +122,11 @@ def writable(path: GivenPath, field: str) -> pathlib.Path:
     """Return the path of a file that can be written; call it before the work that fills the file.
 
     Args:
-      path: path from the user.
-      field: flag that holds it, for the error.
+      path: Path from the user.
+      field: Flag that holds it, for the error.
 
     Raises:
-      UserError: if `local` refuses the path, or the file cannot be written.
+      UserError: If `local` refuses the path, or the file cannot be written.
     """
     file = local(path, field)
     real = os.path.realpath(file)  # the target of a link may not exist yet

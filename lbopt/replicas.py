@@ -30,14 +30,14 @@ class Replicas:
     """The data-parallel replicas of the program being traced.
 
     Attributes:
-      count: number of replicas that share the global batch.
-      axis_name: mapped axis if the function sees the shard of one replica (`pmap`); None if it sees
+      count: Number of replicas that share the global batch.
+      axis_name: Mapped axis if the function sees the shard of one replica (`pmap`); None if it sees
         the whole global batch (`jit`).
       grid: (rows, columns) of the torus, with replica r at (r // columns, r % columns); None if
         there is no torus.
-      own_keys: whether each replica has a random key of its own, instead of one for the global
+      own_keys: Whether each replica has a random key of its own, instead of one for the global
         batch.
-      rows: number of replicas that each of the `count` simulates by running them sequentially; the
+      rows: Number of replicas that each of the `count` simulates by running them sequentially; the
         function sees one at a time.
     """
 
@@ -88,7 +88,7 @@ def example_numbers(num_examples: int) -> jax.Array:
     each has a key of its own.
 
     Args:
-      num_examples: number of examples that the function sees.
+      num_examples: Number of examples that the function sees.
 
     Returns:
       [num_examples] int32.

@@ -22,7 +22,7 @@ class LayerAxes(int):
     """How many axes of a leaf count layers, and which axes.
 
     Attributes:
-      axes: the axes, ascending; 0, 1, ... if only their number is given. Negative axes count from
+      axes: The axes, ascending; 0, 1, ... if only their number is given. Negative axes count from
         the end; `resolve_stacked` makes them positive.
     """
 
@@ -63,8 +63,8 @@ class StackedPaths:
 
     Attributes:
       found: path -> its axes of layers, from metadata; None for one from patterns.
-      patterns: regular expressions, searched in the path.
-      axes: axes of layers of the leaves whose path matches a pattern.
+      patterns: Regular expressions, searched in the path.
+      axes: Axes of layers of the leaves whose path matches a pattern.
     """
 
     found: Mapping[str, LayerAxes] | None
@@ -134,8 +134,8 @@ def stacked_paths(*patterns: str, axis: int = 0) -> StackedPaths:
     r"""Return a predicate: leaves whose path matches a regular expression are stacks of layers.
 
     Args:
-      *patterns: regular expressions, searched (`re.search`) in the full path.
-      axis: axis that counts layers. It is 1 for `nn.scan(..., variable_axes={"params": 1})`, the
+      *patterns: Regular expressions, searched (`re.search`) in the full path.
+      axis: Axis that counts layers. It is 1 for `nn.scan(..., variable_axes={"params": 1})`, the
         default of MaxText; -1 is the last axis of each leaf.
 
     Returns:
@@ -143,7 +143,7 @@ def stacked_paths(*patterns: str, axis: int = 0) -> StackedPaths:
       the same number of layers.
 
     Raises:
-      UserError: without a pattern, for one that is no regular expression, or an axis that is no
+      UserError: Without a pattern, for one that is no regular expression, or an axis that is no
         whole number.
 
     >>> stacked_paths(r"encoder/layers/")("encoder/layers/Dense_0/kernel", None)
@@ -159,15 +159,15 @@ def stacked_from_metadata(boxed: types.PyTree, axis_name: str = "layers") -> Sta
     """Read from a model's own metadata which leaves are stacks of layers, and along which axis.
 
     Args:
-      boxed: parameters as the model initialises them, with partitioning metadata. Leaves with the
+      boxed: Parameters as the model initialises them, with partitioning metadata. Leaves with the
         axis `axis_name` are stacks, whether they are boxes with `names` (`flax.linen.Partitioned`,
         made by `nn.scan(..., metadata_params={nn.PARTITION_NAME: "layers"})`) or variables of Flax
         NNX with `out_sharding` (`nnx.vmap(..., transform_metadata={nnx.PARTITION_NAME:
         "layers"})`). Other leaves are no stacks.
-      axis_name: name of the axis that counts layers.
+      axis_name: Name of the axis that counts layers.
 
     Raises:
-      UserError: if no leaf has such an axis, or if Flax wrote its name in the wrong place.
+      UserError: If no leaf has such an axis, or if Flax wrote its name in the wrong place.
     """
     found: dict[str, LayerAxes] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -224,10 +224,10 @@ def resolve_stacked(stacked: types.Stacked, params: types.Params) -> types.PyTre
     Args:
       stacked: None (no stacks); a predicate (path, leaf) -> bool, number of leading layer axes or
         `LayerAxes`; or a pytree of such values.
-      params: the parameters.
+      params: The parameters.
 
     Raises:
-      UserError: if a leaf lacks the axis, if nothing is stacked, or if a value is of another type.
+      UserError: If a leaf lacks the axis, if nothing is stacked, or if a value is of another type.
     """
     if stacked is None:
         return jax.tree.map(lambda _: LayerAxes(0), params)
@@ -280,12 +280,12 @@ def leading(stacked: types.Stacked, params: types.Params, needs: str) -> list[in
     """Return the number of leading layer axes of each leaf, in leaf order.
 
     Args:
-      stacked: which leaves are stacks of layers, in the form that `resolve_stacked` takes.
-      params: the parameters.
-      needs: name of the algorithm that takes layers along leading axes only, for the error.
+      stacked: Which leaves are stacks of layers, in the form that `resolve_stacked` takes.
+      params: The parameters.
+      needs: Name of the algorithm that takes layers along leading axes only, for the error.
 
     Raises:
-      UserError: as `resolve_stacked`, or if another axis stands before those of a leaf's layers.
+      UserError: As `resolve_stacked`, or if another axis stands before those of a leaf's layers.
     """
     found = tree.by_name(resolve_stacked(stacked, params))
     for name, axes in found.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -76,20 +77,29 @@ def check_takes(fn: Callable[..., Any], number: int, argument: str, does: str) -
     """Raise `UserError` unless a function can be called with this number of arguments.
 
     Args:
-      fn: the function.
-      number: how many positional arguments it gets.
-      argument: name of the argument that the function was given for.
-      does: end of the sentence "give a function that takes ...", for the message.
+      fn: The function.
+      number: How many positional arguments it gets.
+      argument: Name of the argument that the function was given for.
+      does: End of the sentence "give a function that takes ...", for the message.
     """
     try:
-        signature = inspect.signature(fn)
-    except ValueError:  # some functions written in C have no signature
-        return
-    try:
-        signature.bind(*range(number))
-    except TypeError as error:
+        inspect.signature(fn).bind(*range(number))
+    except (TypeError, ValueError) as error:
+        # Some functions written in C have no signature. Nor has a partial whose arguments do not
+        # fit its function.
+        in_c = fn.func if isinstance(fn, functools.partial) else fn
+        if isinstance(error, ValueError) and not _has_signature(in_c):
+            return
         fix = f"give a function that takes {does}"
         raise UserError(argument, fn, fix, code="type") from error
+
+
+def _has_signature(fn: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(fn)
+    except ValueError:
+        return False
+    return True
 
 
 def spread(given: types.PyTree, params: types.Params, argument: str) -> types.PyTree:
@@ -100,12 +110,12 @@ def spread(given: types.PyTree, params: types.Params, argument: str) -> types.Py
     (None, `optax.MaskedNode`).
 
     Args:
-      given: the values.
-      params: the parameters.
-      argument: name of the argument that `given` is, for the error.
+      given: The values.
+      params: The parameters.
+      argument: Name of the argument that `given` is, for the error.
 
     Raises:
-      UserError: if a leaf gets no value, or a value belongs to no leaf.
+      UserError: If a leaf gets no value, or a value belongs to no leaf.
 
     >>> params = {"body": {"bias": 0, "kernel": 0}, "head": {"bias": 0}}
     >>> spread({"body": True, "head": {"bias": False}}, params, "mask")
@@ -194,8 +204,8 @@ def check_inexact(leaves: types.PyTree, argument: str) -> None:
     """Raise `UserError` for the first leaf that is no floating-point or complex array.
 
     Args:
-      leaves: any pytree.
-      argument: name of the argument that it is; the error's field is `argument/path/of/leaf`.
+      leaves: Any pytree.
+      argument: Name of the argument that it is; the error's field is `argument/path/of/leaf`.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(leaves):
         name = path_name(path)
@@ -216,7 +226,7 @@ def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     """Return the patterns, all of which must be regular expressions.
 
     Raises:
-      UserError: if there is none, or one is no regular expression.
+      UserError: If there is none, or one is no regular expression.
     """
     if not patterns:
         fix = "give at least one regular expression"
@@ -256,9 +266,9 @@ def square_norm(
     """Return the sum of squares (of |x|^2 for complex numbers), in fp32 or wider.
 
     Args:
-      x: array of any shape and dtype.
-      layer_axes: axes that count layers; they are kept, with one sum per layer.
-      axis_name: inside `shard_map`, the mapped axis or axes over which `x` is split; sums are taken
+      x: Array of any shape and dtype.
+      layer_axes: Axes that count layers; they are kept, with one sum per layer.
+      axis_name: Inside `shard_map`, the mapped axis or axes over which `x` is split; sums are taken
         over them too.
 
     Returns:
@@ -293,8 +303,8 @@ class Squares(NamedTuple):
     underflow is below 2^-28 of the norm.
 
     Attributes:
-      up: sum of |2^48 x|^2, fp32 or wider.
-      down: sum of |2^-50 x|^2, of the same shape and dtype.
+      up: Sum of |2^48 x|^2, fp32 or wider.
+      down: Sum of |2^-50 x|^2, of the same shape and dtype.
     """
 
     up: jax.Array

@@ -1,6 +1,7 @@
 import pickle
 
 import pytest
+from refusal import refused
 
 from lbopt import errors
 from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError
@@ -28,6 +29,14 @@ def test_prefixes_nest_and_renamed_fields_keep_what_comes_after_the_dot():
     assert found.code == "conflict"
 
 
+@pytest.mark.parametrize("rest", ["", ".0", "[0]", "/dense/bias", "/layers.0/w[1]"])
+def test_a_renamed_field_keeps_the_place_inside_it(rest):
+    for name, expected in (("mask", "weight_decay_mask"), ("params/mask", "params/mask")):
+        error = UserError(f"{name}{rest}", reason="mend it")
+        found = raised(errors.under("", mask="weight_decay_mask"), error=error)
+        assert found.field == f"{expected}{rest}"
+
+
 @pytest.mark.parametrize("field", ["--workdir", "params/dense/kernel", "batch", None])
 def test_what_is_no_field_of_the_caller_keeps_its_name(field):
     found = raised(errors.under("config", {"rank"}), error=UserError(field, reason="mend it"))
@@ -40,6 +49,15 @@ def test_an_error_survives_a_pickle(kind):
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error) == "rank: give other"
     assert (copy.field, copy.value, copy.code) == ("rank", NO_VALUE, "missing")
+
+
+def test_the_place_of_a_line_stands_once():
+    with (
+        refused("recipe.py: config.nesterov", True, "unused") as caught,
+        errors.under("recipe.py: "),
+    ):
+        raise UserError("config.nesterov", True, "see {name}", code="unused", also=["name"])
+    assert str(caught.value) == "recipe.py: config.nesterov = True: see name"
 
 
 def test_braces_of_a_value_are_text():

@@ -257,23 +257,29 @@ def test_resolve_mask_of_an_empty_tree():
 
 
 @pytest.mark.parametrize(
-    ("mask", "field", "code"),
+    ("mask", "field", "code", "fact"),
     [
-        ({"dense": {"kernel": False, "bias": False}}, "my_mask", "value"),
-        (lambda params: jax.tree.map(lambda _: False, params), "my_mask", "value"),
-        ({"dense": {"kernel": True}}, "my_mask", "type"),
-        ({"dense": {"kernel": True, "bias": 1}}, "my_mask/dense/bias", "type"),
-        ([True, True], "my_mask", "type"),
-        (nnx.PathContains("kernel"), "my_mask", "type"),
-        (PARAMS, "my_mask/dense/bias", "type"),
-        ({"dense": True, "head": True}, "my_mask", "type"),
-        ({"dense": {"kernel": {"a": True}, "bias": True}}, "my_mask", "type"),
-        ({"dense": {"kernel": None, "bias": True}}, "my_mask", "type"),
+        ({"dense": {"kernel": False, "bias": False}}, "my_mask", "value", "none of the 2"),
+        (lambda params: jax.tree.map(lambda _: False, params), "my_mask", "value", "none of the 2"),
+        ({"dense": {"kernel": True}}, "my_mask", "type", " at dense/bias;"),
+        ({"dense": {"kernel": True, "bias": 1}}, "my_mask/dense/bias", "type", ""),
+        ([True, True], "my_mask", "type", " at 0, 1, dense/bias, dense/kernel;"),
+        (nnx.PathContains("kernel"), "my_mask", "type", "a function"),
+        (PARAMS, "my_mask/dense/bias", "type", ""),
+        ({"dense": True, "head": True}, "my_mask", "type", " at head;"),
+        (
+            {"dense": {"kernel": {"a": True}, "bias": True}},
+            "my_mask",
+            "type",
+            " at dense/kernel, dense/kernel/a;",
+        ),
+        ({"dense": {"kernel": None, "bias": True}}, "my_mask", "type", " at dense/kernel;"),
     ],
 )
-def test_resolve_mask_refuses(mask, field, code):
-    with refused(field, code=code):
+def test_resolve_mask_refuses(mask, field, code, fact):
+    with refused(field, code=code) as caught:
         masks.resolve_mask(mask, PARAMS, "my_mask")
+    assert fact in caught.value.reason
 
 
 STACKED = {
@@ -395,6 +401,7 @@ def test_masks_combine(mask, shown, expected):
     assert chosen_by(~mask) == set(tree.leaf_names(NET)) - expected
     assert repr(mask) == shown
     assert ~~mask == mask
+    assert isinstance(mask, (masks.CombinedMask, masks.RoleMask))
     assert hash(~~mask) == hash(mask)
     decayed = optax.add_decayed_weights(0.5, mask)  # Optax accepts the mask unchanged
     updates, _ = decayed.update(NET, decayed.init(NET), jax.tree.map(np.ones_like, NET))
@@ -439,6 +446,11 @@ def test_a_config_lists_what_is_left_out_of_a_default():
         masks.without("^ln/", default={"stem": True})
 
 
+def test_kinds_of_masks_are_public():
+    assert isinstance(STEM, masks.PathMask)
+    assert isinstance((WEIGHTS & is_vector).masks[1], masks.FunctionMask)
+
+
 def test_excluding_is_selecting_the_others():
     assert (
         lbopt.exclude_roles("norm", "bias", "vector")
@@ -449,23 +461,39 @@ def test_excluding_is_selecting_the_others():
 
 
 @pytest.mark.parametrize(
-    ("mask", "field", "code"),
+    ("mask", "field", "code", "fact"),
     [
-        (lambda: lbopt.select_paths(r"kernel", r"attention")(NET), "mask", "value"),
-        (lambda: lbopt.exclude_paths(r"BatchNorm")(NET), "mask", "value"),
-        (lambda: lbopt.select_paths(r".")(NET), "mask", "value"),
-        (lambda: lbopt.exclude_paths(r".")(NET), "mask", "value"),
-        (lambda: lbopt.select_paths(), "patterns", "missing"),
-        (lambda: lbopt.select_paths("("), "pattern", "value"),
-        (lambda: lbopt.select_paths(b"kernel"), "pattern", "value"),
-        (lambda: lbopt.select_roles("weights"), "roles", "choice"),
-        (lambda: lbopt.exclude_roles("bias", "norm", "vector", "weight"), "roles", "choice"),
-        (lambda: masks.resolve_mask("kernel", NET, "my_mask"), "my_mask", "type"),
+        (
+            lambda: lbopt.select_paths(r"kernel", r"attention")(NET),
+            "mask",
+            "value",
+            "'attention' matches none of the 5",
+        ),
+        (
+            lambda: lbopt.exclude_paths(r"BatchNorm")(NET),
+            "mask",
+            "value",
+            "'BatchNorm' matches none of the 5",
+        ),
+        (lambda: lbopt.select_paths(r".")(NET), "mask", "value", "selects every"),
+        (lambda: lbopt.exclude_paths(r".")(NET), "mask", "value", "selects no "),
+        (lambda: lbopt.select_paths(), "patterns", "missing", ""),
+        (lambda: lbopt.select_paths("("), "pattern", "value", ""),
+        (lambda: lbopt.select_paths(b"kernel"), "pattern", "value", ""),
+        (lambda: lbopt.select_roles("weights"), "roles", "choice", "vector, weight"),
+        (lambda: lbopt.exclude_roles("bias", "norm", "vector", "weight"), "roles", "choice", ""),
+        (
+            lambda: masks.resolve_mask("kernel", NET, "my_mask"),
+            "my_mask",
+            "type",
+            "lbopt.select_paths('kernel')",
+        ),
     ],
 )
-def test_masks_refuse(mask, field, code):
-    with refused(field, code=code):
+def test_masks_refuse(mask, field, code, fact):
+    with refused(field, code=code) as caught:
         mask()
+    assert fact in caught.value.reason
 
 
 def role_names(names):

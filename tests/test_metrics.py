@@ -1,5 +1,7 @@
 """Metric sums and losses against float64 NumPy."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -214,6 +216,22 @@ def test_means_takes_metrics_that_only_some_batches_have():
 def test_complex_numbers_and_arrays_are_no_metrics():
     with refused("values", code="type"):
         metrics.summed(jnp.array([3 + 4j]))
-    for total in (jnp.asarray(3 + 4j), np.ones(3, np.float32)):
-        with refused("metrics/a", code="type"):
+    for total, kind in (
+        (jnp.asarray(3 + 4j), "complex64[]"),
+        (np.ones(3, np.float32), "float32[3]"),
+        (1j, "complex"),
+        ("x", "str"),
+        (None, "NoneType"),
+        ([1, [2, 3]], "list"),
+        (jax.random.key(0), "key<fry>[]"),
+    ):
+        with refused("metrics/a", code="type") as caught:
             metrics.means([{"a": (total, 3)}])
+        assert f"{kind} and int;" in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    "one", [True, np.True_, 1, np.int8(1), Fraction(1), jnp.bfloat16(1), np.ones(())]
+)
+def test_real_numbers_of_every_kind_are_metrics(one):
+    assert metrics.means([{"a": (one, 2)}]) == {"a": 0.5}

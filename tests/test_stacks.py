@@ -40,23 +40,24 @@ def test_resolve_stacked(stacked, expected):
 
 
 @pytest.mark.parametrize(
-    ("stacked", "field", "code"),
+    ("stacked", "field", "code", "fact"),
     [
-        (lambda name, leaf: True, "stacked/head/scale", "value"),
-        (lambda name, leaf: 3 * (name == "layers/bias"), "stacked/layers/bias", "value"),
-        (lambda name, leaf: "yes", "stacked/head/kernel", "type"),
-        (lambda name, leaf: -1, "stacked/head/kernel", "type"),
-        (lbopt.stacked_paths("encoder"), "stacked", "value"),
-        ({"layers": True}, "stacked", "type"),
-        (lbopt.stacked_paths("^layers/", "^blocks/"), "stacked", "value"),
-        (lambda name, leaf: None, "stacked/head/kernel", "type"),
-        (lambda params: True, "stacked", "type"),
-        (lambda name, leaf: stacks.LayerAxes((-3,)), "stacked/head/kernel", "value"),
+        (lambda name, leaf: True, "stacked/head/scale", "value", "shape ()"),
+        (lambda name, leaf: 3 * (name == "layers/bias"), "stacked/layers/bias", "value", "(3, 4)"),
+        (lambda name, leaf: "yes", "stacked/head/kernel", "type", ""),
+        (lambda name, leaf: -1, "stacked/head/kernel", "type", ""),
+        (lbopt.stacked_paths("encoder"), "stacked", "value", "head/kernel, "),
+        ({"layers": True}, "stacked", "type", " at head/kernel, head/scale;"),
+        (lbopt.stacked_paths("^layers/", "^blocks/"), "stacked", "value", "'^blocks/'"),
+        (lambda name, leaf: None, "stacked/head/kernel", "type", ""),
+        (lambda params: True, "stacked", "type", "a function"),
+        (lambda name, leaf: stacks.LayerAxes((-3,)), "stacked/head/kernel", "value", "(4, 2)"),
     ],
 )
-def test_resolve_stacked_refuses(stacked, field, code):
-    with refused(field, code=code):
+def test_resolve_stacked_refuses(stacked, field, code, fact):
+    with refused(field, code=code) as caught:
         stacks.resolve_stacked(stacked, PARAMS)
+    assert fact in caught.value.reason
 
 
 class Layer(nn.Module):
@@ -118,8 +119,9 @@ def test_names_that_flax_wrote_before_the_last_axis_are_refused():
         return boxes
 
     for shapes in ([(4, 4), (4,)], [(4, 5), (5, 4)]):
-        with refused("axis_name", "layers", "value"):
+        with refused("axis_name", "layers", "value") as caught:
             lbopt.stacked_from_metadata(boxed(-1, *shapes))
+        assert "axis=-1)" in caught.value.reason
         for axis in (0, 1):
             stacked = lbopt.stacked_from_metadata(boxed(axis, *shapes))
             assert {axes.axes for axes in stacked.found.values()} == {(axis,)}
@@ -185,8 +187,10 @@ def test_the_axis_of_the_layers_is_checked():
     with refused("axis", True, "type"):
         lbopt.stacked_paths("^layers/", axis=True)
     disagree = {"layers": {"kernel": np.zeros((2, 3, 4)), "bias": np.zeros((4, 3))}}
-    with refused("stacked", FIRST, "mismatch"):
+    with refused("stacked", FIRST, "mismatch") as caught:
         stacks.resolve_stacked(FIRST, disagree)
+    for fact in ("4 at 'layers/bias'", "2 at 'layers/kernel'", "axis=1)"):
+        assert fact in caught.value.reason
     several = {
         "encoder": {"layers": {"kernel": np.zeros((2, 3))}},
         "decoder": {"layers": {"kernel": np.zeros((6, 3))}},

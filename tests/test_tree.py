@@ -1,5 +1,7 @@
 """Names and norms of trees."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from refusal import refused
 
 from lbopt import masks, tree
 
@@ -137,3 +140,64 @@ def test_the_inside_of_a_box_has_the_name_of_the_box():
     assert jax.tree.leaves(chosen) == [False, True]
     attention = {"attention": {"value": {"bias": 0, "kernel": 1}}}
     assert tree.leaf_names(attention) == ["attention/value/bias", "attention/value/kernel"]
+
+
+class Unreadable:
+    """A callable whose signature cannot be read."""
+
+    __signature__ = "(params)"
+
+    def __call__(self, params):
+        return params
+
+
+def takes_two(params, state):
+    return params, state
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        takes_two,
+        functools.partial(takes_two, 1, 2, 3),
+        functools.partial(takes_two, other=1),
+        functools.partial(takes_two, 1, params=2),
+        lambda: None,
+        Unreadable(),
+    ],
+)
+def test_a_function_of_other_arguments_is_refused(fn):
+    with refused("mask", fn, "type"):
+        tree.check_takes(fn, 1, "mask", "the parameters")
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        functools.partial(takes_two, 1),
+        functools.partial(takes_two, state=1),
+        lambda *args: args,
+        getattr,
+        max,
+        functools.partial(max, 1),
+    ],
+)
+def test_a_function_of_these_arguments_or_without_a_signature_is_taken(fn):
+    tree.check_takes(fn, 1, "mask", "the parameters")
+
+
+@pytest.mark.parametrize(
+    ("given", "places"),
+    [
+        ({"a": 1}, "b/c"),
+        ({"a": 1, "b": {"c": 1, "d": 1}}, "b/d"),
+        ({"a": 1, "b": [1]}, "b/0, b/c"),
+        ({"a": 1, "b": (), "x": 1, "y": 1, "z": 1}, "b/c, x, y, z"),
+    ],
+)
+def test_a_refusal_of_a_structure_names_the_leaves_that_differ(given, places):
+    params = {"a": 1, "b": {"c": 1}}
+    for check in (tree.check_structure, tree.spread):
+        with refused("updates", code="type") as caught:
+            check(given, params, "updates")
+        assert f" at {places};" in caught.value.reason

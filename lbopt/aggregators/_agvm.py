@@ -69,20 +69,20 @@ def agvm(
     by one all-reduce of the sum and the difference of the halves.
 
     Args:
-      labels: module of each parameter, the same as those of `lbopt.scale_by_agvm`.
-      anchor: name of the module that the others are compared with, a detector's backbone for
+      labels: Module of each parameter, the same as those of `lbopt.scale_by_agvm`.
+      anchor: Name of the module that the others are compared with, a detector's backbone for
         instance.
-      interval: number of steps between measurements, >= 1.
-      start: first step that may measure and scale, the end of the warmup for instance; >= 0.
-      stop: last step that may measure and scale; None for no end.
-      alpha: decay rate of the running mean, in [0, 1]; 1 never leaves mu = 1.
+      interval: Number of steps between measurements, >= 1.
+      start: First step that may measure and scale, the end of the warmup for instance; >= 0.
+      stop: Last step that may measure and scale; None for no end.
+      alpha: Decay rate of the running mean, in [0, 1]; 1 never leaves mu = 1.
       clip: (low, high) for the quotient, inside the root; None for no bounds.
-      eps: constant > 0 added to both sides of the quotient.
-      adam_b2: decay rate of the second moment, for optimizers of Adam's family. Instead of
+      eps: Constant > 0 added to both sides of the quotient.
+      adam_b2: Decay rate of the second moment, for optimizers of Adam's family. Instead of
         gradients it compares a / (sqrt(v') + adam_eps), with
         v' = adam_b2 v + (1 - adam_b2) (a / R)^2 and the optimizer's second moment v. None compares
         gradients.
-      adam_eps: constant >= 0 in that quotient.
+      adam_eps: Constant >= 0 in that quotient.
 
     Returns:
       An `Aggregator` for an even number of replicas, which passes `agvm_scale`, `agvm_phi` and
@@ -90,7 +90,7 @@ def agvm(
       takes a trust ratio after it.
 
     Raises:
-      UserError: for an argument that is out of range; by its `init`, for an odd number of replicas,
+      UserError: For an argument that is out of range; by its `init`, for an odd number of replicas,
         an anchor that is no module, or labels that do not fit the parameters.
 
     Note:
@@ -267,8 +267,8 @@ def _links(state: Any, like_params: Any) -> list[type]:
     """Return the types of the states in a chain in order, each wrapper before its inner states.
 
     Args:
-      state: state of an optimizer, or a part of it.
-      like_params: structure of the parameters. A part of a state that has it, a moment or a sum of
+      state: State of an optimizer, or a part of it.
+      like_params: Structure of the parameters. A part of a state that has it, a moment or a sum of
         gradients, is no link.
     """
     inner = functools.partial(_links, like_params=like_params)

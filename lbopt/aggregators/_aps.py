@@ -46,15 +46,15 @@ def aps(
     and an all-gather sends the rounded sum to all. A format of less than 8 bits still takes 8.
 
     Args:
-      exponent_bits: bits of the exponent, 2 to 8.
-      mantissa_bits: bits of the mantissa, 0 to 23; (8, 23) rounds nothing.
+      exponent_bits: Bits of the exponent, 2 to 8.
+      mantissa_bits: Bits of the mantissa, 0 to 23; (8, 23) rounds nothing.
       accumulate: "fp32" rounds the sum once; "same" rounds every partial sum; "kahan" does so with
         Kahan's compensation, each of whose operations is rounded.
-      shift: whether layers are shifted; False is the format alone, s = 0.
-      overflow: value of numbers beyond the largest (see `lbopt.float_quantize`).
-      rounding: rounding of gradients and of fp32 sums (see `lbopt.float_quantize`). "same" and
+      shift: Whether layers are shifted; False is the format alone, s = 0.
+      overflow: Value of numbers beyond the largest (see `lbopt.float_quantize`).
+      rounding: Rounding of gradients and of fp32 sums (see `lbopt.float_quantize`). "same" and
         "kahan" round partial sums to nearest.
-      stacked: leaves that are stacks of layers, each layer with a shift of its own (see
+      stacked: Leaves that are stacks of layers, each layer with a shift of its own (see
         `lbopt.stacked_paths`).
 
     Returns:
@@ -62,7 +62,7 @@ def aps(
       updates have the dtype of the gradients.
 
     Raises:
-      UserError: for an argument that is out of range.
+      UserError: For an argument that is out of range.
 
     Note:
       The published code rounds gradients before the sum only where it shifts. Here they are also
@@ -119,13 +119,13 @@ def aps(
         drawn = jax.vmap(lambda number: draws(jax.random.fold_in(key, number), grads))(
             group.numbers()
         )
-        said = [
+        rounded = [
             quantize(g, to, overflow, noise).astype(dtype)
             for g, noise in zip(grads, drawn, strict=True)
         ]
 
-        shares = Shares(said, group.num_devices)
-        totals = [_added(group.exchange(x), to, overflow, accumulate) for x in shares.pack(said)]
+        shares = Shares(rounded, group.num_devices)
+        totals = [_added(group.exchange(x), to, overflow, accumulate) for x in shares.pack(rounded)]
 
         # Sums in fp32 are rounded, to travel in the format as the gradients did.
         if accumulate == "fp32":

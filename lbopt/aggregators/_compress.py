@@ -28,12 +28,12 @@ Message = dict[str, jax.Array]
 
 
 class Known(NamedTuple):
-    """Facts about a leaf that all replicas share before they compress it.
+    """Facts about a leaf that all replicas know before they compress it.
 
     Attributes:
-      shape: shape of one layer.
-      key: random key of the leaf at this step, the same on all replicas.
-      largest: largest magnitude over all replicas, [layers, 1, ...] fp32; None unless the
+      shape: Shape of one layer.
+      key: Random key of the leaf at this step, the same on all replicas.
+      largest: Largest magnitude over all replicas, [layers, 1, ...] fp32; None unless the
         compressor is `scaled`.
     """
 
@@ -43,7 +43,7 @@ class Known(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Numbers of one layer."""
+        """Number of elements of one layer."""
         return math.prod(self.shape)
 
     def flat(self, x: jax.Array) -> jax.Array:
@@ -60,16 +60,16 @@ class Compressor:
     """A rule that encodes a layer of n numbers in fewer bytes.
 
     Attributes:
-      name: name of the compressor with its options.
+      name: Name of the compressor with its options.
       compress: (x [r, layers, *shape], known) -> message, arrays [r, layers, ...].
       decompress: (message, known) -> [..., layers, *shape] fp32.
       route: "sum" adds messages by an all-reduce. "gather" sends every message to every replica.
         "exchange" is for messages that are a `payload` [r, layers, *shape] of few bits: each device
         sums a share of all payloads in fp32.
-      message_bytes: n -> bytes of a message's arrays that grow with n.
+      message_bytes: n -> bytes of the message of one layer.
       delta: n -> contraction, ||C(x) - x||^2 <= (1 - delta) ||x||^2, in expectation for random
         compressors; for `cast`, for numbers that are normal in its format.
-      scaled: whether it reads `Known.largest`.
+      scaled: Whether it reads `Known.largest`.
       sum: (messages [R, layers, ...] of all replicas, known) -> [layers, *shape] fp32, the sum of
         the decompressed messages; for "gather".
     """
@@ -87,8 +87,8 @@ class Compressor:
         """Return the bytes that a device with one replica sends per step, as a float.
 
         Args:
-          sizes: n of each vector.
-          num_replicas: number of replicas.
+          sizes: Number of elements of each layer.
+          num_replicas: Number of replicas.
         """
         message = sum(self.message_bytes(n) for n in sizes)
         maxima = _wire.reduced(_wire.FP32 * len(sizes), num_replicas) if self.scaled else 0.0
@@ -100,10 +100,10 @@ class Compressor:
 
 
 def require_compressor(value: Any) -> None:
-    """Raise ValueError unless the value is a `Compressor`."""
+    """Raise `UserError` unless the value is a `Compressor`."""
     if not isinstance(value, Compressor):
         fix = "give one of lbopt.aggregators, such as topk(0.01)"
-        raise UserError("compressor", value, fix)
+        raise UserError("compressor", value, fix, code="type")
 
 
 def identity() -> Compressor:
@@ -126,13 +126,13 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
 
     Args:
       fraction: k / n, in (0, 1]; k is rounded up.
-      k: number of numbers, instead of `fraction`; >= 1.
+      k: Number of numbers, instead of `fraction`; >= 1.
 
     Returns:
       A `Compressor` of route "gather".
 
     Raises:
-      UserError: unless exactly one of the two is given, in its range.
+      UserError: Unless exactly one of the two is given, in its range.
 
     References:
       Stich et al., Sparsified SGD with Memory, arXiv:1809.07599v2.
@@ -188,13 +188,13 @@ def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
 
     Args:
       fraction: k / n, in (0, 1]; k is rounded up.
-      k: number of numbers, instead of `fraction`; >= 1.
+      k: Number of numbers, instead of `fraction`; >= 1.
 
     Returns:
       A `Compressor` of route "sum".
 
     Raises:
-      UserError: unless exactly one of the two is given, in its range.
+      UserError: Unless exactly one of the two is given, in its range.
 
     References:
       Stich et al., Sparsified SGD with Memory, arXiv:1809.07599v2.
@@ -291,7 +291,7 @@ def _bits(axis: int, rank: int) -> np.ndarray:
 
 
 def _eighths(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of an eighth of a matrix's rows; () for a leaf that is packed as one row."""
+    """Return the shape of an eighth of a matrix's rows; () if the leaf is packed as one vector."""
     width = matrix_width(shape)
     height = math.prod(shape) // width if width else 1
     return () if height % 8 else (height // 8, width)
@@ -305,14 +305,14 @@ def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
     sum them, and these send the fp32 sums to all.
 
     Args:
-      exponent_bits: bits of the exponent, 2 to 8.
-      mantissa_bits: bits of the mantissa, 0 to 23.
+      exponent_bits: Bits of the exponent, 2 to 8.
+      mantissa_bits: Bits of the mantissa, 0 to 23.
 
     Returns:
       A `Compressor` of route "exchange".
 
     Raises:
-      UserError: for an argument that is out of range.
+      UserError: For an argument that is out of range.
     """
     to = Format(exponent_bits, mantissa_bits)
     dtype = to.carrier()
@@ -370,20 +370,21 @@ def mean(
     """Return the mean over all replicas of their decompressed messages.
 
     Args:
-      compressor: compressor that made the messages.
-      group: the replicas.
-      messages: message of each leaf, arrays [r, layers, ...].
-      known: `Known` of each leaf, the same as at its compression.
+      compressor: Compressor that made the messages.
+      group: The replicas.
+      messages: One message per leaf, with arrays [r, layers, ...].
+      known: The `Known` of each leaf that its compression used.
 
     Returns:
-      Mean of each leaf, [layers, *shape] in fp32 or wider.
+      One array per leaf, [layers, *shape] in fp32 or wider.
     """
     if compressor.sum is not None:
-        said = {
+        gathered = {
             name: _gathered(group, [message[name] for message in messages]) for name in messages[0]
         }
         each = [
-            {name: arrays[leaf] for name, arrays in said.items()} for leaf in range(len(messages))
+            {name: arrays[leaf] for name, arrays in gathered.items()}
+            for leaf in range(len(messages))
         ]
         return [compressor.sum(*one) / group.num_replicas for one in zip(each, known, strict=True)]
     if compressor.route == "sum":

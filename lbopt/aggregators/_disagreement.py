@@ -15,8 +15,8 @@ def phi(one: types.Params, other: types.Params) -> jax.Array:
     halves is q / (1 + q), with q = (sigma^2 / (R / 2)) / mean(m^2).
 
     Args:
-      one: mean gradient of one half of the replicas.
-      other: mean gradient of the other half, a pytree of the same shapes.
+      one: Mean gradient of one half of the replicas.
+      other: Mean gradient of the other half, a pytree of the same shapes.
 
     Returns:
       An fp32 scalar in [0, 2], NaN if one of the gradients is zero. It is half the squared distance
@@ -35,8 +35,8 @@ def phi_layers(one: types.Params, other: types.Params) -> dict[str, jax.Array]:
     """Return `phi` of each leaf, by its path.
 
     Args:
-      one: mean gradient of one half of the replicas.
-      other: mean gradient of the other half, a pytree of the same shapes.
+      one: Mean gradient of one half of the replicas.
+      other: Mean gradient of the other half, a pytree of the same shapes.
 
     Returns:
       Path, "Dense_0/kernel" for instance -> fp32 scalar in [0, 2], NaN if one of the gradients of
@@ -55,9 +55,9 @@ def phi_modules(
     """Return `phi` of each module.
 
     Args:
-      labels: module of each leaf, a pytree of strings like the gradients.
-      one: mean gradient of one half of the replicas.
-      other: mean gradient of the other half, a pytree of the same shapes.
+      labels: Module of each leaf, a pytree of strings like the gradients.
+      one: Mean gradient of one half of the replicas.
+      other: Mean gradient of the other half, a pytree of the same shapes.
 
     Returns:
       Module -> fp32 scalar in [0, 2], NaN if one of its gradients is zero; in the order of the

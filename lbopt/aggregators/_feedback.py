@@ -45,14 +45,14 @@ def ef(compressor: Compressor, stacked: types.Stacked = None) -> Aggregator:
 
     Args:
       compressor: `topk`, `randk`, `sign`, `cast` or `identity`.
-      stacked: leaves that are stacks of layers, each layer compressed alone (see
+      stacked: Leaves that are stacks of layers, each layer compressed alone (see
         `lbopt.stacked_paths`).
 
     Returns:
       An `Aggregator` that keeps one fp32 copy of the parameters per replica.
 
     Raises:
-      UserError: if `compressor` is no compressor.
+      UserError: If `compressor` is no compressor.
 
     References:
       Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al.,
@@ -60,13 +60,13 @@ def ef(compressor: Compressor, stacked: types.Stacked = None) -> Aggregator:
     """
     _compress.require_compressor(compressor)
 
-    def said(g: jax.Array, memory: Memory) -> jax.Array:
+    def to_send(g: jax.Array, memory: Memory) -> jax.Array:
         return memory.error + g
 
     def remembered(g: jax.Array, memory: Memory, message: jax.Array) -> Memory:
         return Memory(error=memory.error + g - message)
 
-    return _feedback(f"ef({compressor.name})", compressor, stacked, said, remembered, ("error",))
+    return _feedback(f"ef({compressor.name})", compressor, stacked, to_send, remembered, ("error",))
 
 
 def ef21(
@@ -84,16 +84,16 @@ def ef21(
 
     Args:
       compressor: `topk`, `randk`, `sign`, `cast` or `identity`.
-      momentum: decay rate of the running mean v, in [0, 1); the first v is the first gradient.
-      dense_start: whether h starts at the first gradient, which is sent whole once, instead of 0.
-      stacked: leaves that are stacks of layers, each layer compressed alone.
+      momentum: Decay rate of the running mean v, in [0, 1); the first v is the first gradient.
+      dense_start: Whether h starts at the first gradient, which is sent whole once, instead of 0.
+      stacked: Leaves that are stacks of layers, each layer compressed alone.
 
     Returns:
       An `Aggregator` that keeps one fp32 copy of the parameters per replica (two with momentum),
       and one more.
 
     Raises:
-      UserError: for an argument that is out of range.
+      UserError: For an argument that is out of range.
 
     References:
       Richtarik et al., EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
@@ -106,7 +106,7 @@ def ef21(
     def averaged(g: jax.Array, memory: Memory, first: jax.Array) -> jax.Array:
         return jnp.where(first, g, momentum * memory.velocity + (1 - momentum) * g)
 
-    def said(g: jax.Array, memory: Memory) -> jax.Array:
+    def to_send(g: jax.Array, memory: Memory) -> jax.Array:
         return g - memory.estimate
 
     def remembered(g: jax.Array, memory: Memory, message: jax.Array) -> Memory:
@@ -115,7 +115,7 @@ def ef21(
     kept = ("estimate", "velocity") if momentum else ("estimate",)
     name = f"ef21({compressor.name}{f', momentum={momentum}' if momentum else ''})"
     average = averaged if momentum else None
-    return _feedback(name, compressor, stacked, said, remembered, kept, average, dense_start)
+    return _feedback(name, compressor, stacked, to_send, remembered, kept, average, dense_start)
 
 
 def econtrol(
@@ -133,16 +133,16 @@ def econtrol(
 
     Args:
       compressor: `topk`, `randk`, `sign`, `cast` or `identity`.
-      eta: strength of the feedback, >= 0. In theory it is delta / 400; in practice it is tuned (one
+      eta: Strength of the feedback, >= 0. In theory it is delta / 400; in practice it is tuned (one
         implementation has 0.001 as its default and 0.1 in its text).
-      dense_start: whether h starts at the first gradient, which is sent whole once, instead of 0.
-      stacked: leaves that are stacks of layers, each layer compressed alone.
+      dense_start: Whether h starts at the first gradient, which is sent whole once, instead of 0.
+      stacked: Leaves that are stacks of layers, each layer compressed alone.
 
     Returns:
       An `Aggregator` that keeps two fp32 copies of the parameters per replica, and one more.
 
     Raises:
-      UserError: for an argument that is out of range.
+      UserError: For an argument that is out of range.
 
     References:
       Gao, Islamov, Stich, EControl: Fast Distributed Optimization with Compression and Error
@@ -151,7 +151,7 @@ def econtrol(
     _compress.require_compressor(compressor)
     _scalars.require_at_least("eta", eta, 0)
 
-    def said(g: jax.Array, memory: Memory) -> jax.Array:
+    def to_send(g: jax.Array, memory: Memory) -> jax.Array:
         return g - memory.estimate + eta * memory.error
 
     def remembered(g: jax.Array, memory: Memory, message: jax.Array) -> Memory:
@@ -160,7 +160,7 @@ def econtrol(
 
     name = f"econtrol({compressor.name}, eta={eta:g})"
     return _feedback(
-        name, compressor, stacked, said, remembered, ("error", "estimate"), None, dense_start
+        name, compressor, stacked, to_send, remembered, ("error", "estimate"), None, dense_start
     )
 
 
@@ -168,7 +168,7 @@ def _feedback(
     name: str,
     compressor: Compressor,
     stacked: types.Stacked,
-    said: Callable[[jax.Array, Memory], jax.Array],
+    to_send: Callable[[jax.Array, Memory], jax.Array],
     remembered: Callable[[jax.Array, Memory, jax.Array], Memory],
     kept: tuple[str, ...],
     averaged: Callable[[jax.Array, Memory, jax.Array], jax.Array] | None = None,
@@ -177,16 +177,16 @@ def _feedback(
     """Build the aggregator of one rule.
 
     Args:
-      name: name of the rule, for messages.
-      compressor: compressor of the messages.
-      stacked: leaves that are stacks of layers, each layer compressed alone.
-      said: (gradient, memory) -> array that is compressed.
+      name: Name of the rule, for messages.
+      compressor: Compressor of the messages.
+      stacked: Leaves that are stacks of layers, each layer compressed alone.
+      to_send: (gradient, memory) -> array that is compressed.
       remembered: (gradient, old memory, decompressed message) -> new memory.
-      kept: fields of `Memory` that the rule keeps. With "estimate" the update is the mean of the
+      kept: Fields of `Memory` that the rule keeps. With "estimate" the update is the mean of the
         estimates, which messages alone determine.
       averaged: (gradient, memory, whether it is the first step) -> array used as the gradient; None
         for the gradient itself.
-      dense_start: whether the estimate starts at the first gradient.
+      dense_start: Whether the estimate starts at the first gradient.
     """
     dense_start = _scalars.require_flag("dense_start", dense_start)
     mirrors = "estimate" in kept
@@ -223,30 +223,36 @@ def _feedback(
         def step(
             memories: list[Memory], mean: list[jax.Array]
         ) -> tuple[list[Memory], list[jax.Array]]:
-            wanted = [said(g, memory) for g, memory in zip(grads, memories, strict=True)]
+            wanted = [to_send(g, memory) for g, memory in zip(grads, memories, strict=True)]
             known = _compress.known_of(compressor, group, wanted, keys)
             messages = [compressor.compress(*one) for one in zip(wanted, known, strict=True)]
-            heard = _compress.mean(compressor, group, messages, known)
+            received = _compress.mean(compressor, group, messages, known)
 
             # A replica's memory follows its own message, not the mean.
             own = [compressor.decompress(*one) for one in zip(messages, known, strict=True)]
             memories = [remembered(*one) for one in zip(grads, memories, own, strict=True)]
-            return memories, [a + b for a, b in zip(mean, heard, strict=True)] if mirrors else heard
+            if mirrors:
+                received = [a + b for a, b in zip(mean, received, strict=True)]
+            return memories, received
 
         def whole(
             memories: list[Memory], mean: list[jax.Array]
         ) -> tuple[list[Memory], list[jax.Array]]:
-            told = [memory._replace(estimate=g) for g, memory in zip(grads, memories, strict=True)]
+            started = [
+                memory._replace(estimate=g) for g, memory in zip(grads, memories, strict=True)
+            ]
             if averaged is not None:
-                told = [memory._replace(velocity=g) for g, memory in zip(grads, told, strict=True)]
-            return told, group.mean(grads)
+                started = [
+                    memory._replace(velocity=g) for g, memory in zip(grads, started, strict=True)
+                ]
+            return started, group.mean(grads)
 
         if dense_start and mirrors:
-            memories, heard = jax.lax.cond(count == 0, whole, step, memories, mean)
+            memories, received = jax.lax.cond(count == 0, whole, step, memories, mean)
         else:
-            memories, heard = step(memories, mean)
+            memories, received = step(memories, mean)
 
-        updates = [x.reshape(leaf.shape[1:]) for x, leaf in zip(heard, leaves, strict=True)]
+        updates = [x.reshape(leaf.shape[1:]) for x, leaf in zip(received, leaves, strict=True)]
         updates = jax.tree.unflatten(structure, updates)
         local = _as_parameters(memories, leaves, structure)
         new_state = AggregatorState(local, updates if mirrors else (), count + 1)

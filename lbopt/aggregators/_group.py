@@ -24,9 +24,9 @@ class Group:
     """The replicas whose gradients are aggregated.
 
     Attributes:
-      num_replicas: number of replicas R, a multiple of the number of devices.
-      axis_name: mapped axis over which the replicas are spread; None if all are on this device.
-      part_axis: mapped axis over which the gradient of each replica is split; None if it is whole.
+      num_replicas: Number of replicas R, a multiple of the number of devices.
+      axis_name: Mapped axis over which the replicas are spread; None if all are on this device.
+      part_axis: Mapped axis over which the gradient of each replica is split; None if it is whole.
     """
 
     num_replicas: int
@@ -138,8 +138,8 @@ class Shares:
     the transfer. Narrow arrays, and widths with too few rows, become one row.
 
     Args:
-      like: pytree of arrays (or shapes) [r, *shape] of one dtype.
-      num_devices: number of devices that share m, which is padded with zeros to a multiple of it.
+      like: Pytree of arrays (or shapes) [r, *shape] of one dtype.
+      num_devices: Number of devices that share m, which is padded with zeros to a multiple of it.
     """
 
     def __init__(self, like: types.PyTree, num_devices: int):
@@ -158,7 +158,8 @@ class Shares:
             if padding is None:
                 flat += numbers
                 continue
-            # What the tiles of a TPU do not divide comes last, so that the others stay on theirs.
+            # Leaves whose rows do not fill the tiles of a TPU come last, so that the others stay
+            # aligned with the tiles.
             ragged = [number for number in numbers if heights[number] % _TILE_ROWS]
             self._stacks.append(
                 (width, [*(n for n in numbers if n not in ragged), *ragged], padding)
@@ -231,8 +232,8 @@ def largest(group: Group, layers: list[jax.Array]) -> list[jax.Array]:
     """Return the largest magnitudes over all replicas, by one small all-reduce.
 
     Args:
-      group: the replicas.
-      layers: arrays [r, layers, ...].
+      group: The replicas.
+      layers: Arrays [r, layers, ...].
 
     Returns:
       An fp32 array [layers, 1, ...] for each of them.

@@ -56,19 +56,19 @@ def powersgd(
     Its bytes do not depend on the number of replicas, so on a pod prefer it to `topk`.
 
     Args:
-      rank: number of factors r, >= 1; at most the smaller side of a matrix is used.
-      start: number of first steps that reduce everything whole, >= 0.
-      min_rate: least factor > 0 by which a leaf has to become smaller to be compressed: a step
+      rank: Number of factors r, >= 1; at most the smaller side of a matrix is used.
+      start: Number of first steps that reduce everything whole, >= 0.
+      min_rate: Least factor > 0 by which a leaf has to become smaller to be compressed: a step
         sends r (m + n) / 2 numbers instead of m n.
-      seed: seed of the first factors, >= 0.
-      stacked: leaves that are stacks of layers, each layer a matrix of its own (see
+      seed: Seed of the first factors, >= 0.
+      stacked: Leaves that are stacks of layers, each layer a matrix of its own (see
         `lbopt.stacked_paths`).
 
     Returns:
       An `Aggregator` that keeps e, one fp32 copy of the compressed leaves per replica.
 
     Raises:
-      UserError: for an argument that is out of range.
+      UserError: For an argument that is out of range.
 
     Note:
       The published code first subtracted the mean's reconstruction P Q^T from each e, which leaves

@@ -30,9 +30,9 @@ class AggregatorState(NamedTuple):
     """What an aggregator carries from step to step, by where it lies.
 
     Attributes:
-      local: pytree of arrays [replicas, ...], each row with its replica.
-      mirrored: pytrees shaped like the parameters, the same for all replicas.
-      shared: small arrays, the same for all replicas.
+      local: Pytree of arrays [replicas, ...], each row with its replica.
+      mirrored: Pytrees shaped like the parameters, the same for all replicas.
+      shared: Small arrays, the same for all replicas.
     """
 
     local: Any = ()
@@ -44,9 +44,9 @@ class Aggregated(NamedTuple):
     """What an aggregator makes of the replicas' gradients.
 
     Attributes:
-      updates: pytree like the parameters: the mean gradient, or what stands for it.
-      state: the new state.
-      aux: keyword arguments for the optimizer's `update`.
+      updates: Pytree like the parameters: the mean gradient, or what stands for it.
+      state: The new state.
+      aux: Keyword arguments for the optimizer's `update`.
     """
 
     updates: types.PyTree
@@ -81,7 +81,7 @@ class Aggregator:
       wire_bytes: (params, number of replicas) -> `WireBytes` of one step of one replica.
       needs_second_moment: Whether `extra.second_moment` is required.
       check_chain: (state of the optimizer behind it or its shapes, params) -> None. Raises
-        ValueError if the two are incompatible.
+        `UserError` if the two are incompatible.
       check_replicas: (number of replicas) -> None. Raises `UserError`, naming `num_replicas`, if
         the aggregator cannot combine that many.
       takes_parts: Whether it accepts shards of leaves instead of whole leaves: each device of a
@@ -109,7 +109,7 @@ class Aggregator:
         """Return what `init` returns.
 
         Raises:
-          ValueError: If a parameter is not a floating-point array, or is complex and the aggregator
+          UserError: If a parameter is not a floating-point array, or is complex and the aggregator
             accepts real ones only; the error names it.
         """
         tree.check_inexact(params, "params")
@@ -317,13 +317,13 @@ def as_optax(
       Aggregators that need the second moment take the keyword argument `second_moment`.
 
     Raises:
-      ValueError: If the devices do not divide the replicas or the mesh is of another kind. Its
+      UserError: If the devices do not divide the replicas or the mesh is of another kind. Its
         `update` raises it, naming the parameter, for gradients without that axis.
     """
     devices = 1 if mesh is None else mesh.size
     if not isinstance(aggregator, Aggregator):
         fix = "give one of lbopt.aggregators, lbopt.aps() for instance"
-        raise UserError("aggregator", aggregator, fix)
+        raise UserError("aggregator", aggregator, fix, code="type")
 
     num_replicas = _scalars.whole("num_replicas", num_replicas)
     if num_replicas % devices:
@@ -403,7 +403,7 @@ def _in_lists(memory: Any) -> Any:
 
 
 def _check_rows(grads: types.PyTree, params: types.Params | None, num_replicas: int) -> None:
-    """Raise ValueError, naming the parameter, unless the gradients are rows [replicas, ...].
+    """Raise `UserError`, naming the parameter, unless the gradients are rows [replicas, ...].
 
     If the parameters are known, each row must have its parameter's shape.
     """
@@ -447,7 +447,7 @@ def aggregate(
       [replicas, *shape] and returns updates like the parameters.
 
     Raises:
-      ValueError: If the devices do not divide the replicas, or the aggregator and `tx` are
+      UserError: If the devices do not divide the replicas, or the aggregator and `tx` are
         incompatible (see `Aggregator.check_chain`).
 
     >>> import lbopt, jax, jax.numpy as jnp
@@ -490,7 +490,7 @@ def second_moment_of(opt_state: Any) -> types.PyTree:
     """Return the optimizer's `nu`.
 
     Raises:
-      ValueError: if there is none, or more than one.
+      UserError: If there is none, or more than one.
     """
     try:
         found = optax.tree_utils.tree_get(opt_state, "nu")

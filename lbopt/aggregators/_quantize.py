@@ -40,12 +40,12 @@ class Format:
     IEEE formats, keeps its highest exponent for infinity and NaN.
 
     Attributes:
-      exponent_bits: bits of the exponent, 2 to 8.
-      mantissa_bits: bits of the mantissa, 0 to 23. With 0 there is only the implicit bit, and no
+      exponent_bits: Bits of the exponent, 2 to 8.
+      mantissa_bits: Bits of the mantissa, 0 to 23. With 0 there is only the implicit bit, and no
         subnormal number.
 
     Raises:
-      UserError: for an argument that is out of range.
+      UserError: For an argument that is out of range.
     """
 
     exponent_bits: int
@@ -95,7 +95,7 @@ class Format:
         """Return the narrowest dtype that holds every number of the format, for the wire.
 
         Args:
-          overflow: rule for numbers beyond the largest; "cpd" needs one more exponent.
+          overflow: Rule for numbers beyond the largest; "cpd" needs one more exponent.
 
         >>> [str(Format(*bits).carrier()) for bits in ((3, 0), (4, 3), (5, 2), (6, 9), (8, 7))]
         ['float8_e5m2', 'float8_e4m3', 'float8_e5m2', 'float32', 'bfloat16']
@@ -122,10 +122,10 @@ def float_quantize(
     once if it stands alone, and never if it fuses.
 
     Args:
-      x: floating-point array of any shape; computed in fp32.
-      exponent_bits: bits of the exponent, 2 to 8.
-      mantissa_bits: bits of the mantissa, 0 to 23.
-      overflow: value of numbers that round past the largest finite one.
+      x: Floating-point array of any shape; computed in fp32.
+      exponent_bits: Bits of the exponent, 2 to 8.
+      mantissa_bits: Bits of the mantissa, 0 to 23.
+      overflow: Value of numbers that round past the largest finite one.
         "inf": infinity, as in IEEE formats.
         "saturate": the largest finite number.
         "cpd": as CPD's kernel computes it. Numbers that round up from the last finite one become
@@ -134,14 +134,14 @@ def float_quantize(
         a mantissa that was cut to 23 bits.
       rounding: "nearest" (ties to even), or "stochastic": up with the probability of the part that
         is cut off, so that the mean is exact; infinite where that rounds past the largest.
-      key: key of `jax.random` for stochastic rounding; None for "nearest".
+      key: Key of `jax.random` for stochastic rounding; None for "nearest".
 
     Returns:
       An array like `x` of numbers of the format. They are rounded once more if the dtype of `x`
       does not hold them, as bfloat16 does not hold those of fp16. NaN and infinities stay.
 
     Raises:
-      UserError: for an argument that is out of range, or a missing or unused key.
+      UserError: For an argument that is out of range, or a missing or unused key.
 
     >>> print(float_quantize(jnp.array([1.1, 5.0, 2.0**-17, 7e4]), 5, 2))
     [ 1.  5.  0. inf]
@@ -166,10 +166,10 @@ def quantize(
     """Round as `float_quantize` does.
 
     Args:
-      x: floating-point array.
-      to: the format.
-      overflow: result of values that are too large, the argument of `float_quantize`.
-      noise: random uint32 bits of the shape of `x` for stochastic rounding; None for nearest.
+      x: Floating-point array.
+      to: The format.
+      overflow: Result of values that are too large, the argument of `float_quantize`.
+      noise: Random uint32 bits of the shape of `x` for stochastic rounding; None for nearest.
     """
     require_choice("overflow", overflow, OVERFLOWS)
     x = jnp.asarray(x)

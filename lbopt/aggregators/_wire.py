@@ -19,8 +19,8 @@ class WireBytes(NamedTuple):
     Padding, by which devices exchange equal shares, is not counted; it is at most a twentieth.
 
     Attributes:
-      sent: bytes that the aggregator sends.
-      ring: bytes of a ring all-reduce of fp32 gradients, 2 (R - 1) / R x 4 bytes an element.
+      sent: Bytes that the aggregator sends.
+      ring: Bytes of a ring all-reduce of fp32 gradients, 2 (R - 1) / R x 4 bytes an element.
     """
 
     sent: float

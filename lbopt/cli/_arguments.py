@@ -36,16 +36,16 @@ def parse(
     """Split a command line into its flags and its config overrides.
 
     Args:
-      command: name of the command, for its help.
-      argv: arguments after the command.
+      command: Name of the command, for its help.
+      argv: Arguments after the command.
       defined: flag -> help text; every flag takes a string.
-      required: names of the flags that must be given.
+      required: Names of the flags that must be given.
 
     Returns:
       The flags that were given, and the `--config.field=VALUE` arguments.
 
     Raises:
-      UserError: if a flag is unknown, an argument is not a flag, a required flag is missing, or a
+      UserError: If a flag is unknown, an argument is not a flag, a required flag is missing, or a
         path is not on this machine.
     """
     if {"-h", "--help"} & set(argv):
@@ -95,10 +95,10 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
     Args:
       flag: `FILE[:ROW]`.
       overrides: `--config.field=VALUE` arguments.
-      expected: class, or classes, of which the config must be an instance.
+      expected: Class, or classes, of which the config must be an instance.
 
     Raises:
-      UserError: if the file cannot be loaded, if its config is not of the expected class, if an
+      UserError: If the file cannot be loaded, if its config is not of the expected class, if an
         override names no field, or if its value cannot be parsed.
     """
     config = call_get_config(flag)
@@ -140,7 +140,7 @@ def _parse_override(values: flags.FlagValues, override: str) -> None:
     """Set the field that an override names.
 
     Raises:
-      UserError: if its text is not a value of the field's type.
+      UserError: If its text is not a value of the field's type.
     """
     name, _, text = override.lstrip("-").partition("=")
     try:
@@ -167,7 +167,7 @@ def split_row(flag: str) -> tuple[str, str]:
     """Return the path and the row of `FILE[:ROW]`, whose FILE may contain colons too.
 
     Raises:
-      UserError: if FILE is an address.
+      UserError: If FILE is an address.
     """
     cuts = [index for index, letter in enumerate(flag) if letter == ":"] + [len(flag)]
     cut = next((cut for cut in cuts if os.path.isfile(os.path.expanduser(flag[:cut]))), None)

@@ -20,11 +20,11 @@ def run(argv: Sequence[str], job: Job) -> None:
     """Check what a run needs, and print what is wrong and how to mend it.
 
     Args:
-      argv: arguments after the command: those that describe a job.
-      job: the job that this process is part of.
+      argv: Arguments after the command: those that describe a job.
+      job: The job that this process is part of.
 
     Raises:
-      EnvironmentProblem: if a check failed.
+      EnvironmentProblem: If a check failed.
     """
     _arguments.parse("doctor", argv, JOB_FLAGS)
     connect_processes(job)

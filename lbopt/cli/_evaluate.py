@@ -49,12 +49,12 @@ def run(argv: Sequence[str], job: Job) -> None:
     """Print validation and test metrics of a checkpoint as one JSON line.
 
     Args:
-      argv: arguments after the command, see `FLAGS`.
-      job: the job that this process is part of; its first process prints.
+      argv: Arguments after the command, see `FLAGS`.
+      job: The job that this process is part of; its first process prints.
 
     Raises:
-      UserError: if a flag or a field of the config is wrong, or the workdir holds another run.
-      EnvironmentProblem: if data, devices, workdir or an installed package are at fault.
+      UserError: If a flag or a field of the config is wrong, or the workdir holds another run.
+      EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
     """
     given, overrides = _arguments.parse("evaluate", argv, FLAGS, required=("config", "workdir"))
     config = _arguments.load_config(given["config"], overrides, TrainConfig)

@@ -49,12 +49,12 @@ def run(argv: Sequence[str]) -> None:
     """Write the network of a checkpoint for other programs, and print the folder.
 
     Args:
-      argv: arguments after the command, see `FLAGS`.
+      argv: Arguments after the command, see `FLAGS`.
 
     Raises:
-      UserError: if a flag is wrong, if no run is in the workdir, or if the format does not know
+      UserError: If a flag is wrong, if no run is in the workdir, or if the format does not know
         the model.
-      EnvironmentProblem: if a checkpoint cannot be read or the folder cannot be written.
+      EnvironmentProblem: If a checkpoint cannot be read or the folder cannot be written.
     """
     given, _ = _arguments.parse("export", argv, FLAGS, required=("workdir", "format", "output"))
     require_choice("--format", given["format"], FORMATS)

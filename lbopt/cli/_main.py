@@ -199,7 +199,7 @@ def _check_jax() -> None:
     """Import JAX, and check the settings that it takes from the environment.
 
     Raises:
-      EnvironmentProblem: naming the variable, if JAX does not accept a setting or if lbopt cannot
+      EnvironmentProblem: Naming the variable, if JAX does not accept a setting or if lbopt cannot
         work under it.
     """
     try:

@@ -63,11 +63,11 @@ def run(argv: Sequence[str]) -> None:
     """Compile a recipe's steps for a pod and print what they cost, without running them.
 
     Args:
-      argv: arguments after the command, see `FLAGS`.
+      argv: Arguments after the command, see `FLAGS`.
 
     Raises:
-      UserError: if a flag or a field of the config is wrong.
-      EnvironmentProblem: if there is no TPU compiler, if it crashes, or if the plan cannot be
+      UserError: If a flag or a field of the config is wrong.
+      EnvironmentProblem: If there is no TPU compiler, if it crashes, or if the plan cannot be
         written.
     """
     argv = [  # a bare --breakdown means true
@@ -204,8 +204,8 @@ def _columns(flag: str, overrides: Sequence[str], text: str, name: str) -> list[
     Args:
       flag: FILE[:ROW] of the recipe.
       overrides: `--config.field=VALUE` arguments, for every column.
-      text: columns separated by commas; each word is a topology or FIELD=VALUE.
-      name: topology of a column that names none.
+      text: Columns separated by commas; each word is a topology or FIELD=VALUE.
+      name: Topology of a column that names none.
     """
     found = []
     for column in re.split(r",(?![^(]*\))", text):  # a comma within a tuple separates nothing

@@ -29,12 +29,12 @@ class CellPlan(NamedTuple):
     """One cell on the pod.
 
     Attributes:
-      arm: name of the arm.
-      global_batch_size: examples per step.
-      num_microsteps: microsteps that a step accumulates.
-      plan: plan of a full-length run.
-      search: number of trials of the search, and their length.
-      num_final: number of full-length runs that are tested after the search.
+      arm: Name of the arm.
+      global_batch_size: Examples per step.
+      num_microsteps: Microsteps that a step accumulates.
+      plan: Plan of a full-length run.
+      search: Number of trials of the search, and their length.
+      num_final: Number of full-length runs that are tested after the search.
     """
 
     arm: str
@@ -61,21 +61,21 @@ def plan_study(
     """Compile the step of every cell for a pod, without running it.
 
     Args:
-      config: a validated study.
+      config: A validated study.
       flag: FILE[:ROW] of the study, for the plans.
-      topology: the pod.
+      topology: The pod.
       with_evaluation: True to compile the evaluation too.
-      say: function that prints a line; it is called before each compilation.
+      say: Function that prints a line; it is called before each compilation.
 
     Returns:
       The cells of the first arm, ascending in batch size, then those of the next arm. A cell that
       needs more memory than a device has is among them: its plan says that it does not fit.
 
     Raises:
-      UserError: naming `config.trial_devices` if each trial of the study runs on one device, or
+      UserError: Naming `config.trial_devices` if each trial of the study runs on one device, or
         the field of a trial's config that does not suit the pod (for instance a batch size that
         its devices do not divide).
-      EnvironmentProblem: if a search needs a package that is not installed.
+      EnvironmentProblem: If a search needs a package that is not installed.
     """
     if config.trial_devices != "all":
         fix = "each trial runs on one device, so a pod has nothing to plan; use 'all'"
@@ -105,7 +105,7 @@ def lines(cells: list[CellPlan]) -> list[str]:
     """Return the plan as a table, followed by the cost of the whole study.
 
     Args:
-      cells: cells from `plan_study`.
+      cells: Cells from `plan_study`.
 
     Returns:
       Lines of text: memory in GiB per device, time in ms per step and in hours, utilization in
@@ -155,8 +155,8 @@ def to_json(cells: list[CellPlan], name: str) -> dict[str, Any]:
     """Return the plan of a study as plain data.
 
     Args:
-      cells: at least one cell from `plan_study`.
-      name: name of the study.
+      cells: At least one cell from `plan_study`.
+      name: Name of the study.
 
     Returns:
       `{"study", "topology", "fits", "projected_seconds", "cells": [{"arm", "global_batch_size",

@@ -133,7 +133,8 @@ def _text(argv: Sequence[str]) -> None:
     exists = store.is_dir() and any(store.iterdir())
     left_out = 0 if exists else _write_store(store, given, lowercase)
 
-    opened = open_store(store)
+    with errors.under("", builder="--name"):
+        opened = open_store(store)
     fix = (
         f"{store} exists, and its text is {opened.normalization}; leave the flag out, or use "
         "another --name"

@@ -42,10 +42,10 @@ def run(argv: Sequence[str]) -> None:
     The recipes are the rows that each config file lists in `ROWS`.
 
     Args:
-      argv: arguments after the command, see `FLAGS`.
+      argv: Arguments after the command, see `FLAGS`.
 
     Raises:
-      UserError: if a flag is wrong, or a config cannot be loaded.
+      UserError: If a flag is wrong, or a config cannot be loaded.
     """
     given, overrides = _arguments.parse("recipes", argv, FLAGS)
     if overrides:

@@ -29,11 +29,11 @@ def run(argv: Sequence[str]) -> None:
     """Write the report of a workdir, whether its run or study is finished or not.
 
     Args:
-      argv: arguments after the command, see `FLAGS`.
+      argv: Arguments after the command, see `FLAGS`.
 
     Raises:
-      UserError: if no run or study is in the workdir.
-      EnvironmentProblem: if the workdir is damaged or cannot be written.
+      UserError: If no run or study is in the workdir.
+      EnvironmentProblem: If the workdir is damaged or cannot be written.
     """
     given, _ = _arguments.parse("report", argv, FLAGS, required=("workdir",))
     with local_workdir(given["workdir"], hold=False) as folder:

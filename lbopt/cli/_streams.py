@@ -23,7 +23,7 @@ class Outliving(io.RawIOBase):
     write to it directly. On a full disk, only the data that do not fit are lost.
 
     Args:
-      descriptor: an open file descriptor.
+      descriptor: An open file descriptor.
     """
 
     def __init__(self, descriptor: int):

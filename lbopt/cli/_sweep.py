@@ -50,13 +50,13 @@ def run(argv: Sequence[str], job: Job) -> None:
     """Run the missing trials of a study, or of a shard of it, and write its report.
 
     Args:
-      argv: arguments after the command, see `FLAGS`.
-      job: the job that this process is part of; its first process writes and prints.
+      argv: Arguments after the command, see `FLAGS`.
+      job: The job that this process is part of; its first process writes and prints.
 
     Raises:
-      UserError: naming the flag or the field, if a flag or the config is wrong.
-      EnvironmentProblem: if data, devices, workdir or an installed package are at fault.
-      Preempted: on SIGTERM; finished trials are saved.
+      UserError: Naming the flag or the field, if a flag or the config is wrong.
+      EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
+      Preempted: On SIGTERM; finished trials are saved.
     """
     given, overrides = _arguments.parse("sweep", argv, FLAGS, required=("config", "workdir"))
     shard = Shard.parse(given["shard"]) if "shard" in given else None

@@ -68,13 +68,13 @@ def run(argv: Sequence[str], job: Job) -> None:
     """Train to the end, resuming from the last checkpoint in the workdir.
 
     Args:
-      argv: arguments after the command, see `FLAGS`.
-      job: the job that this process is part of; its first process writes and prints.
+      argv: Arguments after the command, see `FLAGS`.
+      job: The job that this process is part of; its first process writes and prints.
 
     Raises:
-      UserError: if a flag or a field of the config is wrong, or the workdir holds another run.
-      EnvironmentProblem: if data, devices, workdir or an installed package are at fault.
-      Preempted: on SIGTERM; the state is saved.
+      UserError: If a flag or a field of the config is wrong, or the workdir holds another run.
+      EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
+      Preempted: On SIGTERM; the state is saved.
     """
     given, overrides = _arguments.parse("train", argv, FLAGS, required=("config", "workdir"))
     config = _arguments.load_config(given["config"], overrides, TrainConfig)
@@ -151,9 +151,9 @@ def comparison(
     """Return a function that compares this run with a saved one.
 
     Args:
-      config: config of this run.
-      left_out: fields in which the two runs may differ.
-      num_devices: number of devices of a run to resume. It must stay the same where the update
+      config: Config of this run.
+      left_out: Fields in which the two runs may differ.
+      num_devices: Number of devices of a run to resume. It must stay the same where the update
         depends on it: with batch norm or a clip per replica, or with aggregation between slices.
         An aggregator's memory is rebuilt for another number of replicas. None for an evaluation,
         which may use any number of devices.

@@ -104,7 +104,7 @@ def make_aggregator(
       stacked: The parameters that are stacks of layers, each layer compressed for itself.
 
     Raises:
-      UserError: naming a field of the config, "aggregator.rank" for instance.
+      UserError: Naming a field of the config, "aggregator.rank" for instance.
     """
     if config.name == "none":
         return None
@@ -120,10 +120,16 @@ def make_aggregator(
 def group_of(config: AggregatorConfig) -> str | int:
     """Return `over` as `lbopt.parallel.Aggregate` takes it: a number of devices is an int."""
     over = config.over
-    known = over in ("replicas", "slices") or (over.isdecimal() and int(over) >= 1)
+    known = over in ("replicas", "slices") or (over.isdecimal() and 1 <= float(over) < 2**31)
     fix = "use 'replicas', 'slices', or a number of devices such as '8'"
     require(known, "aggregator.over", over, fix)
     return int(over) if over.isdecimal() else over
+
+
+def check_aggregator_kind(config: AggregatorConfig) -> None:
+    """Raise `UserError` for an unknown aggregator or compressor, on which other fields depend."""
+    require_choice("name", config.name, AGGREGATORS)
+    require_choice("compressor", config.compressor, COMPRESSORS)
 
 
 def scaled_modules(config: AggregatorConfig) -> dict[str, str] | None:
@@ -210,7 +216,7 @@ def _check_modules(config: AggregatorConfig) -> None:
     try:
         check_patterns(tuple(pattern for _, pattern in modules))
     except UserError as error:
-        raise UserError("modules", modules, error.reason) from error
+        raise UserError("modules", modules, str(error)) from error
     require_choice("anchor", config.anchor, names)
 
 

@@ -125,7 +125,7 @@ def config_from_json(kind: type, data: Any, written_by: str = "?") -> Any:
       written_by: Version of lbopt that wrote it, for the message.
 
     Raises:
-      UserError: for a field that this version does not have.
+      UserError: For a field that this version does not have.
 
     >>> point = dataclasses.make_dataclass("Point", [("at", "tuple[int, ...]")])
     >>> config_from_json(point, {"at": [1, 2]})

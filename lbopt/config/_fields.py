@@ -36,9 +36,9 @@ class Applicability:
     """Where a field applies.
 
     Attributes:
-      alternatives: conditions, one of which has to hold in full; empty for a field that always
+      alternatives: Conditions, one of which has to hold in full; empty for a field that always
         applies.
-      unless: name of a field that stands for this one once it is not None; "" for none.
+      unless: Name of a field that stands for this one once it is not None; "" for none.
     """
 
     alternatives: tuple[When, ...] = ()
@@ -285,5 +285,5 @@ def _listed(values: Sequence[Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return the value as the reason of an error takes it, whose braces are names."""
-    return repr(value).replace("{", "{{").replace("}", "}}")
+    """Return the value as the reason of an error shows it."""
+    return repr(value)

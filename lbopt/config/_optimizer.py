@@ -4,6 +4,7 @@
 import contextlib
 import dataclasses
 import math
+import warnings
 from typing import Any, cast
 
 import jax
@@ -120,20 +121,35 @@ class OptimizerConfig:
 
 def check_optimizer(optimizer: OptimizerConfig) -> None:
     """Raise `UserError`, naming "optimizer.field", for an optimizer that cannot be built."""
-    make_optimizer(optimizer, learning_rate=1.0, global_batch_size=2)
+    # The config takes fewer dtypes than the optimizers, and its None is the variant's value.
     with errors.under("optimizer"):
         for field in ("mu_dtype", "nu_dtype"):
             require_choice(field, getattr(optimizer, field), DTYPES)
+        hint = "; clip_stage='none' switches clipping off"
+        _check_given("max_grad_norm", optimizer.max_grad_norm, hint)
+        _check_given("trust_coefficient", optimizer.trust_coefficient)
+
+    with warnings.catch_warnings():  # a run that is built warns
+        warnings.simplefilter("ignore")
+        make_optimizer(optimizer, learning_rate=1.0, global_batch_size=2)
+    with errors.under("optimizer"):
         _check_clip(optimizer)
         _check_spikes(optimizer)
 
 
+def _check_given(field: str, value: float | None, hint: str = "") -> None:
+    fix = f"give a number > 0, or None for the variant's{hint}"
+    require(value is None or 0 < value < math.inf, field, value, fix)
+
+
+def check_optimizer_kind(optimizer: OptimizerConfig) -> None:
+    """Raise `UserError` for an unknown optimizer or stage, on which other fields depend."""
+    require_choice("name", optimizer.name, OPTIMIZERS)
+    require_choice("clip_stage", optimizer.clip_stage, CLIP_STAGES)
+
+
 def _check_clip(optimizer: OptimizerConfig) -> None:
     stage = optimizer.clip_stage
-    norm = optimizer.max_grad_norm
-    require_choice("clip_stage", stage, CLIP_STAGES)
-    fix = "give a number > 0, or None for the variant's; clip_stage='none' switches clipping off"
-    require(norm is None or 0 < norm < math.inf, "max_grad_norm", norm, fix)
     idle = stage in ("replica", "mean") and resolve_clip(optimizer) is None
     fix = "nothing is clipped; set {max_grad_norm}, or leave it 'accumulated'"
     require(not idle, "clip_stage", stage, fix, code="conflict", also=["max_grad_norm"])
@@ -189,7 +205,7 @@ def make_optimizer(
       module_labels: Modules whose updates AGVM scales; None for none.
 
     Raises:
-      UserError: naming a field of the config, "optimizer.b1" for instance.
+      UserError: Naming a field of the config, "optimizer.b1" for instance.
     """
     with errors.under("optimizer"):
         require_choice("name", config.name, OPTIMIZERS)
@@ -276,7 +292,7 @@ def _changed_mask(
         try:
             tree.check_patterns(patterns or ("",))
         except UserError as error:
-            raise UserError(field, patterns, error.reason) from error
+            raise UserError(field, patterns, str(error)) from error
     mask: Any = masks.without(*exclude, default=default)
     if not include:
         return mask

@@ -15,7 +15,7 @@ def parse_row(row: str, optimizers: Iterable[str]) -> tuple[str, int]:
       optimizers: Names of the optimizers that the config file knows.
 
     Raises:
-      UserError: naming "--config row".
+      UserError: Naming "--config row".
 
     >>> parse_row("lamb-256", ["adam", "lamb"])
     ('lamb', 256)

@@ -123,10 +123,10 @@ class ResolvedSchedule:
     """A rule worked out for one batch size.
 
     Attributes:
-      learning_rate: the peak.
-      warmup_steps: optimizer steps of warmup.
-      num_steps: optimizer steps of the whole run.
-      steps_per_epoch: optimizer steps of one epoch, not rounded.
+      learning_rate: The peak.
+      warmup_steps: Optimizer steps of warmup.
+      num_steps: Optimizer steps of the whole run.
+      steps_per_epoch: Optimizer steps of one epoch, not rounded.
     """
 
     learning_rate: float
@@ -145,14 +145,14 @@ def resolve_schedule(
     """Work out learning rate, warmup and length at one batch size.
 
     Args:
-      config: the rule.
-      global_batch_size: examples per step.
-      num_examples: number of examples in the training set.
-      num_epochs: length of the run.
-      num_steps: length of the run, instead of `num_epochs`.
+      config: The rule.
+      global_batch_size: Examples per step.
+      num_examples: Number of examples in the training set.
+      num_epochs: Length of the run.
+      num_steps: Length of the run, instead of `num_epochs`.
 
     Raises:
-      UserError: if the warmup does not end before training does.
+      UserError: If the warmup does not end before training does.
     """
     warms_up = config.warmup_steps is None and config.warmup_rule != "none"
     scaled = scale_batch(

@@ -110,7 +110,7 @@ class SweepConfig:
         """Check every field that can be checked without data or devices.
 
         Raises:
-          UserError: naming the field, its value and the fix.
+          UserError: Naming the field, its value and the fix.
         """
         with _checks.naming("config", SweepConfig):
             self._check()

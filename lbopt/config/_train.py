@@ -8,13 +8,13 @@ from typing import Any
 
 from lbopt import errors, paths
 from lbopt.config import _checks, _fields
-from lbopt.config._aggregator import AggregatorConfig
+from lbopt.config._aggregator import AggregatorConfig, check_aggregator_kind
 from lbopt.config._checks import at_least, require_name, require_seed
 from lbopt.config._data import TASKS, DataConfig, check_data
 from lbopt.config._fields import NOT_EMPTY, only
 from lbopt.config._loss import LossConfig, check_loss
 from lbopt.config._model import FAMILIES, ModelConfig, check_model
-from lbopt.config._optimizer import OptimizerConfig, check_optimizer
+from lbopt.config._optimizer import OptimizerConfig, check_optimizer, check_optimizer_kind
 from lbopt.config._parallel import ParallelConfig, check_parallel
 from lbopt.config._phase import ELSEWHERE, PhaseConfig, check_phase
 from lbopt.config._schedule import ScheduleConfig, check_schedule
@@ -145,7 +145,7 @@ class TrainConfig:
         """Check every field that can be checked without data or devices.
 
         Raises:
-          UserError: naming the field, its value and the fix.
+          UserError: Naming the field, its value and the fix.
         """
         with _checks.naming("config", TrainConfig):
             self.check()
@@ -166,6 +166,8 @@ class TrainConfig:
             ("model", check_model),
             ("loss", check_loss),
             ("schedule", check_schedule),
+            ("optimizer", check_optimizer_kind),
+            ("aggregator", check_aggregator_kind),
             ("parallel", check_parallel),
             ("checkpoint", _check_checkpoint),
         ):
@@ -175,9 +177,10 @@ class TrainConfig:
             with errors.under("phase2"):
                 check_phase(self.phase2)
         _check_model_fits_data(self)
+        _fields.check_all(self)
+
         check_optimizer(self.optimizer)
         step_options(self)
-        _fields.check_all(self)
         _check_carried_state(self)
         if self.phase2 is not None:
             _check_second_phase(self)

@@ -13,7 +13,7 @@ class Layout(NamedTuple):
     """A transposition between lbopt's and PyTorch's order of axes; it returns views.
 
     Attributes:
-      axes: lbopt's axes in PyTorch's order; None for the same order.
+      axes: Lbopt's axes in PyTorch's order; None for the same order.
       ones: Number of axes of length 1 at the end of PyTorch's array.
     """
 

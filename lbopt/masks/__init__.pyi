@@ -1,5 +1,8 @@
 from ._combine import (
+    CombinedMask as CombinedMask,
+    FunctionMask as FunctionMask,
     LeafMask as LeafMask,
+    PathMask as PathMask,
     RoleMask as RoleMask,
     all_leaves as all_leaves,
     exclude_paths as exclude_paths,

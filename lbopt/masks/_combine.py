@@ -62,7 +62,7 @@ class CombinedMask(LeafMask):
 
     Attributes:
       rule: `all` or `any`.
-      masks: two masks, which may be combinations themselves.
+      masks: Two masks, which may be combinations themselves.
     """
 
     rule: Callable[[Iterable[bool]], bool]
@@ -158,10 +158,10 @@ def select_roles(*roles: Role) -> RoleMask:
     """Return a mask that selects leaves by what they are to an optimizer (see `leaf_role`).
 
     Args:
-      *roles: one or more of "weight", "bias", "norm" and "vector".
+      *roles: One or more of "weight", "bias", "norm" and "vector".
 
     Raises:
-      UserError: for an unknown role or none.
+      UserError: For an unknown role or none.
 
     >>> import numpy as np
     >>> params = {"kernel": np.zeros((2, 2)), "bias": np.zeros(2), "scale": np.zeros(2)}
@@ -249,7 +249,7 @@ def select_paths(*patterns: str) -> PathMask:
     r"""Return a mask that selects the leaves whose path matches one of the regular expressions.
 
     Args:
-      *patterns: regular expressions, searched (`re.search`) in the full path of each leaf, for
+      *patterns: Regular expressions, searched (`re.search`) in the full path of each leaf, for
         instance `encoder/layer_0/Dense_0/kernel`.
 
     Returns:
@@ -258,7 +258,7 @@ def select_paths(*patterns: str) -> PathMask:
       adapted.
 
     Raises:
-      UserError: if no pattern is given or one is not a regular expression.
+      UserError: If no pattern is given or one is not a regular expression.
 
     >>> import numpy as np
     >>> kernel = {"kernel": np.zeros((2, 2))}
@@ -288,12 +288,12 @@ def without(*patterns: str, default: types.Mask = weights_only) -> types.Mask:
     """Return a default mask minus the leaves whose path matches a pattern, as a config lists them.
 
     Args:
-      *patterns: regular expressions, as in `select_paths`; none gives the default itself.
+      *patterns: Regular expressions, as in `select_paths`; none gives the default itself.
       default: `weights_only`, or the mask of a variant: a mask, a function, None or True (every
         leaf), False (no leaf).
 
     Raises:
-      UserError: for a pattern that is no regular expression, or a default that is a tree.
+      UserError: For a pattern that is no regular expression, or a default that is a tree.
 
     >>> without(), without("embed", "^head/")
     (weights_only, weights_only & exclude_paths('embed', '^head/'))

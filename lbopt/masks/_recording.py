@@ -39,8 +39,8 @@ def record_choice(argument: str, choice: types.PyTree) -> None:
     """Add one choice to the recording around this `init`, if there is one.
 
     Args:
-      argument: name of the transform's argument, "weight_decay_mask" for instance.
-      choice: pytree like the parameters, with the argument's value for each leaf.
+      argument: Name of the transform's argument, "weight_decay_mask" for instance.
+      choice: Pytree like the parameters, with the argument's value for each leaf.
     """
     choices = _RECORDING.value
     if choices is not None:

@@ -28,9 +28,9 @@ def resolve_mask(
       mask: None or True (every leaf), False (no leaf), a pytree with a bool per leaf or per subtree
         (see `tree.spread`), or a function `params -> such a pytree`. Leaves that `optax.masked`
         took out (`optax.MaskedNode`) stay out.
-      params: the parameters.
-      argument: name of the argument that the mask was given for, the field of errors.
-      stacked: the layer axes of each leaf, from `stacks.resolve_stacked`; None for no stacks. A
+      params: The parameters.
+      argument: Name of the argument that the mask was given for, the field of errors.
+      stacked: The layer axes of each leaf, from `stacks.resolve_stacked`; None for no stacks. A
         function gets the shapes of one layer of each stack, so that a stack of biases is not taken
         for a matrix.
 
@@ -38,7 +38,7 @@ def resolve_mask(
       A pytree of Python bools with the structure of `params`.
 
     Raises:
-      UserError: if a tree or function selects no leaf at all (give False if that is meant), if its
+      UserError: If a tree or function selects no leaf at all (give False if that is meant), if its
         structure differs from that of `params`, or if one of its leaves is not a bool.
     """
     if isinstance(mask, types.Default):
@@ -106,8 +106,8 @@ class Split(NamedTuple):
     """Which leaves are split over a mapped axis.
 
     Attributes:
-      leaves: a pytree of bools, True for leaves that are split.
-      axis_name: the mapped axis; None outside of `shard_map`.
+      leaves: A pytree of bools, True for leaves that are split.
+      axis_name: The mapped axis; None outside of `shard_map`.
     """
 
     leaves: types.PyTree
@@ -124,7 +124,7 @@ def resolve_split(
     """Return which leaves are split over `axis_name`; none if that is None.
 
     Raises:
-      UserError: as `resolve_mask`, or for a `sharded_mask` without `axis_name`.
+      UserError: As `resolve_mask`, or for a `sharded_mask` without `axis_name`.
     """
     if axis_name is None:
         if sharded_mask is not None:

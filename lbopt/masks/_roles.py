@@ -84,10 +84,10 @@ def _role(
     """Return the role of one leaf.
 
     Args:
-      parts: the parts of its path, its own name last.
-      shape: its shape.
+      parts: The parts of its path, its own name last.
+      shape: Its shape.
       siblings: name -> shape of the arrays of the same module, itself included.
-      module: class of the module, if it is an object.
+      module: Class of the module, if it is an object.
     """
     *parents, last = parts
     is_matrix = len(shape) >= 2

@@ -37,13 +37,13 @@ def attend(
     "context".
 
     Args:
-      query_BHKQ: queries.
-      key_BHKS: keys.
-      value_BHKS: values.
-      mask_BS: bool, False for keys to ignore. If all keys of an example are False, they all get the
+      query_BHKQ: Queries.
+      key_BHKS: Keys.
+      value_BHKS: Values.
+      mask_BS: Bool, False for keys to ignore. If all keys of an example are False, they all get the
         same probability.
-      keep_BHQS: bool, False for probabilities to drop; None keeps all.
-      kept_share: divisor of the kept probabilities.
+      keep_BHQS: Bool, False for probabilities to drop; None keeps all.
+      kept_share: Divisor of the kept probabilities.
 
     References:
       Vaswani et al., arXiv 1706.03762v7, equation 1; Dao et al., arXiv 2205.14135v2, for the row

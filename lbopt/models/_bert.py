@@ -69,27 +69,27 @@ class Bert(nn.Module):
     zero and norm scales at one.
 
     Attributes:
-      vocab_size: number of tokens; the word embedding is also the decoder's weight.
-      num_layers: number of encoder layers.
-      width: width of a token's vector.
-      num_heads: number of attention heads; must divide `width`.
-      inner_width: width of the feed-forward layer; None for 4 x width.
-      max_length: number of positions, the longest sequence.
-      num_segments: number of token types.
+      vocab_size: Number of tokens; the word embedding is also the decoder's weight.
+      num_layers: Number of encoder layers.
+      width: Width of a token's vector.
+      num_heads: Number of attention heads; must divide `width`.
+      inner_width: Width of the feed-forward layer; None for 4 x width.
+      max_length: Number of positions, the longest sequence.
+      num_segments: Number of token types.
       head: "pretraining" (masked tokens and next sentence) or "question_answering" (start and end
         of the answer).
-      dropout_rate: dropout rate of embeddings and of every sublayer's output.
-      attention_dropout_rate: dropout rate of attention probabilities.
+      dropout_rate: Dropout rate of embeddings and of every sublayer's output.
+      attention_dropout_rate: Dropout rate of attention probabilities.
       activation: "gelu" (exact), "gelu_tanh" or "relu".
-      epsilon: number added to the variance in layer norms.
+      epsilon: Number added to the variance in layer norms.
       scan: True compiles one layer and loops over it; the parameters of all layers are stacked
         [layers, ...] under `layers`.
-      remat: arrays that the backward pass recomputes: "none"; "attention" (probabilities and
+      remat: Arrays that the backward pass recomputes: "none"; "attention" (probabilities and
         elementwise results, and of the matmuls only scores); "dots" (elementwise results); "inner"
         (as "attention", and the inner feed-forward layer); "layer" (whole layers).
-      remat_layers: number of layers to which `remat` applies, from the first; None for all. Must be
+      remat_layers: Number of layers to which `remat` applies, from the first; None for all. Must be
         None with `scan`.
-      dtype: dtype of matmuls and of activations between layers; parameters, softmax, norms and
+      dtype: Dtype of matmuls and of activations between layers; parameters, softmax, norms and
         logits are fp32.
     """
 
@@ -214,7 +214,7 @@ class Bert(nn.Module):
                 "positions"
             )
             raise UserError("sequence_length", length, fix, code="mismatch")
-        fix = f"they do not share a width of {self.width} evenly"
+        fix = f"they do not share a width of {self.width} evenly; give a divisor of it"
         require(self.width % self.num_heads == 0, "num_heads", self.num_heads, fix)
         if self.scan and self.remat_layers is not None:
             fix = "a scan has one layer for all; set {scan}=False, or leave it out"
@@ -225,7 +225,7 @@ def make_bert(size: str, **options: Any) -> Bert:
     """Build the network of a published size; `options` are attributes of `Bert`.
 
     Raises:
-      UserError: if `size` is not a published size.
+      UserError: If `size` is not a published size.
 
     >>> make_bert("large").num_layers
     24
@@ -296,8 +296,8 @@ class _HeadProjection(nn.Module):
     the weights are transposed in every step, and their gradients before every update.
 
     Attributes:
-      heads: number of heads and width of each.
-      dtype: dtype of the computation; parameters are fp32.
+      heads: Number of heads and width of each.
+      dtype: Dtype of the computation; parameters are fp32.
     """
 
     heads: tuple[int, int]
@@ -321,8 +321,8 @@ class _HeadJoin(nn.Module):
     """Project all heads back to a token, with a kernel [heads * K, width] and a bias [width].
 
     Attributes:
-      width: width of a token's vector.
-      dtype: dtype of the computation; parameters are fp32.
+      width: Width of a token's vector.
+      dtype: Dtype of the computation; parameters are fp32.
     """
 
     width: int
@@ -346,8 +346,8 @@ class Embedding(nn.Module):
     """An fp32 table of vectors for lookup; its transpose serves tied decoders.
 
     Attributes:
-      size: number of vectors.
-      width: length of each vector.
+      size: Number of vectors.
+      width: Length of each vector.
     """
 
     size: int

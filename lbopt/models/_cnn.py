@@ -25,12 +25,12 @@ class CNN(nn.Module):
     Kernels are He-normal, the head is LeCun-normal and biases are zero.
 
     Attributes:
-      num_classes: size of the output.
-      widths: channels of each stage; every stage halves the image.
-      hidden: width of the hidden layer.
+      num_classes: Size of the output.
+      widths: Channels of each stage; every stage halves the image.
+      hidden: Width of the hidden layer.
       batch_norm_scope: `stats_scope` of `lbopt.BatchNorm`.
-      batch_norm_momentum: momentum of the running statistics.
-      dtype: dtype of the computation; parameters and statistics are fp32.
+      batch_norm_momentum: Momentum of the running statistics.
+      dtype: Dtype of the computation; parameters and statistics are fp32.
       by_patches: True computes convolutions as patch matmuls, see `PatchConv`. If False, trials
         under `jax.vmap` are packed side by side in the channels (see `lbopt.models._packed`) where
         each has one replica and the "global" scope, or replicas run in turn and the "local" scope.
@@ -191,7 +191,7 @@ def _pooled(x: jax.Array, kernel: jax.Array, trials: int) -> tuple[jax.Array, ja
     Args:
       x: [batch, height, width, trials * in].
       kernel: [size, size, in, trials * out].
-      trials: number of trials packed into the channels.
+      trials: Number of trials packed into the channels.
 
     Returns:
       The maxima [batch, height / 2, width / 2, trials * out] in the dtype of `x`; mean and mean

@@ -18,9 +18,9 @@ class PatchConv(nn.Module):
     copies the patches, XLA's convolution is faster.
 
     Attributes:
-      features: output channels.
-      size: side of the square kernel; must be odd.
-      dtype: dtype of the computation; None for that of the input. The kernel
+      features: Output channels.
+      size: Side of the square kernel; must be odd.
+      dtype: Dtype of the computation; None for that of the input. The kernel
         [size, size, in, features] is fp32.
       by_patches: False uses XLA's convolution.
     """

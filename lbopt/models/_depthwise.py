@@ -18,11 +18,11 @@ class DepthwiseConv(nn.Module):
     its area.
 
     Attributes:
-      size: side of the kernel.
+      size: Side of the kernel.
       stride: 1 or 2.
       padding: "SAME", or rows and columns of zeros ((before, after), (before, after)).
-      examples: number of examples folded into channels, see `lbopt.models._fold`.
-      dtype: dtype of the computation; the kernel [size, size, 1, channels] is fp32.
+      examples: Number of examples folded into channels, see `lbopt.models._fold`.
+      dtype: Dtype of the computation; the kernel [size, size, 1, channels] is fp32.
     """
 
     size: int

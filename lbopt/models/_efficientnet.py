@@ -25,11 +25,11 @@ class Stage(NamedTuple):
     """A sequence of blocks of one kind, before scaling, as in Table 1 of the paper.
 
     Attributes:
-      kernel: side of the depthwise kernel.
-      stride: stride of the first block; the others have stride 1.
-      expansion: channels inside a block over channels at its input.
-      width: output channels.
-      depth: number of blocks.
+      kernel: Side of the depthwise kernel.
+      stride: Stride of the first block; the others have stride 1.
+      expansion: Channels inside a block over channels at its input.
+      width: Output channels.
+      depth: Number of blocks.
     """
 
     kernel: int
@@ -56,10 +56,10 @@ class EfficientNetSize:
     """Scaling of a published network relative to B0.
 
     Attributes:
-      width_coefficient: factor of the number of channels.
-      depth_coefficient: factor of the number of blocks in each stage.
-      image_size: side of the training images, in pixels.
-      dropout_rate: dropout rate before the head.
+      width_coefficient: Factor of the number of channels.
+      depth_coefficient: Factor of the number of blocks in each stage.
+      image_size: Side of the training images, in pixels.
+      dropout_rate: Dropout rate before the head.
     """
 
     width_coefficient: float
@@ -97,30 +97,30 @@ class EfficientNet(nn.Module):
     `stochastic_depth_rate` * number / blocks.
 
     Attributes:
-      width_coefficient: factor of the number of channels.
-      depth_coefficient: factor of the number of blocks in each stage.
-      dropout_rate: dropout rate before the head.
-      stochastic_depth_rate: limit of the blocks' drop rates, which rise linearly from 0.
-      num_classes: size of the output.
-      stages: stages of the network before scaling.
-      stem_width: channels of the stem before scaling.
-      head_width: channels of the last convolution, the one before pooling, before scaling.
-      squeeze_ratio: width of the squeeze over channels at the block's input.
-      depth_divisor: number to whose multiples the number of channels is rounded.
-      symmetric_blocks: numbers of the strided blocks that pad their input evenly on all sides; the
+      width_coefficient: Factor of the number of channels.
+      depth_coefficient: Factor of the number of blocks in each stage.
+      dropout_rate: Dropout rate before the head.
+      stochastic_depth_rate: Limit of the blocks' drop rates, which rise linearly from 0.
+      num_classes: Size of the output.
+      stages: Stages of the network before scaling.
+      stem_width: Channels of the stem before scaling.
+      head_width: Channels of the last convolution, the one before pooling, before scaling.
+      squeeze_ratio: Width of the squeeze over channels at the block's input.
+      depth_divisor: Number to whose multiples the number of channels is rounded.
+      symmetric_blocks: Numbers of the strided blocks that pad their input evenly on all sides; the
         other strided blocks pad more at the right and bottom, and the stem pads only there. None
         pads as TensorFlow does: evenly where the input has odd sides.
       batch_norm_scope: `stats_scope` of `lbopt.BatchNorm`.
-      batch_norm_momentum: momentum of the running statistics.
-      batch_norm_epsilon: number added to the variance.
+      batch_norm_momentum: Momentum of the running statistics.
+      batch_norm_epsilon: Number added to the variance.
       batch_norm_running_from: `running_from` of `lbopt.BatchNorm`.
       batch_norm_unbiased_var: `unbiased_running_var` of `lbopt.BatchNorm`; True in networks that
         `load_huggingface` returns.
-      fold_examples: number of examples folded into channels in training, in the blocks before the
+      fold_examples: Number of examples folded into channels in training, in the blocks before the
         first whose input has half of `lbopt.models._fold.LANES` channels or more. It must divide
         each replica's examples. The result is the same up to rounding. `scripts/bench models`
         compiles 8 of 64 for TPU v3; on a CPU folding only adds work.
-      dtype: dtype of convolutions and of activations between layers; parameters, statistics and
+      dtype: Dtype of convolutions and of activations between layers; parameters, statistics and
         logits are fp32.
     """
 
@@ -242,7 +242,7 @@ def make_efficientnet(size: str, **options: Any) -> EfficientNet:
     """Build the network of a published size; `options` are attributes of `EfficientNet`.
 
     Raises:
-      UserError: if `size` is not a published size.
+      UserError: If `size` is not a published size.
 
     >>> make_efficientnet("b5").width_coefficient
     1.6
@@ -272,14 +272,14 @@ class Block(nn.Module):
     """Expansion, depthwise convolution, squeeze-excitation and projection.
 
     Attributes:
-      shape: kernel, stride, expansion and width of the block.
-      padding: padding of the depthwise convolution.
-      squeeze_ratio: width of the squeeze over channels at the block's input.
+      shape: Kernel, stride, expansion and width of the block.
+      padding: Padding of the depthwise convolution.
+      squeeze_ratio: Width of the squeeze over channels at the block's input.
       skipped: True adds the input to the result.
-      drop_rate: rate of stochastic depth.
-      norm: constructor of a batch norm, given its name and fold.
-      examples: number of examples folded into channels.
-      dtype: dtype of the computation.
+      drop_rate: Rate of stochastic depth.
+      norm: Constructor of a batch norm, given its name and fold.
+      examples: Number of examples folded into channels.
+      dtype: Dtype of the computation.
     """
 
     shape: Stage
@@ -324,8 +324,8 @@ class SqueezeExcite(nn.Module):
     """Scale every channel by a gate in (0, 1) that is computed from all channels' means.
 
     Attributes:
-      width: width of the squeeze.
-      examples: number of examples folded into channels.
+      width: Width of the squeeze.
+      examples: Number of examples folded into channels.
 
     References:
       Hu et al., Squeeze-and-Excitation Networks, arXiv 1709.01507v4.

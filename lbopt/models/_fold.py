@@ -36,8 +36,8 @@ class Fold(NamedTuple):
     """Numbers of columns and examples that are folded into the last axis.
 
     Attributes:
-      columns: number of neighbouring columns.
-      examples: number of neighbouring examples.
+      columns: Number of neighbouring columns.
+      examples: Number of neighbouring examples.
     """
 
     columns: int = 1
@@ -97,7 +97,7 @@ def fold_examples(x: jax.Array, examples: int) -> jax.Array:
     """Fold examples of unfolded images [batch, height, width, channels].
 
     Raises:
-      UserError: if `examples` does not divide the number of examples of each replica.
+      UserError: If `examples` does not divide the number of examples of each replica.
     """
     batch, height, width, channels = x.shape
     if examples == 1:
@@ -140,10 +140,10 @@ def column_kernel(
 
     Args:
       kernel: [height, width, in, out].
-      stride: stride along the width; stride * columns_out must be a multiple of columns_in.
-      before: number of columns of zeros before the first column.
-      columns_in: number of columns folded in the input.
-      columns_out: number of columns folded in the output.
+      stride: Stride along the width; stride * columns_out must be a multiple of columns_in.
+      before: Number of columns of zeros before the first column.
+      columns_in: Number of columns folded in the input.
+      columns_out: Number of columns folded in the output.
 
     Returns:
       A kernel [height, folded width, columns_in * in, columns_out * out], the stride along folded
@@ -198,11 +198,11 @@ def convolve(
     Args:
       x: [batch / examples, height, width / columns_in, columns_in * examples * in].
       kernel: [size, size, in, out], of any dtype; it is cast to that of `x`.
-      stride: stride along both axes.
-      padding: padding of both axes.
-      columns_in: number of columns folded in `x`; must divide stride * columns_out.
-      columns_out: number of columns to fold in the result; must divide the result's width.
-      examples: number of examples folded in `x` and in the result.
+      stride: Stride along both axes.
+      padding: Padding of both axes.
+      columns_in: Number of columns folded in `x`; must divide stride * columns_out.
+      columns_out: Number of columns to fold in the result; must divide the result's width.
+      examples: Number of examples folded in `x` and in the result.
 
     Returns:
       [batch / examples, height', width' / columns_out, columns_out * examples * out] in the dtype
@@ -232,16 +232,16 @@ class Conv(nn.Module):
     """A convolution without bias of images that may be folded.
 
     Attributes:
-      width: output channels.
-      size: side of the kernel.
-      stride: stride along both axes.
-      padding: padding of both axes.
-      kernel_init: initializer of the kernel.
-      dtype: dtype of the computation; the kernel [size, size, channels, width] is fp32 and does not
+      width: Output channels.
+      size: Side of the kernel.
+      stride: Stride along both axes.
+      padding: Padding of both axes.
+      kernel_init: Initializer of the kernel.
+      dtype: Dtype of the computation; the kernel [size, size, channels, width] is fp32 and does not
         depend on the fold.
-      columns_in: number of columns folded in the input; must divide stride * columns_out.
-      columns_out: number of columns to fold in the result; must divide the result's width.
-      examples: number of examples folded in the input and in the result.
+      columns_in: Number of columns folded in the input; must divide stride * columns_out.
+      columns_out: Number of columns to fold in the result; must divide the result's width.
+      examples: Number of examples folded in the input and in the result.
     """
 
     width: int

@@ -11,9 +11,9 @@ class Head(nn.Module):
     """A dense layer with products in the dtype of the input and sums and result in fp32.
 
     Attributes:
-      width: number of logits.
-      kernel_init: initializer of the kernel [input, width].
-      bias_init: initializer of the bias [width].
+      width: Number of logits.
+      kernel_init: Initializer of the kernel [input, width].
+      bias_init: Initializer of the bias [width].
     """
 
     width: int

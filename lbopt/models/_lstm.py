@@ -26,9 +26,9 @@ class LSTMClassifier(nn.Module):
     kernels, orthogonal recurrent kernels and zero biases.
 
     Attributes:
-      num_classes: size of the output.
-      hidden: width of the LSTM; 128 in the paper [recalled 65%].
-      dtype: dtype of the computation; parameters are fp32.
+      num_classes: Size of the output.
+      hidden: Width of the LSTM; 128 in the paper [recalled 65%].
+      dtype: Dtype of the computation; parameters are fp32.
     """
 
     num_classes: int = 10
@@ -50,10 +50,10 @@ class LSTMSize:
     """Published shape and training settings of a language model.
 
     Attributes:
-      hidden: width of embedding and layers.
-      dropout_rate: dropout rate between layers.
-      init_scale: bound of the uniform initial values, which lie within plus and minus this.
-      length: number of tokens through which gradients flow.
+      hidden: Width of embedding and layers.
+      dropout_rate: Dropout rate between layers.
+      init_scale: Bound of the uniform initial values, which lie within plus and minus this.
+      length: Number of tokens through which gradients flow.
     """
 
     hidden: int
@@ -82,12 +82,12 @@ class LSTMLanguageModel(nn.Module):
     parameters start uniform within plus and minus `init_scale`.
 
     Attributes:
-      vocab_size: number of tokens.
-      hidden: width of embedding and layers.
-      num_layers: number of stacked LSTM layers.
-      dropout_rate: dropout rate of each layer's input and of the last layer's output.
-      init_scale: bound of the uniform initial values.
-      dtype: dtype of matmuls; gates, parameters and logits are fp32.
+      vocab_size: Number of tokens.
+      hidden: Width of embedding and layers.
+      num_layers: Number of stacked LSTM layers.
+      dropout_rate: Dropout rate of each layer's input and of the last layer's output.
+      init_scale: Bound of the uniform initial values.
+      dtype: Dtype of matmuls; gates, parameters and logits are fp32.
     """
 
     vocab_size: int = 10000
@@ -135,7 +135,7 @@ def make_lstm_language_model(size: str, **options: Any) -> LSTMLanguageModel:
     `options` are attributes of `LSTMLanguageModel`.
 
     Raises:
-      UserError: if `size` is not a published size.
+      UserError: If `size` is not a published size.
 
     >>> make_lstm_language_model("large").hidden
     1500
@@ -156,10 +156,10 @@ class LSTMLayer(nn.Module):
     The product x W is computed for all steps at once, which leaves one matmul to each step.
 
     Attributes:
-      hidden: width of the layer.
-      init: initializer of the kernels W [input, 4 hidden] and U [hidden, 4 hidden]; the bias b
+      hidden: Width of the layer.
+      init: Initializer of the kernels W [input, 4 hidden] and U [hidden, 4 hidden]; the bias b
         [4 hidden] starts at zero.
-      dtype: dtype of matmuls; gates and cell are fp32.
+      dtype: Dtype of matmuls; gates and cell are fp32.
 
     References:
       Hochreiter and Schmidhuber 1997, in the form of Zaremba et al., arXiv 1409.2329v5, section

@@ -18,9 +18,9 @@ class MLP(nn.Module):
     Kernels are He-normal (arXiv 1502.01852v1), the head is LeCun-normal and biases are zero.
 
     Attributes:
-      num_classes: size of the output.
-      widths: widths of the hidden layers.
-      dtype: dtype of the computation; parameters are fp32.
+      num_classes: Size of the output.
+      widths: Widths of the hidden layers.
+      dtype: Dtype of the computation; parameters are fp32.
     """
 
     num_classes: int = 10
@@ -33,7 +33,7 @@ class MLP(nn.Module):
 
         Args:
           images: [batch, ...] of any dtype; all axes but the first are flattened.
-          train: ignored.
+          train: Ignored.
         """
         del train
         x = images.astype(self.dtype).reshape(images.shape[0], -1)

@@ -40,27 +40,27 @@ class BatchNorm(nn.Module):
     hand-written `pmap` normalizes over each device's examples.
 
     Attributes:
-      stats_scope: groups that share statistics. "global", "local" (each replica), "replicas:N" or
+      stats_scope: Groups that share statistics. "global", "local" (each replica), "replicas:N" or
         "examples:N" (contiguous groups of the global batch), or "tiles:RxC": R x C tiles of the
         mesh's grid of replicas, with replica r at row r // columns and column r % columns.
         "tiles:RxC@HxW" states a grid of H x W replicas.
-      momentum: momentum of the running statistics,
+      momentum: Momentum of the running statistics,
         running = momentum * running + (1 - momentum) * batch.
-      epsilon: number added to the variance.
+      epsilon: Number added to the variance.
       use_scale: True learns a scale [features] fp32.
       use_bias: True learns a bias [features] fp32.
-      scale_init: initializer of the scale.
-      bias_init: initializer of the bias.
-      dtype: dtype of the output; None for that of the input.
-      fold: numbers of columns and examples folded into the last axis, see `lbopt.models._fold`.
-      running_from: groups whose statistics the running statistics follow: "all" or "first".
+      scale_init: Initializer of the scale.
+      bias_init: Initializer of the bias.
+      dtype: Dtype of the output; None for that of the input.
+      fold: Numbers of columns and examples folded into the last axis, see `lbopt.models._fold`.
+      running_from: Groups whose statistics the running statistics follow: "all" or "first".
       unbiased_running_var: True keeps the running variance with a divisor of n - 1, as PyTorch and
         TensorFlow's fused kernel do. The batch is always normalized with a divisor of n.
       use_running_average: True normalizes by the running statistics, as in evaluation. Give it here
         or at the call, as with Flax's BatchNorm.
 
     Raises:
-      UserError: if the scope is unknown, if it counts replicas whose number was not stated, or if
+      UserError: If the scope is unknown, if it counts replicas whose number was not stated, or if
         the groups do not divide the replicas or the batch. Raised when the module is applied.
 
     References:
@@ -97,7 +97,7 @@ class BatchNorm(nn.Module):
           kernel: [channels, features] or None. With a kernel, `x` is [batch, height, width,
             channels], and its 1 x 1 convolution with the kernel is normalized without being kept
             in memory (see `lbopt.models._product`).
-          then: maximum over windows, or None. It is applied before normalization, so that only
+          then: Maximum over windows, or None. It is applied before normalization, so that only
             maxima are normalized: an increasing function commutes with the maximum. With a negative
             scale the function decreases, so the caller must multiply the channels of `x` by
             `sign()`. It may fold more columns.

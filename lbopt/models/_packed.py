@@ -23,8 +23,8 @@ def batched_by(alone: Callable[..., Any], together: Callable[..., Any]) -> Calla
     pass, which the compiler merges with the original within one program.
 
     Args:
-      alone: differentiable function of pytrees of floating-point arrays.
-      together: the same function for many trials; all arguments and results have a leading trial
+      alone: Differentiable function of pytrees of floating-point arrays.
+      together: The same function for many trials; all arguments and results have a leading trial
         axis.
 
     Returns:

@@ -29,8 +29,8 @@ class Kernel(nn.Module):
     """The kernel of a 1 x 1 convolution, without the convolution.
 
     Attributes:
-      width: output channels.
-      init: initializer of [1, 1, channels, width].
+      width: Output channels.
+      init: Initializer of [1, 1, channels, width].
     """
 
     width: int
@@ -52,7 +52,7 @@ def normalized(x: jax.Array, kernel: jax.Array, norm: nn.Module, train: bool) ->
     Args:
       x: [batch, height, width, in].
       kernel: [in, out].
-      norm: the batch norm.
+      norm: The batch norm.
       train: True normalizes by the batch.
     """
     pixels = x.shape[-3] * x.shape[-2]
@@ -117,10 +117,10 @@ def scaled_product(
     Args:
       x: [*view.shape, height, width, in].
       kernel: [in, out] fp32.
-      factor: one factor per group and channel, [*view.shape with ones for the axes within a group,
+      factor: One factor per group and channel, [*view.shape with ones for the axes within a group,
         1, 1, out].
-      shift: one shift per group and channel, in the shape of `factor`.
-      view: split of the batch axis of `x` into groups.
+      shift: One shift per group and channel, in the shape of `factor`.
+      view: Split of the batch axis of `x` into groups.
     """
     return pointwise(x, kernel).astype(factor.dtype) * factor + shift
 

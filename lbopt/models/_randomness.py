@@ -27,7 +27,7 @@ class Dropout(nn.Module):
     The random numbers come from the module's stream "example" (see `lbopt.models._seam`).
 
     Attributes:
-      rate: probability of dropping an element, in [0, 1), rounded to a multiple of 2^-16.
+      rate: Probability of dropping an element, in [0, 1), rounded to a multiple of 2^-16.
     """
 
     rate: float
@@ -44,8 +44,8 @@ class Dropout(nn.Module):
         """Return a mask of the elements to keep, and the share to divide them by.
 
         Args:
-          num_examples: number of examples on this replica (under `jit`, in the whole batch).
-          shape: shape of one example.
+          num_examples: Number of examples on this replica (under `jit`, in the whole batch).
+          shape: Shape of one example.
           train: True drops elements.
 
         Returns:
@@ -58,8 +58,8 @@ class StochasticDepth(nn.Module):
     """Zero whole examples with probability `rate` and scale the others up; for residual branches.
 
     Attributes:
-      rate: probability of dropping an example, in [0, 1), rounded to a multiple of 2^-16.
-      examples: number of examples folded into the last axis, see `lbopt.models._fold`.
+      rate: Probability of dropping an example, in [0, 1), rounded to a multiple of 2^-16.
+      examples: Number of examples folded into the last axis, see `lbopt.models._fold`.
 
     References:
       Huang et al., Deep Networks with Stochastic Depth, arXiv 1603.09382v3.
@@ -112,9 +112,9 @@ def draw(key: jax.Array, num_examples: int, shape: tuple[int, ...]) -> jax.Array
     would use a block for each.
 
     Args:
-      key: random key, the same on every replica.
-      num_examples: number of examples on this replica (under `jit`, in the whole batch).
-      shape: shape of one example's integers.
+      key: Random key, the same on every replica.
+      num_examples: Number of examples on this replica (under `jit`, in the whole batch).
+      shape: Shape of one example's integers.
 
     Returns:
       [num_examples, *shape] int32 in [0, 2^16).

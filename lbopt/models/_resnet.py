@@ -23,8 +23,8 @@ class ResNetSize:
     """The published shape of a network.
 
     Attributes:
-      depths: number of blocks in each stage.
-      widths: output channels of each stage.
+      depths: Number of blocks in each stage.
+      widths: Output channels of each stage.
       bottleneck: True for blocks of 1 x 1, 3 x 3 and 1 x 1 convolutions, False for two of 3 x 3.
     """
 
@@ -55,26 +55,26 @@ class ResNet(nn.Module):
     one side only.
 
     Attributes:
-      depths: number of blocks in each stage.
-      widths: output channels of each stage; every stage but the first halves the image.
+      depths: Number of blocks in each stage.
+      widths: Output channels of each stage; every stage but the first halves the image.
       bottleneck: True for blocks of 1 x 1 (to a quarter of the width), 3 x 3 and 1 x 1
         convolutions, False for blocks of two 3 x 3.
-      num_classes: size of the output.
-      stem: first layers. "conv7": a 7 x 7 convolution and a 3 x 3 max pool, both of stride 2.
+      num_classes: Size of the output.
+      stem: First layers. "conv7": a 7 x 7 convolution and a 3 x 3 max pool, both of stride 2.
         "space_to_depth": the same function and parameters, computed on 2 x 2 pixels folded into
         channels; it also takes images already folded, with four times the channels. "conv3": a
         3 x 3 convolution of stride 1, for small images.
-      stem_width: channels of the stem.
+      stem_width: Channels of the stem.
       batch_norm_scope: `stats_scope` of `lbopt.BatchNorm`.
-      batch_norm_momentum: momentum of the running statistics.
-      batch_norm_epsilon: number added to the variance.
+      batch_norm_momentum: Momentum of the running statistics.
+      batch_norm_epsilon: Number added to the variance.
       batch_norm_running_from: `running_from` of `lbopt.BatchNorm`.
       batch_norm_unbiased_var: `unbiased_running_var` of `lbopt.BatchNorm`; True in networks that
         `load_huggingface` returns.
       fold_columns: True folds columns into channels where blocks are narrow inside, see
         `lbopt.models._fold`. The result is the same up to rounding. It is faster on a TPU and only
         adds work on a CPU.
-      dtype: dtype of convolutions and of activations between layers; parameters, statistics and
+      dtype: Dtype of convolutions and of activations between layers; parameters, statistics and
         logits are fp32.
     """
 
@@ -174,7 +174,7 @@ def make_resnet(size: str, **options: Any) -> ResNet:
     """Build the network of a published size; `options` are attributes of `ResNet`.
 
     Raises:
-      UserError: if `size` is not a published size.
+      UserError: If `size` is not a published size.
 
     >>> make_resnet("50", num_classes=10).depths
     (3, 4, 6, 3)
@@ -187,11 +187,11 @@ class _ResidualBlock(nn.Module):
     """Attributes and helpers of both kinds of block.
 
     Attributes:
-      width: output channels.
-      stride: stride of the first 3 x 3 convolution and of the shortcut.
-      norm: constructor of a batch norm, given its name and fold.
-      folds: numbers of columns folded in the input and in the output.
-      dtype: dtype of the computation.
+      width: Output channels.
+      stride: Stride of the first 3 x 3 convolution and of the shortcut.
+      norm: Constructor of a batch norm, given its name and fold.
+      folds: Numbers of columns folded in the input and in the output.
+      dtype: Dtype of the computation.
     """
 
     width: int

@@ -19,8 +19,8 @@ class View(NamedTuple):
     """A reshape of the batch axis in which a group's statistics are means over some axes.
 
     Attributes:
-      shape: sizes of the axes that replace the batch axis.
-      over: axes of `shape` that run within a group.
+      shape: Sizes of the axes that replace the batch axis.
+      over: Axes of `shape` that run within a group.
     """
 
     shape: tuple[int, ...]
@@ -33,9 +33,9 @@ class StatsScope:
 
     Attributes:
       kind: "global", "local" (one replica), "replicas", "examples" or "tiles".
-      size: number of replicas or examples in a group; 0 for the other kinds.
-      tile: rows and columns of replicas in a group; None for the other kinds.
-      grid: rows and columns of all replicas; None takes those of the mesh.
+      size: Number of replicas or examples in a group; 0 for the other kinds.
+      tile: Rows and columns of replicas in a group; None for the other kinds.
+      grid: Rows and columns of all replicas; None takes those of the mesh.
     """
 
     kind: str
@@ -67,12 +67,12 @@ class StatsScope:
         """Return the number of groups in the global batch.
 
         Args:
-          num_replicas: number of replicas that share the global batch.
-          num_examples: number of examples in the global batch (of one microstep).
-          grid: rows and columns of the mesh's replicas; None if the mesh has no grid.
+          num_replicas: Number of replicas that share the global batch.
+          num_examples: Number of examples in the global batch (of one microstep).
+          grid: Rows and columns of the mesh's replicas; None if the mesh has no grid.
 
         Raises:
-          UserError: if groups would differ in size, or if a group would cross the boundary of a
+          UserError: If groups would differ in size, or if a group would cross the boundary of a
             replica without holding whole replicas.
         """
         if self.kind == "tiles":
@@ -119,9 +119,9 @@ class StatsScope:
         group that spans mapped replicas covers the whole local batch.
 
         Args:
-          here: the replicas for which the function is traced.
-          num_examples: number of examples in the local batch.
-          folded: number of examples that share an entry of the batch axis; must divide the number
+          here: The replicas for which the function is traced.
+          num_examples: Number of examples in the local batch.
+          folded: Number of examples that share an entry of the batch axis; must divide the number
             of examples of a group on one replica.
         """
         seen = here.count if here.axis_name else 1

@@ -113,8 +113,8 @@ def _streams(blank: Any, key: jax.Array) -> Any:
     """Return the initial state of a module's random streams, each with different keys.
 
     Args:
-      blank: pytree of shapes and dtypes of the streams' keys and counters.
-      key: random key from which the keys are derived.
+      blank: Pytree of shapes and dtypes of the streams' keys and counters.
+      key: Random key from which the keys are derived.
     """
     structure: Any = jax.tree.structure(blank)
     leaves = jax.tree.leaves(blank)

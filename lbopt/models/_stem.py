@@ -40,11 +40,11 @@ class Stem(nn.Module):
     """Convolution, batch norm, ReLU and, unless images are small, max pooling.
 
     Attributes:
-      kind: one of `STEMS`, described at `ResNet`.
-      width: output channels.
-      norm: constructor of a batch norm, given its name and fold.
-      columns: number of columns to fold in the result, see `lbopt.models._fold`.
-      dtype: dtype of the computation.
+      kind: One of `STEMS`, described at `ResNet`.
+      width: Output channels.
+      norm: Constructor of a batch norm, given its name and fold.
+      columns: Number of columns to fold in the result, see `lbopt.models._fold`.
+      dtype: Dtype of the computation.
     """
 
     kind: str
@@ -96,9 +96,9 @@ class WideConv(nn.Module):
     The kernel is [7, 7, channels, width] in both cases, and the result is the same up to rounding.
 
     Attributes:
-      width: output channels.
+      width: Output channels.
       folded: True computes the convolution on folded images.
-      dtype: dtype of the computation.
+      dtype: Dtype of the computation.
 
     References:
       Ying et al., arXiv 1811.06992v2; MLPerf v0.6 ResNet-50 for TPU, where the host folds the
@@ -116,14 +116,14 @@ class WideConv(nn.Module):
         Args:
           x: [batch, height, width, channels]. With `folded`, images of `FOLDED_CHANNELS` channels
             or more are treated as already folded by `space_to_depth`.
-          sign: factor of the output channels, a number or [width].
+          sign: Factor of the output channels, a number or [width].
         """
         given = self.folded and x.shape[-1] >= FOLDED_CHANNELS
         require(
             not given or x.shape[-1] % 4 == 0,
             "channels",
             x.shape[-1],
-            "folded images have 4 times those of an image",
+            "folded images have 4 times those of an image; give a multiple of 4",
         )
 
         channels = x.shape[-1] // 4 if given else x.shape[-1]
@@ -144,10 +144,9 @@ def space_to_depth(images: jax.Array) -> jax.Array:
     The input is [batch, height, width, c], the result [batch, height / 2, width / 2, 4 c].
     """
     batch, height, width, channels = images.shape
+    fix = "stem 'space_to_depth' needs even sides; crop or pad the images, or use stem 'conv7'"
     for side in (height, width):
-        require(
-            side % 2 == 0, "image_size", (height, width), "stem 'space_to_depth' needs even sides"
-        )
+        require(side % 2 == 0, "image_size", (height, width), fix)
     folded = images.reshape(batch, height // 2, 2, width // 2, 2, channels)
     return folded.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height // 2, width // 2, 4 * channels)
 

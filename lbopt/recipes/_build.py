@@ -225,7 +225,7 @@ def build_mesh(parallel: ParallelConfig, devices: Sequence[jax.Device] | None = 
     """Lay out the devices that a config asks for, of those given or of `jax.devices()`.
 
     Raises:
-      UserError: naming the field that does not fit them.
+      UserError: Naming the field that does not fit them.
     """
     with errors.under("parallel", ("num_devices", "order")):
         mesh = make_mesh(parallel.num_devices, devices, parallel.order)

@@ -289,16 +289,16 @@ def merged(
     """Put arrays of a file into a tree of parameters, or of the model's state.
 
     Args:
-      ours: arrays or shapes; the result has their structure.
-      theirs: the arrays of the file.
-      model: the config of the model; its heads may be missing in the file.
-      place: name of the file, for messages.
+      ours: Arrays or shapes; the result has their structure.
+      theirs: The arrays of the file.
+      model: The config of the model; its heads may be missing in the file.
+      place: Name of the file, for messages.
 
     Returns:
       The tree, with None where nothing was read; and the names of these leaves.
 
     Raises:
-      UserError: naming the first parameter that is missing or of another shape.
+      UserError: Naming the first parameter that is missing or of another shape.
     """
     read_leaves = dict(zip(tree.leaf_names(theirs), jax.tree.leaves(theirs), strict=True))
     heads = re.compile(_HEADS.get(model.name, r"^$"))

@@ -26,8 +26,8 @@ def make_network(model: ModelConfig, outputs: int, head: str = "pretraining") ->
     """Build the module of a validated config.
 
     Args:
-      model: which one.
-      outputs: classes, or tokens of the vocabulary.
+      model: Which one.
+      outputs: Classes, or tokens of the vocabulary.
       head: Name of BERT's head; other networks ignore it.
     """
     return _BUILDERS[model.name](model, outputs, head)

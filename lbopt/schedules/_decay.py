@@ -29,14 +29,14 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
 
     Args:
       decay: "polynomial", "cosine" or "constant".
-      power: exponent of the polynomial, > 0. Must be 1 for the other decays.
-      end_factor: final value as a factor of the peak, in [0, 1]. Must be 0 for "constant".
+      power: Exponent of the polynomial, > 0. Must be 1 for the other decays.
+      end_factor: Final value as a factor of the peak, in [0, 1]. Must be 0 for "constant".
 
     Returns:
       A function of progress s, clipped to [0, 1].
 
     Raises:
-      ValueError: if an argument is out of range or has no effect; names the argument.
+      UserError: If an argument is out of range or has no effect; names the argument.
 
     >>> [float(make_decay("polynomial", power=2.0)(s)) for s in (0.0, 0.5, 1.0)]
     [1.0, 0.25, 0.0]

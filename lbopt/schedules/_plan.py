@@ -20,11 +20,11 @@ class ScaledBatch:
     """Schedule settings at one batch size.
 
     Attributes:
-      global_batch_size: examples per optimizer step.
-      learning_rate: peak learning rate.
-      warmup_epochs: length of the warmup in epochs.
-      warmup_steps: length of the warmup in optimizer steps, rounded to the nearest.
-      total_steps: optimizer steps of the run, rounded up.
+      global_batch_size: Examples per optimizer step.
+      learning_rate: Peak learning rate.
+      warmup_epochs: Length of the warmup in epochs.
+      warmup_steps: Length of the warmup in optimizer steps, rounded to the nearest.
+      total_steps: Optimizer steps of the run, rounded up.
     """
 
     global_batch_size: int
@@ -49,7 +49,7 @@ def scale_batch(
     The caller checks that the warmup ends before training does.
 
     Raises:
-      ValueError: if an argument is out of range; names the argument.
+      UserError: If an argument is out of range; names the argument.
 
     >>> batch = scale_batch(32768, 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90)
     >>> batch.learning_rate, batch.warmup_epochs, batch.warmup_steps, batch.total_steps
@@ -97,13 +97,13 @@ def scaling_plan(
     LEGW is the linear-epoch gradual warmup of You et al., arXiv 1901.08256v1.
 
     Args:
-      global_batch_sizes: batch sizes, in examples; the table has one line for each.
-      base_learning_rate: peak learning rate tuned at `base_batch_size`.
-      base_batch_size: batch size at which the base values were tuned.
-      base_warmup_epochs: length of the warmup at the base batch size, in epochs.
-      num_examples: size of the training set.
-      num_epochs: length of the run at every batch size.
-      rule: scaling rule of the learning rate: "sqrt", "linear" or "none".
+      global_batch_sizes: Batch sizes, in examples; the table has one line for each.
+      base_learning_rate: Peak learning rate tuned at `base_batch_size`.
+      base_batch_size: Batch size at which the base values were tuned.
+      base_warmup_epochs: Length of the warmup at the base batch size, in epochs.
+      num_examples: Size of the training set.
+      num_epochs: Length of the run at every batch size.
+      rule: Scaling rule of the learning rate: "sqrt", "linear" or "none".
       warmup_rule: "legw" (warmup epochs grow with the batch, so warmup steps are constant),
         "epochs" (constant epochs) or "none".
 
@@ -111,7 +111,7 @@ def scaling_plan(
       The settings at each batch size, in the order given.
 
     Raises:
-      ValueError: if an argument is out of range, or if a warmup does not end before training
+      UserError: If an argument is out of range, or if a warmup does not end before training
         does; names the argument.
 
     >>> _ = scaling_plan(

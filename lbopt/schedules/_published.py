@@ -29,17 +29,17 @@ def mlperf_schedule(
     with w = warmup_steps, T = train_steps and t = 0 at the first update, whose rate is 0.
 
     Args:
-      base_learning_rate: peak learning rate; may be a traced scalar.
-      warmup_steps: optimizer steps of warmup. May be fractional, as in MLPerf, where 33 epochs of
+      base_learning_rate: Peak learning rate; may be a traced scalar.
+      warmup_steps: Optimizer steps of warmup. May be fractional, as in MLPerf, where 33 epochs of
         19.75 steps make 651.75.
-      train_steps: optimizer steps of the whole run.
+      train_steps: Optimizer steps of the whole run.
       end_learning_rate: 1e-4 in MLPerf, the default of TensorFlow's polynomial_decay; 0.1 in the
         released EfficientNet code, tensorflow/tpu@4b544d49d4ce5de5066a6631184c25cd29bdf9b6:
         models/official/efficientnet/utils.py.
-      power: exponent of the decay.
+      power: Exponent of the decay.
 
     Raises:
-      ValueError: for the same reasons as `warmup_schedule`.
+      UserError: For the same reasons as `warmup_schedule`.
 
     >>> schedule = mlperf_schedule(29.0, warmup_steps=706.5, train_steps=2512)
     >>> float(schedule(0)), round(float(schedule(2511)), 4)
@@ -79,15 +79,15 @@ def albert_schedule(
     0, so the rate jumps down at the end of warmup.
 
     Args:
-      base_learning_rate: learning rate at which the ramp ends; may be a traced scalar.
-      warmup_steps: optimizer steps of the ramp.
-      total_steps: optimizer steps of the whole run.
-      start_warmup_step: step at which the ramp begins; -76 in MLPerf's BERT at batch 8192.
-      power: exponent of the decay.
-      end_learning_rate: learning rate at step T.
+      base_learning_rate: Learning rate at which the ramp ends; may be a traced scalar.
+      warmup_steps: Optimizer steps of the ramp.
+      total_steps: Optimizer steps of the whole run.
+      start_warmup_step: Step at which the ramp begins; -76 in MLPerf's BERT at batch 8192.
+      power: Exponent of the decay.
+      end_learning_rate: Learning rate at step T.
 
     Raises:
-      ValueError: for the same reasons as `warmup_schedule`.
+      UserError: For the same reasons as `warmup_schedule`.
 
     >>> schedule = albert_schedule(1.0, warmup_steps=287, total_steps=560, start_warmup_step=-76)
     >>> round(float(schedule(210)), 4), round(float(schedule(211)), 4)
@@ -127,16 +127,16 @@ def exponential_schedule(
     within the warmup have taken effect when it ends.
 
     Args:
-      base_learning_rate: learning rate at which the ramp ends; may be a traced scalar.
-      steps_per_decay: optimizer steps between two stairs; may be fractional. 2.4 epochs in
+      base_learning_rate: Learning rate at which the ramp ends; may be a traced scalar.
+      steps_per_decay: Optimizer steps between two stairs; may be fractional. 2.4 epochs in
         EfficientNet: `lbopt.schedules.Units(num_examples, batch_size).exact_steps(2.4)`.
-      total_steps: optimizer steps of the whole run.
-      decay_rate: factor of each stair, in (0, 1].
-      warmup_steps: optimizer steps of the ramp; 5 epochs in EfficientNet.
+      total_steps: Optimizer steps of the whole run.
+      decay_rate: Factor of each stair, in (0, 1].
+      warmup_steps: Optimizer steps of the ramp; 5 epochs in EfficientNet.
       staircase: True for stairs, False for a smooth decay.
 
     Raises:
-      ValueError: if an argument is out of range or has no effect; names the argument.
+      UserError: If an argument is out of range or has no effect; names the argument.
 
     >>> schedule = exponential_schedule(1.0, 2.5, total_steps=100, decay_rate=0.5)
     >>> [float(schedule(count)) for count in (0, 2, 3, 5)]
@@ -164,15 +164,15 @@ def step_schedule(
     """Build a schedule that is multiplied by `factor` at each boundary, counted from step 0.
 
     Args:
-      base_learning_rate: learning rate before the first boundary; may be a traced scalar.
-      boundaries: optimizer steps at which the rate is multiplied by `factor`, ascending and within
+      base_learning_rate: Learning rate before the first boundary; may be a traced scalar.
+      boundaries: Optimizer steps at which the rate is multiplied by `factor`, ascending and within
         the run.
-      total_steps: optimizer steps of the whole run.
-      factor: factor of each boundary, in (0, 1].
-      warmup_steps: optimizer steps of a linear warmup from 0.
+      total_steps: Optimizer steps of the whole run.
+      factor: Factor of each boundary, in (0, 1].
+      warmup_steps: Optimizer steps of a linear warmup from 0.
 
     Raises:
-      ValueError: if an argument is out of range or has no effect; names the argument.
+      UserError: If an argument is out of range or has no effect; names the argument.
 
     >>> schedule = step_schedule(1.0, (2, 4), total_steps=6)
     >>> [round(float(schedule(count)), 4) for count in range(6)]
@@ -198,7 +198,7 @@ def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
       *phases: (schedule, optimizer steps) of each phase. The last phase never ends.
 
     Raises:
-      ValueError: if there is no phase or a length is below 1.
+      UserError: If there is no phase or a length is below 1.
 
     >>> ramp = warmup_schedule(1.0, warmup_steps=2, total_steps=4)
     >>> schedule = mixed_batch_schedule((ramp, 4), (ramp, 4))
@@ -217,7 +217,7 @@ def mixed_batch_schedule(*phases: tuple[optax.Schedule, int]) -> optax.Schedule:
 
 
 def _check_reached(argument: str, value: Any, stair: Any, total_steps: int) -> None:
-    """Raise ValueError for a stair that the run does not reach."""
+    """Raise `UserError` for a stair that the run does not reach."""
     if _scalars.known(stair) >= _scalars.whole("total_steps", total_steps):
         fix = (
             f"step {_scalars.known(stair):g} is not one of the {total_steps} of the run, so it "

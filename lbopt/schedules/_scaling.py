@@ -23,9 +23,9 @@ def scale_learning_rate(
     r"""Return the learning rate for another batch size: base * (global / base batch)^p.
 
     Args:
-      base_learning_rate: learning rate tuned at `base_batch_size`; may be a traced scalar.
-      base_batch_size: batch size at which it was tuned.
-      global_batch_size: batch size to train with.
+      base_learning_rate: Learning rate tuned at `base_batch_size`; may be a traced scalar.
+      base_batch_size: Batch size at which it was tuned.
+      global_batch_size: Batch size to train with.
       rule: "sqrt" (p = 1/2; You et al. for the optimizer LAMB and the warmup rule LEGW), "linear"
         (p = 1; Goyal et al., arXiv 1706.02677v2) or "none" (p = 0).
 
@@ -33,7 +33,7 @@ def scale_learning_rate(
       The scaled rate: a float, or a traced scalar if given one.
 
     Raises:
-      ValueError: if an argument is out of range; names the argument.
+      UserError: If an argument is out of range; names the argument.
 
     >>> scale_learning_rate(0.1, 256, 1024, "sqrt"), scale_learning_rate(0.1, 256, 1024, "linear")
     (0.2, 0.4)

@@ -22,16 +22,16 @@ def stretch_schedule(
     one step after the last update in both. With equal lengths the rates are bitwise the same.
 
     Args:
-      schedule: count of updates so far -> learning rate; must accept fractional counts.
-      total_steps: number of updates for which the schedule was made.
-      num_steps: number of updates of the new run; may be traced.
-      first_step: number of the first update, 0 or 1, as given to `warmup_schedule`.
+      schedule: Count of updates so far -> learning rate; must accept fractional counts.
+      total_steps: Number of updates for which the schedule was made.
+      num_steps: Number of updates of the new run; may be traced.
+      first_step: Number of the first update, 0 or 1, as given to `warmup_schedule`.
 
     Returns:
       A schedule: count of updates so far (0 at the first) -> learning rate.
 
     Raises:
-      ValueError: if an argument is out of range; names the argument.
+      UserError: If an argument is out of range; names the argument.
 
     >>> from lbopt.schedules import warmup_schedule
     >>> whole = warmup_schedule(1.0, warmup_steps=4, total_steps=12)

@@ -17,8 +17,8 @@ class Units:
     cut short; warmup steps are rounded to the nearest.
 
     Attributes:
-      num_examples: size of the training set.
-      global_batch_size: examples per optimizer step, over all devices.
+      num_examples: Size of the training set.
+      global_batch_size: Examples per optimizer step, over all devices.
 
     >>> Units(num_examples=1_281_167, global_batch_size=32768).steps(epochs=90)
     3519

@@ -49,29 +49,29 @@ def warmup_schedule(
     BERT code.
 
     Args:
-      peak_learning_rate: learning rate at the end of warmup; may be a traced scalar.
-      warmup_steps: optimizer steps of warmup, 0 for none; may be fractional or traced.
-      total_steps: optimizer steps of the whole run.
+      peak_learning_rate: Learning rate at the end of warmup; may be a traced scalar.
+      warmup_steps: Optimizer steps of warmup, 0 for none; may be fractional or traced.
+      total_steps: Optimizer steps of the whole run.
       decay: "polynomial", "cosine", "constant", or a function: steps since the decay began ->
         factor of the peak, such as `optax.exponential_decay(1.0, ...)` or
         `optax.piecewise_constant_schedule(1.0, ...)`.
-      power: exponent of the polynomial.
-      end_factor: learning rate at the end of the decay as a factor of the peak.
-      first_step: number t of the first update. With 0 the first update has rate 0, as in You et
+      power: Exponent of the polynomial.
+      end_factor: Learning rate at the end of the decay as a factor of the peak.
+      first_step: Number t of the first update. With 0 the first update has rate 0, as in You et
         al.'s code; with 1 steps are counted as in the papers, and a very short run wastes no step.
-      warmup_power: exponent of the ramp; 2 in nvcaffe.
-      warmup_from: learning rate at the start of warmup.
-      start_step: step at which the ramp starts; may be negative. MLPerf's BERT starts it at -76, so
+      warmup_power: Exponent of the ramp; 2 in nvcaffe.
+      warmup_from: Learning rate at the start of warmup.
+      start_step: Step at which the ramp starts; may be negative. MLPerf's BERT starts it at -76, so
         that the first update already has a rate above `warmup_from`.
-      decay_from: step from which the decay counts: "warmup_end", or "start" for step 0.
-      decay_steps: length of the decay in optimizer steps; None for the divisor in the formulas.
-      end_learning_rate: learning rate at the end of the decay, in place of `end_factor`.
+      decay_from: Step from which the decay counts: "warmup_end", or "start" for step 0.
+      decay_steps: Length of the decay in optimizer steps; None for the divisor in the formulas.
+      end_learning_rate: Learning rate at the end of the decay, in place of `end_factor`.
 
     Returns:
       A schedule: count of updates so far (0 at the first) -> fp32 learning rate.
 
     Raises:
-      ValueError: if an argument is out of range, if warmup does not end before training does, if
+      UserError: If an argument is out of range, if warmup does not end before training does, if
         the peak is below `warmup_from` or `end_learning_rate`, or if an argument has no effect
         beside the others; names the argument.
 
@@ -147,7 +147,7 @@ def _factor(decay: _decay.DecayFn, steps: jax.Array) -> jax.Array:
     """Return the result of a decay function in fp32.
 
     Raises:
-      ValueError: unless the result is one number, or one number for each step.
+      UserError: Unless the result is one number, or one number for each step.
     """
     found = decay(steps)
     try:
@@ -156,7 +156,7 @@ def _factor(decay: _decay.DecayFn, steps: jax.Array) -> jax.Array:
         factor = None
     if factor is None or factor.shape not in ((), steps.shape):
         fix = f"it gives {brief(found)}; return a factor of the peak, one number"
-        raise UserError("decay", decay, fix)
+        raise UserError("decay", decay, fix, code="type")
     return factor
 
 
@@ -179,23 +179,23 @@ def legw_schedule(
     every batch size: base_warmup_epochs * num_examples / base_batch_size, rounded to the nearest.
 
     Args:
-      base_learning_rate: peak rate tuned at `base_batch_size`; may be a traced scalar.
-      base_batch_size: batch size at which the base values were tuned.
-      base_warmup_epochs: length of the warmup at the base batch size, in epochs.
-      global_batch_size: batch size to train with.
-      num_examples: size of the training set.
-      num_epochs: length of the run.
+      base_learning_rate: Peak rate tuned at `base_batch_size`; may be a traced scalar.
+      base_batch_size: Batch size at which the base values were tuned.
+      base_warmup_epochs: Length of the warmup at the base batch size, in epochs.
+      global_batch_size: Batch size to train with.
+      num_examples: Size of the training set.
+      num_epochs: Length of the run.
       decay: "polynomial", "cosine" or "constant".
-      rule: scaling rule of the learning rate; LEGW's own is "sqrt".
-      power: exponent of the polynomial.
-      end_factor: learning rate at the end of the decay as a factor of the peak.
-      first_step: number of the first update, 0 or 1; see `warmup_schedule`.
+      rule: Scaling rule of the learning rate; LEGW's own is "sqrt".
+      power: Exponent of the polynomial.
+      end_factor: Learning rate at the end of the decay as a factor of the peak.
+      first_step: Number of the first update, 0 or 1; see `warmup_schedule`.
 
     Returns:
       A schedule: count of updates so far -> fp32 learning rate.
 
     Raises:
-      ValueError: if an argument is out of range, or if the warmup does not end before training
+      UserError: If an argument is out of range, or if the warmup does not end before training
         does; names the argument.
 
     >>> schedule = legw_schedule(0.1, 256, 1.0, 1024, num_examples=2560, num_epochs=8)
@@ -226,7 +226,7 @@ def legw_schedule(
 
 
 def _check_length(warmup_steps: Any, total_steps: int, start_step: Any) -> None:
-    """Raise ValueError unless the warmup ends before training does."""
+    """Raise `UserError` unless the warmup ends before training does."""
     if _scalars.is_number(warmup_steps) and not start_step + float(warmup_steps) < total_steps:
         begun = "" if start_step == 0 else f" from step {start_step}"
         fix = (
@@ -237,7 +237,7 @@ def _check_length(warmup_steps: Any, total_steps: int, start_step: Any) -> None:
 
 
 def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning_rate) -> None:
-    """Raise ValueError for arguments that conflict with the decay or that it does not use.
+    """Raise `UserError` for arguments that conflict with the decay or that it does not use.
 
     `make_decay` checks its own arguments.
     """
@@ -273,7 +273,7 @@ def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning
 def _check_ramp(
     peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate
 ) -> None:
-    """Raise ValueError for options of a missing ramp, and for a peak below another given rate."""
+    """Raise `UserError` for options of a missing ramp, and for a peak below another given rate."""
     if _scalars.is_number(warmup_steps) and start_step + warmup_steps <= 0:
         for name, value, default in (
             ("warmup_power", warmup_power, 1),

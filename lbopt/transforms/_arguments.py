@@ -17,11 +17,11 @@ def rate_at(learning_rate: Any, count: Any) -> Any:
     """Return the learning rate of one update.
 
     Args:
-      learning_rate: number, or schedule: optimizer step -> rate.
+      learning_rate: Number, or schedule: optimizer step -> rate.
       count: int32 scalar, number of updates so far.
 
     Raises:
-      UserError: if a schedule gives anything but one real number.
+      UserError: If a schedule gives anything but one real number.
     """
     if not callable(learning_rate):
         return learning_rate
@@ -36,9 +36,14 @@ def rate_at(learning_rate: Any, count: Any) -> Any:
     return rate
 
 
+def is_transformation(value: Any) -> bool:
+    """Return whether a value has `init` and `update`, as Optax transformations do."""
+    return all(callable(getattr(value, name, None)) for name in ("init", "update"))
+
+
 def require_transformation(argument: str, value: Any) -> None:
-    """Raise `UserError` unless a value has `init` and `update`, as Optax transformations do."""
-    if not all(callable(getattr(value, name, None)) for name in ("init", "update")):
+    """Raise `UserError` unless a value is an Optax transformation."""
+    if not is_transformation(value):
         raise UserError(argument, value, "give an Optax transformation", code="type")
 
 
@@ -65,8 +70,8 @@ def require_float_leaves(params: types.Params, **real: Any) -> None:
     """Raise `UserError` if a leaf is not a floating-point or complex array.
 
     Args:
-      params: the parameters.
-      **real: options by name, each of which must be None if a leaf is complex.
+      params: The parameters.
+      **real: Options by name, each of which must be None if a leaf is complex.
     """
     tree.check_inexact(params, "params")
     given = [argument for argument, value in real.items() if value is not None]
@@ -85,8 +90,8 @@ def require_state(state: Any, kind: type) -> None:
     """Raise `UserError` unless a state is a `kind`: Orbax without a target restores dictionaries.
 
     Args:
-      state: the state given to a transform's `update`.
-      kind: its type, a NamedTuple.
+      state: The state given to a transform's `update`.
+      kind: Its type, a NamedTuple.
     """
     if not isinstance(state, kind):
         fix = (

@@ -31,19 +31,19 @@ def clip_by_global_norm(
     """Scale all updates by min(1, max_norm / (G + eps)), G the L2 norm over every leaf together.
 
     Args:
-      max_norm: largest global norm that passes unchanged, > 0.
-      eps: constant >= 0 added to the norm before the division. It is 1e-6 in PyTorch's
+      max_norm: Largest global norm that passes unchanged, > 0.
+      eps: Constant >= 0 added to the norm before the division. It is 1e-6 in PyTorch's
         clip_grad_norm_, pytorch/pytorch@01a57d87bd4826d1f528b2dc47360a8087b34f5a:
         torch/nn/utils/clip_grad.py.
-      axis_name: inside `shard_map`, the mapped axis over which leaves are split; squares are
+      axis_name: Inside `shard_map`, the mapped axis over which leaves are split; squares are
         summed over it.
-      sharded_mask: with `axis_name`, the leaves that are split; None for all.
+      sharded_mask: With `axis_name`, the leaves that are split; None for all.
 
     Returns:
       A transform whose state is `ClipState`; its output keeps the dtype of the updates.
 
     Raises:
-      UserError: if `max_norm` is not above 0, or `eps` is below 0.
+      UserError: If `max_norm` is not above 0, or `eps` is below 0.
 
     >>> import jax.numpy as jnp
     >>> tx = clip_by_global_norm(1.0)
@@ -81,9 +81,9 @@ def global_norm(
     """Return the L2 norm over every leaf together, a scalar in fp32 or wider.
 
     Args:
-      updates: floating-point or complex arrays.
-      axis_name: inside `shard_map`, the mapped axis over which leaves are split.
-      sharded_mask: with `axis_name`, the leaves that are split; None for all.
+      updates: Floating-point or complex arrays.
+      axis_name: Inside `shard_map`, the mapped axis over which leaves are split.
+      sharded_mask: With `axis_name`, the leaves that are split; None for all.
     """
     tree.check_inexact(updates, "updates")
     split = masks.resolve_split(sharded_mask, axis_name, updates)

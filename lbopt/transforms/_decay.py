@@ -20,13 +20,13 @@ def add_weight_decay(
     `optax.add_decayed_weights` with lbopt's masks and the addition in fp32.
 
     Args:
-      weight_decay: coefficient >= 0; may be traced.
-      weight_decay_mask: the leaves that are decayed (see `lbopt.types.Mask`).
-      stacked: leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`); a mask that
+      weight_decay: Coefficient >= 0; may be traced.
+      weight_decay_mask: The leaves that are decayed (see `lbopt.types.Mask`).
+      stacked: Leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`); a mask that
         is a function gets one layer of each.
 
     Raises:
-      UserError: if `weight_decay` is below 0, or a mask does not fit the parameters.
+      UserError: If `weight_decay` is below 0, or a mask does not fit the parameters.
     """
     _scalars.require_at_least("weight_decay", weight_decay, 0)
 

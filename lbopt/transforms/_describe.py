@@ -20,11 +20,11 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
     A star marks the options that differ from the paper's.
 
     Args:
-      variant: name of the variant; None prints a table of all variants.
+      variant: Name of the variant; None prints a table of all variants.
       optimizer: "lamb" or "lars"; None for both.
 
     Raises:
-      UserError: for an unknown name; it lists the known ones.
+      UserError: For an unknown name; it lists the known ones.
 
     >>> describe("cybertron")  # doctest: +ELLIPSIS
     lamb, variant "cybertron": cybertronai/pytorch-lamb@...:pytorch_lamb/lamb.py
@@ -42,7 +42,8 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
     if variant is None:
         pages = [variants_table(name) for name in optimizers]
     else:
-        pages = [_page(VARIANTS[name][variant]) for name in optimizers if variant in VARIANTS[name]]
+        named = [VARIANTS[name].get(variant) for name in optimizers if isinstance(variant, str)]
+        pages = [_page(found) for found in named if found is not None]
     if not pages:
         known = "; ".join(f"{name}: {', '.join(VARIANTS[name])}" for name in optimizers)
         raise UserError("variant", variant, f"use one of ({known})", code="choice")

@@ -19,7 +19,7 @@ class EmaState(NamedTuple):
 
     Attributes:
       count: int32 scalar, number of updates so far.
-      ema: pytree shaped like the parameters, fp32 or wider, or `ema_dtype`.
+      ema: Pytree shaped like the parameters, fp32 or wider, or `ema_dtype`.
     """
 
     count: jax.Array  # type: ignore[assignment]
@@ -39,19 +39,19 @@ def track_ema(
     reads the average for evaluation.
 
     Args:
-      decay: decay rate in [0, 1). The default is EfficientNet's.
-      ramp: whether the decay rises with the number of updates, as `num_updates` makes it in
+      decay: Decay rate in [0, 1). The default is EfficientNet's.
+      ramp: Whether the decay rises with the number of updates, as `num_updates` makes it in
         TensorFlow's ExponentialMovingAverage,
         tensorflow/tensorflow@0004ac98864da68d6a90d96385bd55c86e04a8c1:
         tensorflow/python/training/moving_averages.py.
-      ema_dtype: dtype of the average of real leaves; None for fp32, or the leaf's dtype if that is
+      ema_dtype: Dtype of the average of real leaves; None for fp32, or the leaf's dtype if that is
         wider. In bf16 the average would stand still.
 
     Returns:
       A transform whose state is `EmaState`.
 
     Raises:
-      UserError: for an argument that is out of range, or parameters that are shapes.
+      UserError: For an argument that is out of range, or parameters that are shapes.
 
     >>> import jax.numpy as jnp
     >>> tx = optax.chain(optax.sgd(1.0), track_ema(0.9, ramp=False))
@@ -116,14 +116,14 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
     the average then takes a step with every microstep.
 
     Args:
-      opt_state: state of a chain, `masked`, `MultiSteps`, ... with `track_ema` in it; also as
+      opt_state: State of a chain, `masked`, `MultiSteps`, ... with `track_ema` in it; also as
         `nnx.state(optimizer)`.
-      like: parameters whose containers and dtypes the result gets, `nnx.state(model)` for an NNX
+      like: Parameters whose containers and dtypes the result gets, `nnx.state(model)` for an NNX
         model. The result has its leaves where `optax.masked` kept them out of the average. None
         leaves the result as it is kept.
 
     Raises:
-      UserError: if the state holds no average or several, or one of other parameters than `like`.
+      UserError: If the state holds no average or several, or one of other parameters than `like`.
     """
     found = list(_per_path.find_states(opt_state, (EmaState,)))
     if len(found) != 1:

@@ -8,7 +8,7 @@ import jax
 import optax
 from jax.typing import DTypeLike
 
-from lbopt import _scalars, masks, types
+from lbopt import errors, masks, types
 from lbopt.errors import require_choice
 from lbopt.transforms import (
     _clipping,
@@ -69,41 +69,41 @@ def lamb(
     variant's, else the paper's, which is the default shown above.
 
     Args:
-      learning_rate: number or schedule.
-      b1: decay rate of the first moment, in [0, 1).
-      b2: decay rate of the second moment, in [0, 1).
-      eps: constant >= 0 added to the root of the second moment.
-      weight_decay: coefficient wd >= 0. No default suits all: 0.01 is usual for BERT, 1.5 is that
+      learning_rate: Number or schedule.
+      b1: Decay rate of the first moment, in [0, 1).
+      b2: Decay rate of the second moment, in [0, 1).
+      eps: Constant >= 0 added to the root of the second moment.
+      weight_decay: Coefficient wd >= 0. No default suits all: 0.01 is usual for BERT, 1.5 is that
         of You's ResNet-50.
-      weight_decay_mask: the leaves that are decayed (see `lbopt.types.Mask`).
-      trust_ratio_mask: the leaves that are adapted; "as_weight_decay" for those that
+      weight_decay_mask: The leaves that are decayed (see `lbopt.types.Mask`).
+      trust_ratio_mask: The leaves that are adapted; "as_weight_decay" for those that
         `weight_decay_mask` selects.
       trust_ratio_bounds: (low, high) for the ratio, or None; (0, 1) is LAMBC.
-      max_grad_norm: global norm to which the incoming gradients are clipped first; None for no
+      max_grad_norm: Global norm to which the incoming gradients are clipped first; None for no
         clipping.
-      variant: public LAMB code whose options are the defaults; listed below, in full by
+      variant: Public LAMB code whose options are the defaults; listed below, in full by
         `lbopt.describe("albert", "lamb")`.
-      weight_norm_bounds: the paper's phi, (low, high) for ||w||; None for the identity.
-      debias: bias correction of both moments, or "in_state" (see `scale_by_lamb_moments`).
-      eps_root: constant >= 0 added to the second moment inside the root.
+      weight_norm_bounds: The paper's phi, (low, high) for ||w||; None for the identity.
+      debias: Bias correction of both moments, or "in_state" (see `scale_by_lamb_moments`).
+      eps_root: Constant >= 0 added to the second moment inside the root.
       weight_decay_placement: "inside" (the direction and its norm), "outside" (added after the
         ratio), "decoupled" (timm: shrinks w by lr wd before its norm is taken), "gradient" (L2:
         added to the gradient before the moments).
-      adapt_undecayed: whether leaves without decay are adapted. False gives them ratio 1, and all
+      adapt_undecayed: Whether leaves without decay are adapted. False gives them ratio 1, and all
         leaves if `weight_decay` is 0.
-      zero_norm_ratio: ratio where a norm is zero; None divides all the same (see
+      zero_norm_ratio: Ratio where a norm is zero; None divides all the same (see
         `scale_by_layerwise_trust_ratio`).
-      grad_averaging: whether the gradient enters the first moment with 1 - b1; False: m = b1 m + g.
-      max_grad_norm_eps: constant >= 0 added to the global norm before the division by it.
-      gradient_normalization: norm that gradients are divided by before the moments, "layer" or
+      grad_averaging: Whether the gradient enters the first moment with 1 - b1; False: m = b1 m + g.
+      max_grad_norm_eps: Constant >= 0 added to the global norm before the division by it.
+      gradient_normalization: Norm that gradients are divided by before the moments, "layer" or
         "global"; None for no division.
-      gradient_normalization_stage: whether that division comes "after_clip" or "before_clip".
-      stacked: leaves that are stacks of layers, each layer with a ratio of its own (see
+      gradient_normalization_stage: Whether that division comes "after_clip" or "before_clip".
+      stacked: Leaves that are stacks of layers, each layer with a ratio of its own (see
         `scale_by_layerwise_trust_ratio`).
-      axis_name: inside `shard_map`, the axis over which leaves are split; norms are summed over it.
-      sharded_mask: with `axis_name`, the leaves that are split; None for all.
-      mu_dtype: dtype in which the first moment is kept; None for fp32.
-      nu_dtype: dtype in which the second moment is kept; None for fp32.
+      axis_name: Inside `shard_map`, the axis over which leaves are split; norms are summed over it.
+      sharded_mask: With `axis_name`, the leaves that are split; None for all.
+      mu_dtype: Dtype in which the first moment is kept; None for fp32.
+      nu_dtype: Dtype in which the second moment is kept; None for fp32.
 
     Variants and the options in which they differ from the paper:
 
@@ -136,7 +136,7 @@ def lamb(
       An `optax.GradientTransformation` whose `update` needs `params`.
 
     Raises:
-      UserError: for an argument that is out of range or contradicts another, or an unknown variant.
+      UserError: For an argument that is out of range or contradicts another, or an unknown variant.
 
     >>> import jax.numpy as jnp, optax
     >>> tx = lamb(1e-2, weight_decay=0.01)
@@ -219,25 +219,24 @@ def _before_the_moments(
     """Return the transforms of the gradient that the options ask for: clip, normalization, decay.
 
     Args:
-      options: the options of `lamb`.
-      stacked: which leaves are stacks of layers, the argument of `lamb`.
-      split: the arguments `axis_name` and `sharded_mask` of the transforms that take norms.
+      options: The options of `lamb`.
+      stacked: Which leaves are stacks of layers, the argument of `lamb`.
+      split: The arguments `axis_name` and `sharded_mask` of the transforms that take norms.
     """
     stage = options.gradient_normalization_stage
     require_choice("gradient_normalization_stage", stage, ("after_clip", "before_clip"))
 
     links = []
     if options.max_grad_norm is not None:
-        _scalars.require_above("max_grad_norm", options.max_grad_norm, 0)
-        _scalars.require_at_least("max_grad_norm_eps", options.max_grad_norm_eps, 0)
-        clip = _clipping.clip_by_global_norm(
-            options.max_grad_norm, options.max_grad_norm_eps, **split
-        )
+        with errors.under("", max_norm="max_grad_norm", eps="max_grad_norm_eps"):
+            clip = _clipping.clip_by_global_norm(
+                options.max_grad_norm, options.max_grad_norm_eps, **split
+            )
         links.append(clip)
     per = options.gradient_normalization
     if per is not None:
-        require_choice("gradient_normalization", per, _normalization.PER)
-        normalize = _normalization.normalize_gradients(per, stacked=stacked, **split)
+        with errors.under("", per="gradient_normalization"):
+            normalize = _normalization.normalize_gradients(per, stacked=stacked, **split)
         links.insert(0 if stage == "before_clip" else len(links), normalize)
     if options.weight_decay_placement == "gradient":
         links.append(

@@ -24,9 +24,9 @@ class LansState(NamedTuple):
     """Adam's moments of the normalized gradients, and the ratios of the two parts of the step.
 
     Attributes:
-      moments: moments of the gradients.
-      of_momentum: ratios of the part that follows the first moment.
-      of_gradient: ratios of the part that follows the gradient itself.
+      moments: Moments of the gradients.
+      of_momentum: Ratios of the part that follows the first moment.
+      of_gradient: Ratios of the part that follows the gradient itself.
     """
 
     moments: _moments.LambMomentsState
@@ -58,26 +58,26 @@ def scale_by_lans(
     Here mh and vh are Adam's moments with bias correction, and ratio(u) = phi(||w||) / ||u||.
 
     Args:
-      b1: decay rate of the first moment, and weight of its part of the step, in [0, 1).
-      b2: decay rate of the second moment, in [0, 1).
-      eps: constant >= 0 added to the root of the second moment.
-      weight_decay: coefficient wd >= 0 in both parts; may be a traced scalar.
-      weight_decay_mask: the leaves that are decayed (see `lbopt.types.Mask`).
-      trust_ratio_mask: the leaves that are adapted.
+      b1: Decay rate of the first moment, and weight of its part of the step, in [0, 1).
+      b2: Decay rate of the second moment, in [0, 1).
+      eps: Constant >= 0 added to the root of the second moment.
+      weight_decay: Coefficient wd >= 0 in both parts; may be a traced scalar.
+      weight_decay_mask: The leaves that are decayed (see `lbopt.types.Mask`).
+      trust_ratio_mask: The leaves that are adapted.
       trust_ratio_bounds: (low, high) for both ratios, or None.
       weight_norm_bounds: phi, (low, high) for ||w||; None for the identity.
-      stacked: leaves that are stacks of layers, each layer with ratios of its own (see
+      stacked: Leaves that are stacks of layers, each layer with ratios of its own (see
         `scale_by_layerwise_trust_ratio`).
-      axis_name: inside `shard_map`, the axis over which leaves are split; norms are summed over it.
-      sharded_mask: with `axis_name`, the leaves that are split; None for all.
-      mu_dtype: dtype in which the first moment is kept; None for fp32.
-      nu_dtype: dtype in which the second moment is kept; None for fp32.
+      axis_name: Inside `shard_map`, the axis over which leaves are split; norms are summed over it.
+      sharded_mask: With `axis_name`, the leaves that are split; None for all.
+      mu_dtype: Dtype in which the first moment is kept; None for fp32.
+      nu_dtype: Dtype in which the second moment is kept; None for fp32.
 
     Returns:
       A transform whose state is `LansState` and whose `update` needs `params`.
 
     Raises:
-      UserError: for an argument that is out of range.
+      UserError: For an argument that is out of range.
     """
     _moments.check_moments(b1, b2, eps, 0.0, mu_dtype, nu_dtype)
     ratio = _trust_ratio.scale_by_layerwise_trust_ratio(
@@ -155,26 +155,26 @@ def lans(
     defaults are the same.
 
     Args:
-      learning_rate: number or schedule.
-      b1: decay rate of the first moment, and weight of its part of the step, in [0, 1).
-      b2: decay rate of the second moment, in [0, 1).
-      eps: constant >= 0 added to the root of the second moment.
-      weight_decay: coefficient wd >= 0, inside both directions and their norms.
-      weight_decay_mask: the leaves that are decayed (see `lbopt.types.Mask`).
-      trust_ratio_mask: the leaves that are adapted.
+      learning_rate: Number or schedule.
+      b1: Decay rate of the first moment, and weight of its part of the step, in [0, 1).
+      b2: Decay rate of the second moment, in [0, 1).
+      eps: Constant >= 0 added to the root of the second moment.
+      weight_decay: Coefficient wd >= 0, inside both directions and their norms.
+      weight_decay_mask: The leaves that are decayed (see `lbopt.types.Mask`).
+      trust_ratio_mask: The leaves that are adapted.
       trust_ratio_bounds: (low, high) for both ratios, or None.
       weight_norm_bounds: phi, (low, high) for ||w||; None for the identity.
-      stacked: leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`).
-      axis_name: inside `shard_map`, the axis over which leaves are split; norms are summed over it.
-      sharded_mask: with `axis_name`, the leaves that are split; None for all.
-      mu_dtype: dtype in which the first moment is kept; None for fp32.
-      nu_dtype: dtype in which the second moment is kept; None for fp32.
+      stacked: Leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`).
+      axis_name: Inside `shard_map`, the axis over which leaves are split; norms are summed over it.
+      sharded_mask: With `axis_name`, the leaves that are split; None for all.
+      mu_dtype: Dtype in which the first moment is kept; None for fp32.
+      nu_dtype: Dtype in which the second moment is kept; None for fp32.
 
     Returns:
       An `optax.GradientTransformation` whose `update` needs `params`.
 
     Raises:
-      UserError: for an argument that is out of range.
+      UserError: For an argument that is out of range.
 
     >>> import jax.numpy as jnp
     >>> params = {"kernel": jnp.ones((2, 2))}

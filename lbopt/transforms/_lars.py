@@ -72,42 +72,42 @@ def lars(
     variant's, else the paper's, which is the default shown above.
 
     Args:
-      learning_rate: number or schedule.
-      weight_decay: coefficient wd >= 0; 0.0001 or 0.0002 is usual for ResNet-50.
-      momentum: decay rate of the velocity, in [0, 1).
-      trust_coefficient: factor on the ratio, > 0; eta of the paper.
-      weight_decay_mask: the leaves that are decayed (see `lbopt.types.Mask`).
-      trust_ratio_mask: the leaves that are adapted; "as_weight_decay" for those that
+      learning_rate: Number or schedule.
+      weight_decay: Coefficient wd >= 0; 0.0001 or 0.0002 is usual for ResNet-50.
+      momentum: Decay rate of the velocity, in [0, 1).
+      trust_coefficient: Factor on the ratio, > 0; eta of the paper.
+      weight_decay_mask: The leaves that are decayed (see `lbopt.types.Mask`).
+      trust_ratio_mask: The leaves that are adapted; "as_weight_decay" for those that
         `weight_decay_mask` selects.
-      variant: public LARS code whose options are the defaults; listed below, in full by
+      variant: Public LARS code whose options are the defaults; listed below, in full by
         `lbopt.describe("nus", "lars")`.
-      eps: constant >= 0 added to the denominator of the ratio.
-      nesterov: whether the momentum is Nesterov's.
+      eps: Constant >= 0 added to the denominator of the ratio.
+      nesterov: Whether the momentum is Nesterov's.
       trust_ratio_bounds: (low, high) for the ratio, or None.
       denominator: "sum_of_norms", "norm_of_sum", "gradient_only" or "momentum" (see
         `scale_by_layerwise_trust_ratio`; the last needs rate and ratio outside the momentum).
-      dampening: share in [0, 1) of the update that is left out of the velocity (see
+      dampening: Share in [0, 1) of the update that is left out of the velocity (see
         `scale_by_lars_momentum`); "momentum" makes the velocity an average.
-      undamped_start: whether the first velocity is the update itself, as in PyTorch.
+      undamped_start: Whether the first velocity is the update itself, as in PyTorch.
       learning_rate_placement: "inside" the momentum (vel = m vel + lr ...) or "outside"
         (w <- w - lr ...). They differ whenever the rate changes.
-      plain_learning_rate_placement: the same for leaves that are not adapted; None for that of the
+      plain_learning_rate_placement: The same for leaves that are not adapted; None for that of the
         others. Where the two differ, Nesterov momentum is for adapted leaves alone (flax).
-      trust_ratio_placement: whether the ratio is "inside" or "outside" the momentum.
+      trust_ratio_placement: Whether the ratio is "inside" or "outside" the momentum.
       weight_decay_placement: "inside" (the update and the denominator), "outside", "norm_only" (the
         denominator but not the update), "decoupled"; see `scale_by_layerwise_trust_ratio`.
-      adapt_undecayed: whether leaves without decay are adapted. False gives them ratio 1, and all
+      adapt_undecayed: Whether leaves without decay are adapted. False gives them ratio 1, and all
         leaves if `weight_decay` is 0.
       clip_mode: "scale", or "clip" for LARC: the layer's rate is min(lr, ratio), not lr * ratio.
       weight_norm_bounds: (low, high) for ||w||, or None.
       update_bounds: (low, high) for each number of the decayed gradient, or None.
-      zero_norm_ratio: ratio where a norm is zero. At 1, which all public codes have, an adapted
+      zero_norm_ratio: Ratio where a norm is zero. At 1, which all public codes have, an adapted
         leaf that starts at zero takes a full step, about 1 / trust_coefficient times the others'.
-      stacked: leaves that are stacks of layers, each layer with a ratio of its own (see
+      stacked: Leaves that are stacks of layers, each layer with a ratio of its own (see
         `scale_by_layerwise_trust_ratio`).
-      axis_name: inside `shard_map`, the axis over which leaves are split; norms are summed over it.
-      sharded_mask: with `axis_name`, the leaves that are split; None for all.
-      momentum_dtype: dtype in which the velocity is kept; None for fp32.
+      axis_name: Inside `shard_map`, the axis over which leaves are split; norms are summed over it.
+      sharded_mask: With `axis_name`, the leaves that are split; None for all.
+      momentum_dtype: Dtype in which the velocity is kept; None for fp32.
 
     Variants and the options in which they differ from the paper:
 
@@ -139,7 +139,7 @@ def lars(
       An `optax.GradientTransformation` whose `update` needs `params`.
 
     Raises:
-      UserError: for an argument that is out of range or contradicts another, or an unknown variant.
+      UserError: For an argument that is out of range or contradicts another, or an unknown variant.
 
     >>> import jax.numpy as jnp
     >>> tx = lars(1.0, momentum=0.0)
@@ -308,8 +308,8 @@ def _only(
     shards a state like the parameters cannot handle.
 
     Args:
-      mask: function of the parameters that selects the leaves.
-      tx: the transform.
+      mask: Function of the parameters that selects the leaves.
+      tx: The transform.
       others: (updates, new state of `tx`) -> the output on the other leaves.
     """
 

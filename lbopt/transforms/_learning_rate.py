@@ -34,7 +34,7 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.Gradi
     learning_rate=...)`. Without the wrapper no leaf has that name: `tree_set` raises `KeyError`.
 
     Args:
-      learning_rate: number >= 0, traced scalar, or schedule: optimizer step (0 at the first update)
+      learning_rate: Number >= 0, traced scalar, or schedule: optimizer step (0 at the first update)
         -> rate.
 
     Returns:
@@ -43,7 +43,7 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.Gradi
       `lans`.
 
     Raises:
-      UserError: for a plain number that is negative or not finite, or a schedule that does not give
+      UserError: For a plain number that is negative or not finite, or a schedule that does not give
         one number.
 
     >>> import jax.numpy as jnp

@@ -73,7 +73,7 @@ def resolve_labels(labels: Labels, params: types.Params) -> types.PyTree:
     """Return the module of each leaf, a pytree of strings like the parameters.
 
     Raises:
-      UserError: if a leaf has no module, a module has no leaf, or the structure of a pytree differs
+      UserError: If a leaf has no module, a module has no leaf, or the structure of a pytree differs
         from that of the parameters.
 
     >>> params = {"conv": {"kernel": 0}, "head": {"kernel": 0}}
@@ -129,7 +129,7 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
     normalizes; `agvm` refuses such a chain.
 
     Args:
-      labels: module of each parameter (see `Labels`); the same as those of `lbopt.agvm`.
+      labels: Module of each parameter (see `Labels`); the same as those of `lbopt.agvm`.
 
     Returns:
       A transform whose `update` takes `agvm_scale` and `agvm_phi` by name, each module -> scalar,
@@ -137,7 +137,7 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
       the first two.
 
     Raises:
-      UserError: for labels that do not fit the parameters or differ from those of `lbopt.agvm`, or
+      UserError: For labels that do not fit the parameters or differ from those of `lbopt.agvm`, or
         if `update` misses its arguments.
 
     References:

@@ -22,8 +22,8 @@ class LambMomentsState(NamedTuple):
 
     Attributes:
       count: int32 scalar, number of updates so far.
-      mu: first moments, a pytree shaped like the parameters.
-      nu: second moments, a pytree of real arrays shaped like the parameters.
+      mu: First moments, a pytree shaped like the parameters.
+      nu: Second moments, a pytree of real arrays shaped like the parameters.
     """
 
     count: jax.Array  # type: ignore[assignment]
@@ -49,18 +49,18 @@ def scale_by_lamb_moments(
         m' = m / (1 - b1^t), v' = v / (1 - b2^t) with debias, else m, v
 
     Args:
-      b1: decay rate of the first moment, in [0, 1).
-      b2: decay rate of the second moment, in [0, 1).
-      eps: constant >= 0 added to the root; 1e-6 in the LAMB of ALBERT and TensorFlow Addons.
-      eps_root: constant >= 0 added inside the root.
-      debias: whether moments are divided by 1 - b^t, as in Algorithm 2 of the paper; the codes of
+      b1: Decay rate of the first moment, in [0, 1).
+      b2: Decay rate of the second moment, in [0, 1).
+      eps: Constant >= 0 added to the root; 1e-6 in the LAMB of ALBERT and TensorFlow Addons.
+      eps_root: Constant >= 0 added inside the root.
+      debias: Whether moments are divided by 1 - b^t, as in Algorithm 2 of the paper; the codes of
         ALBERT and You do not. "in_state" divides the kept moments themselves at every step, a bug
         that NUS's PyTorch LAMB has with its flag on, for reproductions only.
-      grad_averaging: whether the gradient enters the first moment with 1 - b1. False, an option of
+      grad_averaging: Whether the gradient enters the first moment with 1 - b1. False, an option of
         apex, makes it m = b1 m + g.
-      mu_dtype: dtype in which the first moment is kept and used; None for fp32, or the leaf's dtype
+      mu_dtype: Dtype in which the first moment is kept and used; None for fp32, or the leaf's dtype
         if that is wider. bf16 saves 2 bytes per parameter and their traffic.
-      nu_dtype: dtype in which the second moment is kept and used. bf16 has 8 bits: with b2 above
+      nu_dtype: Dtype in which the second moment is kept and used. bf16 has 8 bits: with b2 above
         about 0.996 a step changes v by less than half of its last bit, so v stops following a
         gradient that changes slowly.
 
@@ -69,7 +69,7 @@ def scale_by_lamb_moments(
       For complex gradients v is the mean of |g|^2.
 
     Raises:
-      UserError: for an argument that is out of range.
+      UserError: For an argument that is out of range.
 
     >>> import jax.numpy as jnp
     >>> tx = scale_by_lamb_moments(eps=0.0)
@@ -151,13 +151,13 @@ def next_moments(
     """Return both moments after this update, in the dtypes they are kept in.
 
     Args:
-      updates: the gradients.
-      state: the moments before.
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment.
+      updates: The gradients.
+      state: The moments before.
+      b1: Decay rate of the first moment.
+      b2: Decay rate of the second moment.
       count: int32 scalar, number of this update, 1 for the first.
-      grad_averaging: whether the first moment takes (1 - b1) g rather than g.
-      divide_state: whether the moments themselves are divided by 1 - b^t.
+      grad_averaging: Whether the first moment takes (1 - b1) g rather than g.
+      divide_state: Whether the moments themselves are divided by 1 - b^t.
     """
     updates = jax.tree.map(squarable, updates)
     weight = 1 - b1 if grad_averaging else 1
@@ -215,7 +215,7 @@ class LarsMomentumState(NamedTuple):
     """Heavy-ball momentum.
 
     Attributes:
-      momentum: the velocity, a pytree shaped like the parameters.
+      momentum: The velocity, a pytree shaped like the parameters.
       count: int32 scalar, number of updates so far; None unless the first update is undamped and
         the others are damped.
     """
@@ -241,19 +241,19 @@ def scale_by_lars_momentum(
     ratio ("inside the momentum"), so put this transform last.
 
     Args:
-      momentum: decay rate of the velocity, in [0, 1).
-      nesterov: whether the output is u + momentum * vel.
-      dampening: share of u that is left out of the velocity, in [0, 1). Equal to `momentum`, it
+      momentum: Decay rate of the velocity, in [0, 1).
+      nesterov: Whether the output is u + momentum * vel.
+      dampening: Share of u that is left out of the velocity, in [0, 1). Equal to `momentum`, it
         makes the velocity an average.
-      undamped_start: whether the first velocity is u itself, as in PyTorch.
-      momentum_dtype: dtype in which the velocity is kept; None for fp32, or the leaf's dtype if
+      undamped_start: Whether the first velocity is u itself, as in PyTorch.
+      momentum_dtype: Dtype in which the velocity is kept; None for fp32, or the leaf's dtype if
         that is wider.
 
     Returns:
       A transform whose state is `LarsMomentumState`; its output keeps the dtype of the updates.
 
     Raises:
-      UserError: for an argument that is out of range.
+      UserError: For an argument that is out of range.
 
     >>> import jax.numpy as jnp
     >>> tx = scale_by_lars_momentum(0.5)

@@ -38,10 +38,10 @@ class LayerNormsState(NamedTuple):
     Each is path -> fp32 (or wider) scalar, or an array with a number for each layer of a stack.
 
     Attributes:
-      weight_norm: norm of the weights before the update.
-      update_norm: norm of the update as it is applied.
-      stalled: share of the weights with an update that is not 0 that rounding left unchanged, in
-        leaves narrower than fp32.
+      weight_norm: Norm of the weights before the update.
+      update_norm: Norm of the update as it is applied.
+      stalled: For leaves narrower than fp32, the share of the weights with a nonzero update that
+        rounding left unchanged.
     """
 
     weight_norm: dict[str, jax.Array]
@@ -60,9 +60,9 @@ def monitor_layers(
     Put it last in the chain.
 
     Args:
-      stacked: leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`).
-      axis_name: inside `shard_map`, the axis over which leaves are split; norms are summed over it.
-      sharded_mask: with `axis_name`, the leaves that are split; None for all.
+      stacked: Leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`).
+      axis_name: Inside `shard_map`, the axis over which leaves are split; norms are summed over it.
+      sharded_mask: With `axis_name`, the leaves that are split; None for all.
 
     Returns:
       A transform whose state is `LayerNormsState`. `optimizer_metrics` shows both norms and their
@@ -153,7 +153,7 @@ def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
     """Return the metrics of the last update that the transforms of an optimizer kept, as scalars.
 
     Args:
-      opt_state: state of any chain, `multi_transform`, `masked`, `MultiSteps` or
+      opt_state: State of any chain, `multi_transform`, `masked`, `MultiSteps` or
         `inject_hyperparams` around lbopt's transforms; also as `nnx.state(optimizer)`, or as
         dictionaries that Orbax restored without a target.
 

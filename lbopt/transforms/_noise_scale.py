@@ -17,8 +17,8 @@ class NoiseEstimate(NamedTuple):
     """Unbiased estimates from one pair of batch sizes, which scatter widely and may be negative.
 
     Attributes:
-      square_norm: estimate of |G|^2, the squared norm of the true gradient; a scalar.
-      trace: estimate of tr(Sigma), the summed variance of one example's gradient; a scalar.
+      square_norm: Estimate of |G|^2, the squared norm of the true gradient; a scalar.
+      trace: Estimate of tr(Sigma), the summed variance of one example's gradient; a scalar.
     """
 
     square_norm: jax.Array
@@ -40,10 +40,10 @@ def estimate_noise(
     and g_big is the mean of the parts' gradients.
 
     Args:
-      small_square_norm: scalar, mean over the parts of the squared norm of their mean gradients.
-      big_square_norm: scalar, squared norm of the mean gradient of the whole batch.
-      num_small: number of parts n, at least 2.
-      big_batch_size: number of examples B of the whole batch.
+      small_square_norm: Scalar, mean over the parts of the squared norm of their mean gradients.
+      big_square_norm: Scalar, squared norm of the mean gradient of the whole batch.
+      num_small: Number of parts n, at least 2.
+      big_batch_size: Number of examples B of the whole batch.
 
     >>> estimate = estimate_noise(jnp.float32(3.0), jnp.float32(2.0), 2, 8)
     >>> float(estimate.square_norm), float(estimate.trace)
@@ -93,8 +93,8 @@ def track_noise_scale(
     of both means. Parts that are clipped before they are averaged are measured after that clip.
 
     Args:
-      global_batch_size: number of examples behind each gradient, >= 2.
-      decay: decay rate of both running means, in [0, 1).
+      global_batch_size: Number of examples behind each gradient, >= 2.
+      decay: Decay rate of both running means, in [0, 1).
 
     Returns:
       A transform whose `update` takes two more arguments by name: `small_square_norm`, the mean
@@ -103,7 +103,7 @@ def track_noise_scale(
       `noise_scale`.
 
     Raises:
-      UserError: for an argument that is out of range, or if `update` misses its arguments.
+      UserError: For an argument that is out of range, or if `update` misses its arguments.
 
     References:
       McCandlish et al., An Empirical Model of Large-Batch Training, arXiv:1812.06162v1,
@@ -130,8 +130,8 @@ def track_noise_scale(
         del params, extra_args
         if small_square_norm is None or num_small is None:
             fix = (
-                "track_noise_scale needs {norm} and {number}, which make_train_step passes with "
-                "measure_noise=True"
+                "track_noise_scale needs {norm} and {number}; pass both to update, or build the "
+                "step by make_train_step with measure_noise=True"
             )
             also = {"norm": "small_square_norm", "number": "num_small"}
             field = "num_small" if num_small is None else "small_square_norm"

@@ -28,15 +28,15 @@ def normalize_gradients(
     Args:
       per: "layer" divides each leaf, or each layer of a stack, by its own norm, as LANS does;
         "global" divides all by one norm.
-      stacked: leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`).
-      axis_name: inside `shard_map`, the axis over which leaves are split; norms are summed over it.
-      sharded_mask: with `axis_name`, the leaves that are split; None for all.
+      stacked: Leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`).
+      axis_name: Inside `shard_map`, the axis over which leaves are split; norms are summed over it.
+      sharded_mask: With `axis_name`, the leaves that are split; None for all.
 
     Returns:
       A stateless transform; its output keeps the dtype of the updates.
 
     Raises:
-      UserError: for another value of `per`.
+      UserError: For another value of `per`.
 
     >>> import jax.numpy as jnp
     >>> tx = normalize_gradients()

@@ -85,10 +85,10 @@ class Variant(Generic[Options]):
 
     Attributes:
       optimizer: "lamb" or "lars".
-      name: name of the variant.
-      source: file at a commit, or paper with its version.
-      about: peculiarities of the code, and differences that no option expresses.
-      options: all options of the optimizer, with this variant's values.
+      name: Name of the variant.
+      source: File at a commit, or paper with its version.
+      about: Peculiarities of the code, and differences that no option expresses.
+      options: All options of the optimizer, with this variant's values.
     """
 
     optimizer: str
@@ -111,12 +111,12 @@ def choose(variants: Mapping[str, Variant[Options]], name: str, **given: Any) ->
     """Return the options of a variant, except where the caller gives others.
 
     Args:
-      variants: variants by name, `LAMB` or `LARS`.
-      name: name of the variant.
-      **given: every option; a `types.Default` is an option that the caller did not give.
+      variants: Variants by name, `LAMB` or `LARS`.
+      name: Name of the variant.
+      **given: Every option; a `types.Default` is an option that the caller did not give.
 
     Raises:
-      UserError: for an unknown variant; it lists the known ones.
+      UserError: For an unknown variant; it lists the known ones.
 
     >>> from lbopt.transforms._variants import LARS
     >>> choose(LARS, "nus", eps=types.default(0.0)).eps, choose(LARS, "nus", eps=0.0).eps

@@ -27,8 +27,8 @@ def collect(params: types.Params, values: types.PyTree) -> dict[str, jax.Array]:
     """Return {path: value} of the leaves that have a value.
 
     Args:
-      params: the parameters.
-      values: a small array, or None, for each leaf. On a mesh with explicit axes arrays are
+      params: The parameters.
+      values: A small array, or None, for each leaf. On a mesh with explicit axes arrays are
         replicated, so that their types are those of the initial state.
     """
     structure: Any = jax.tree.structure(params)
@@ -53,7 +53,7 @@ def find_states(opt_state: Any, kinds: Collection[type]) -> Iterator[Any]:
     target, keep fields and drop types.
 
     Args:
-      opt_state: any optimizer state.
+      opt_state: Any optimizer state.
       kinds: NamedTuple classes.
     """
 

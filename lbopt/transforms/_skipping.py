@@ -19,11 +19,11 @@ class SkipState(NamedTuple):
       skipped_nonfinite: int32 scalar, updates skipped because a gradient was infinite or NaN.
       skipped_spikes: int32 scalar, updates skipped because the global norm jumped.
       consecutive: int32 scalar, updates skipped since the last one that was applied.
-      limit_reached: bool scalar, True once more than `max_consecutive` updates in a row had a
+      limit_reached: Bool scalar, True once more than `max_consecutive` updates in a row had a
         gradient that was not finite.
       typical_norm: fp32 scalar, running mean of the global norms of applied updates.
       applied: int32 scalar, number of applied updates.
-      inner: state of the transform inside.
+      inner: State of the transform inside.
     """
 
     skipped_nonfinite: jax.Array
@@ -57,20 +57,20 @@ def skip_bad_updates(
     `limit_reached` is set for good. `lbopt.optimizer_metrics` shows it, and `lbopt train` stops.
 
     Args:
-      inner: the optimizer.
-      max_consecutive: number of bad gradients in a row that are skipped, >= 0.
-      spike_factor: factor above 1 on the typical norm, or None to let spikes through.
-      norm_decay: decay rate of the typical norm, in [0, 1).
-      warmup_updates: number of applied updates before spikes are looked for, >= 0.
-      axis_name: inside `shard_map`, the axis over which leaves are split; squares are summed over
+      inner: The optimizer.
+      max_consecutive: Number of bad gradients in a row that are skipped, >= 0.
+      spike_factor: Factor above 1 on the typical norm, or None to let spikes through.
+      norm_decay: Decay rate of the typical norm, in [0, 1).
+      warmup_updates: Number of applied updates before spikes are looked for, >= 0.
+      axis_name: Inside `shard_map`, the axis over which leaves are split; squares are summed over
         it.
-      sharded_mask: with `axis_name`, the leaves that are split; None for all.
+      sharded_mask: With `axis_name`, the leaves that are split; None for all.
 
     Returns:
       A transform whose state is `SkipState`.
 
     Raises:
-      UserError: for an argument that is out of range.
+      UserError: For an argument that is out of range.
 
     >>> import jax.numpy as jnp
     >>> tx = skip_bad_updates(optax.sgd(1.0))

@@ -10,7 +10,8 @@ import numpy as np
 
 from lbopt import masks, stacks, tree, types
 from lbopt._shown import printable, show
-from lbopt.transforms._arguments import require_transformation
+from lbopt.errors import UserError
+from lbopt.transforms._arguments import is_transformation
 
 _HEADER = ("parameter", "shape", "role", "decayed", "adapted", "layers")
 
@@ -19,13 +20,13 @@ def summarize_masks(params: types.Params, tx: Any) -> None:
     """Print which leaf of `params` is decayed, adapted and stacked by the transforms in `tx`.
 
     Args:
-      params: arrays or `jax.ShapeDtypeStruct`s.
-      tx: any Optax transformation. lbopt's transforms in it are found under chains, `masked`,
+      params: Arrays or `jax.ShapeDtypeStruct`s.
+      tx: Any Optax transformation. lbopt's transforms in it are found under chains, `masked`,
         `multi_transform` and the other wrappers; `-` stands for facts that no transform tells, such
         as the decay of `optax.adamw`.
 
     Raises:
-      UserError: if `tx` is no transformation; for an `nnx.Optimizer` give its `tx`.
+      UserError: If `tx` is no transformation; for an `nnx.Optimizer` give its `tx`.
 
     >>> import jax, lbopt
     >>> kernel = jax.ShapeDtypeStruct((3, 4), "float32")
@@ -37,7 +38,10 @@ def summarize_masks(params: types.Params, tx: Any) -> None:
     dense/kernel  (3, 4)  weight  yes      yes      -
     2 parameters (16 numbers): 1 decayed (12), 1 adapted (12)
     """
-    require_transformation("tx", tx)
+    if not is_transformation(tx):
+        fix = f"a {type(tx).__name__}; give an Optax transformation, for an nnx.Optimizer its tx"
+        raise UserError("tx", reason=fix, code="type")
+
     chosen = _choices(params, tx)
     decayed = chosen.get("weight_decay_mask", {})
     adapted = chosen.get("trust_ratio_mask", {})

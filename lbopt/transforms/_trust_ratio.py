@@ -25,10 +25,10 @@ class TrustRatioState(NamedTuple):
     """The ratio of each adapted leaf at the last update.
 
     Attributes:
-      trust_ratio: path of each adapted leaf -> its ratio, an fp32 scalar, or an array with one for
+      trust_ratio: Path of each adapted leaf -> its ratio, an fp32 scalar, or an array with one for
         each layer of a stack; 1 before the first update. It is a plain dictionary, because in the
         parameters' own containers a scalar would inherit the sharding of a matrix.
-      inner: state of the transform inside, empty if there is none.
+      inner: State of the transform inside, empty if there is none.
       schedule_count: int32 scalar, number of updates so far; None unless the ratio depends on the
         learning rate.
     """
@@ -142,8 +142,8 @@ class LeafChoices(NamedTuple):
 
     Attributes:
       layers: `LayerAxes`, the axes that count layers.
-      adapted: bool, whether the leaf gets a ratio.
-      decayed: bool, whether the leaf gets decay.
+      adapted: Bool, whether the leaf gets a ratio.
+      decayed: Bool, whether the leaf gets decay.
     """
 
     layers: types.PyTree
@@ -170,7 +170,7 @@ def choose_leaves(
     With `adapt_undecayed=False` a leaf without decay is not adapted.
 
     Raises:
-      UserError: if a mask or a stack does not fit the parameters, or if masks that each select
+      UserError: If a mask or a stack does not fit the parameters, or if masks that each select
         leaves have none in common, so that nothing would be adapted.
     """
     layers = stacks.resolve_stacked(stacked, params)
@@ -320,51 +320,51 @@ def scale_by_layerwise_trust_ratio(
     update. Complex leaves have real norms and ratios.
 
     Args:
-      trust_ratio_mask: the leaves that are adapted (see `lbopt.types.Mask`). The default,
+      trust_ratio_mask: The leaves that are adapted (see `lbopt.types.Mask`). The default,
         `lbopt.weights_only`, leaves out biases, vectors and normalization leaves.
-      trust_coefficient: factor > 0 on the ratio; 1 in LAMB, 0.001 in LARS.
-      eps: constant >= 0 added to the denominator.
+      trust_coefficient: Factor > 0 on the ratio; 1 in LAMB, 0.001 in LARS.
+      eps: Constant >= 0 added to the denominator.
       trust_ratio_bounds: (low, high) for the ratio, or None. (0, 1) on LAMB is LAMBC
         (arXiv:2011.13584v1).
       weight_norm_bounds: phi of the LAMB paper, (low, high) for ||w||; None for the identity.
-      weight_decay: coefficient wd >= 0; may be a traced scalar.
-      weight_decay_mask: the leaves that are decayed.
+      weight_decay: Coefficient wd >= 0; may be a traced scalar.
+      weight_decay_mask: The leaves that are decayed.
       denominator: "norm_of_sum", "sum_of_norms", "gradient_only" or "momentum", as above.
-      weight_decay_placement: place at which the decay enters.
+      weight_decay_placement: Place at which the decay enters.
         "inside": the update and the denominator, as above.
         "outside": out = ratio g + wd w, in neither norm.
         "norm_only": the denominator, but not the update.
         "decoupled": w shrinks by lr wd before its norm is taken, and the shrinkage is not scaled by
         the ratio (timm).
         "before": an earlier transform added it; only `adapt_undecayed` depends on it here.
-      zero_norm_ratio: ratio >= 0 where a norm is zero; 1 in all public codes except flax's. With
+      zero_norm_ratio: Ratio >= 0 where a norm is zero; 1 in all public codes except flax's. With
         LARS, 1 gives a leaf that starts at zero a step of 1 / trust_coefficient times the usual
         size. None divides all the same (flax): ratio 0 for zero weights, NaN for a zero
         update, 1 if both are zero.
-      adapt_undecayed: whether leaves without decay are adapted. False gives them ratio 1, and all
+      adapt_undecayed: Whether leaves without decay are adapted. False gives them ratio 1, and all
         leaves if `weight_decay` is 0 (apex, timm).
       clip_mode: "scale", or "clip" (LARC), which caps the step learning_rate * ratio at
         learning_rate: the ratio becomes min(ratio / learning_rate, 1).
-      learning_rate: number or schedule that is applied later in the chain; needed for
+      learning_rate: Number or schedule that is applied later in the chain; needed for
         `clip_mode="clip"` and "decoupled", otherwise unused.
       update_bounds: (low, high) for each number of d on all leaves, before `inner`; None for no
         bounds. Norms are taken without them.
-      inner: transform between the decay and the ratio, for instance a momentum that the ratio
+      inner: Transform between the decay and the ratio, for instance a momentum that the ratio
         multiplies from outside; None for none.
-      stacked: leaves that are stacks of layers (`nn.scan`), each layer with a ratio of its own. It
+      stacked: Leaves that are stacks of layers (`nn.scan`), each layer with a ratio of its own. It
         is a function (path, leaf) -> bool or number of leading layer axes, a pytree of these,
         `lbopt.stacked_paths` or `lbopt.stacked_from_metadata`. Masks that are functions get one
         layer of a stack.
-      axis_name: inside `shard_map`, the mapped axis (or axes) over which leaves are split; norms
+      axis_name: Inside `shard_map`, the mapped axis (or axes) over which leaves are split; norms
         are summed over it.
-      sharded_mask: with `axis_name`, the leaves that are split; None for all. Leave out leaves that
+      sharded_mask: With `axis_name`, the leaves that are split; None for all. Leave out leaves that
         every shard holds whole, or their norms are counted once per shard.
 
     Returns:
       A transform whose state is `TrustRatioState` and whose `update` needs `params`.
 
     Raises:
-      UserError: for an argument that is out of range or contradicts another, a mask that selects
+      UserError: For an argument that is out of range or contradicts another, a mask that selects
         nothing or does not fit the parameters, or an `update` without `params`.
 
     >>> import jax.numpy as jnp

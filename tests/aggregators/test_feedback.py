@@ -178,14 +178,14 @@ def test_bf16_gradients_are_remembered_in_fp32(gradients, params):
 
 
 @pytest.mark.parametrize(
-    ("make", "field", "value"),
+    ("make", "field", "value", "code"),
     [
-        (lambda: lbopt.ef("topk"), "compressor", "topk"),
-        (lambda: lbopt.ef21(topk), "compressor", topk),
-        (lambda: lbopt.ef21(sign(), momentum=1.0), "momentum", 1.0),
-        (lambda: lbopt.econtrol(sign(), eta=-0.1), "eta", -0.1),
+        (lambda: lbopt.ef("topk"), "compressor", "topk", "type"),
+        (lambda: lbopt.ef21(topk), "compressor", topk, "type"),
+        (lambda: lbopt.ef21(sign(), momentum=1.0), "momentum", 1.0, "value"),
+        (lambda: lbopt.econtrol(sign(), eta=-0.1), "eta", -0.1, "value"),
     ],
 )
-def test_refusals(make, field, value):
-    with refused(field, value):
+def test_refusals(make, field, value, code):
+    with refused(field, value, code):
         make()

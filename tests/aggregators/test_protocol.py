@@ -254,6 +254,12 @@ def test_a_second_moment_is_found_in_the_chain_or_missed():
         _protocol.second_moment_of(both.init(params))
 
 
+def test_what_is_no_aggregator_is_refused():
+    for given in (lbopt.aps, "aps", optax.identity()):
+        with refused("aggregator", given, "type"):
+            _protocol.as_optax(given, 4)
+
+
 def test_replicas_have_to_fit_the_mesh():
     with refused("num_replicas", 6, "value"):
         _protocol.as_optax(_protocol.plain_mean(), 6, lbopt.make_mesh(4))
@@ -273,12 +279,16 @@ def test_gradients_have_to_be_rows(gradients, params):
         jax.tree.map(lambda g: g[:4], rows),
         jax.tree.map(lambda g: g[..., None], rows),
     ):
-        with refused("gradients/body/bias", code="type"):
+        with refused("gradients/body/bias", code="type") as caught:
             tx.update(wrong, state, params)
-    with refused("gradients/body/bias", code="type"):
+        assert caught.value.reason.endswith(" (8, 16)")
+    with refused("gradients/body/bias", code="type") as caught:
         _protocol.as_optax(_protocol.plain_mean(), 8).update(params, state[0])
-    with refused("gradients", code="type"):
+    assert "(16,);" in caught.value.reason
+    assert caught.value.reason.endswith(" (8, ...)")
+    with refused("gradients", code="type") as caught:
         tx.update(rows["body"], state, params)
+    assert "bias, body/bias, body/kernel," in caught.value.reason
     with refused("params/scale", 1.0, "type"):
         tx.init({"scale": 1.0})
 

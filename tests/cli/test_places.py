@@ -277,19 +277,20 @@ def test_what_is_no_address_is_taken(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("path", "rule"),
     [
-        "d/" * 600,  # too many folders
-        "n" * 256,  # a name that is too long
-        "a/" + "\u00e9" * 128,  # in bytes too
-        "d/" * 2048,  # a path that is too long
-        "~nobody-here/run",
-        "a\0b",
+        ("d/" * 600, "nested folders"),
+        ("n" * 256, "bytes at most"),
+        ("a/" + "\u00e9" * 128, "bytes at most"),  # in bytes
+        (("n" * 250 + "/") * 17, "bytes at most"),
+        ("~nobody-here/run", "home directory"),
+        ("a\0b", "null character"),
     ],
 )
-def test_paths_that_no_system_takes_are_refused(path):
-    with refused("--workdir"):
+def test_paths_that_no_system_takes_are_refused(path, rule):
+    with refused("--workdir", path, "value") as caught:
         paths.local(path, "--workdir")
+    assert rule in caught.value.reason
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,19 @@ def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
 @pytest.mark.parametrize(
     ("flags", "field"),
     [
-        (["--topology=v3:3x5"], "--topology = 'v3:3x5'"),
-        (["--topology=v3:0x16"], "--topology = 'v3:0x16'"),
-        (["--topology=v3:1000x1000"], "--topology = 'v3:1000x1000'"),
-        (["--topology=v4:4x4"], "--topology = 'v4:4x4'"),
-        (["--topology=v6e:2x2x2"], "--topology = 'v6e:2x2x2'"),
-        (["--topology=v3:2x2x2x2"], "--topology = 'v3:2x2x2x2'"),
-        (["--topology=gpu"], "--topology = 'gpu'"),
+        (["--topology=v3:3x5"], "--topology = 'v3:3x5': the compiler knows no such slice"),
+        (["--topology=v3:0x16"], "--topology = 'v3:0x16': v3 has 2 axes of 1 or more chips"),
+        (
+            ["--topology=v3:1000x1000"],
+            "--topology = 'v3:1000x1000': v3 has 2 axes of 1 or more chips and up to 4,096",
+        ),
+        (["--topology=v4:4x4"], "--topology = 'v4:4x4': v4 has 3 axes"),
+        (
+            ["--topology=v6e:2x2x2"],
+            "--topology = 'v6e:2x2x2': v6e has 2 axes of 1 or more chips and up to 256",
+        ),
+        (["--topology=v3:2x2x2x2"], "--topology = 'v3:2x2x2x2': use GENERATION"),
+        (["--topology=gpu"], "--topology = 'gpu': use GENERATION"),
         ([], "--topology"),
         (["--config.global_batch_size=60"], "config.global_batch_size = 60"),
         (["--config.parallel.backend=pmap"], "config.parallel.backend = 'pmap'"),
@@ -115,7 +121,8 @@ def test_what_is_wrong_is_one_line(lbopt, monkeypatch, flags, field):
         flags = ["--topology=v3:2x2", *flags]
     code, out, err = lbopt("plan", CONFIG, *flags)
     assert code == 2, err
-    assert err.startswith(f"lbopt plan: {field}: ")
+    place, _, rule = field.partition(": ")
+    assert err.startswith(f"lbopt plan: {place}: {rule}")
     assert len(err.splitlines()) == 1
     assert out == ""
 

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusal import refused
 
 from lbopt import replicas
 from lbopt.models._randomness import Dropout, StochasticDepth, draw
@@ -41,12 +42,13 @@ def test_a_rate_between_two_levels_is_rounded():
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, 1 - 2**-18])
-@pytest.mark.parametrize("kind", [Dropout, StochasticDepth])
-def test_a_rate_that_drops_all_or_less_than_nothing_is_refused(kind, rate):
-    with pytest.raises(
-        ValueError, match=r"(dropout|stochastic_depth)_rate = .*: give a number in \[0, 0.999985\]"
-    ):
+@pytest.mark.parametrize(
+    ("kind", "field"), [(Dropout, "dropout_rate"), (StochasticDepth, "stochastic_depth_rate")]
+)
+def test_a_rate_that_drops_all_or_less_than_nothing_is_refused(kind, field, rate):
+    with refused(field, rate, "value") as caught:
         dropped(kind(rate), jnp.ones((2, 3)))
+    assert "[0, 0.999985]" in caught.value.reason
 
 
 @pytest.mark.parametrize("kind", [Dropout, StochasticDepth])

@@ -22,7 +22,6 @@ from jobs import on_devices
 from refusal import refused
 
 import lbopt
-from lbopt.errors import UserError
 from lbopt.parallel import _shards, put_replicated
 from lbopt.train import Checkpoints
 
@@ -256,7 +255,7 @@ def test_a_state_that_lies_elsewhere_is_named(sharded_run):
     for use in (step, step.lower):
         with refused("opt_state/0/mu/Dense_0/kernel", code="mismatch") as caught:
             use(state, sharded_run["batches"](1)[0])
-        assert "jax.device_put(state, step.state_sharding" in str(caught.value)
+        assert "jax.device_put(state, step.state_sharding(state))" in caught.value.reason
 
 
 def test_donation_deletes_the_old_state(sharded_run):
@@ -268,7 +267,7 @@ def test_donation_deletes_the_old_state(sharded_run):
 
 
 def test_pmap_is_refused():
-    with pytest.raises(UserError, match=r"shard_update = True: under pmap .* use backend='jit'"):
+    with refused("shard_update", True, "conflict"):
         lbopt.make_train_step(
             lambda *_: None, optax.sgd(0.1), lbopt.make_mesh(4), "pmap", shard_update=True
         )

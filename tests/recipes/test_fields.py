@@ -11,10 +11,12 @@ from refusal import refused, troubled
 
 from lbopt.cli import call_get_config
 from lbopt.config import (
+    AggregatorConfig,
     DataConfig,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
+    ParallelConfig,
     ResolvedSchedule,
     ScheduleConfig,
     make_schedule,
@@ -260,6 +262,56 @@ def test_the_noise_scale_needs_parts_to_compare():
 def test_a_field_of_the_schedule_without_effect_is_refused(field, fields):
     with refused(f"config.schedule.{field}", fields[field], "unused"):
         small(schedule=ScheduleConfig(**fields)).validate()
+
+
+# Several faults at once, or rules of the config before those of what is built from it.
+FIRST_FAULTS = [
+    (("parallel.reduce_scatter", True, "unused"), {"backend": "pmap"}, {}),
+    (("parallel.reduce_scatter", True, "unused"), {}, {"clip_stage": "mean", "max_grad_norm": 1.0}),
+    (("optimizer.name", "lamdba", "choice"), {}, {"name": "lamdba", "momentum": 0.5}),
+    (("optimizer.mu_dtype", "float16", "choice"), {}, {"mu_dtype": "float16"}),
+    (("optimizer.max_grad_norm", 0.0, "value"), {}, {"max_grad_norm": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("refusal", "parallel", "optimizer"), FIRST_FAULTS)
+def test_the_first_fault_is_the_one_to_mend_first(refusal, parallel, optimizer):
+    field, value, code = refusal
+    scattered = {"reduce_scatter": True} if field == "parallel.reduce_scatter" else {}
+    config = small(
+        parallel=ParallelConfig(**parallel, **scattered),
+        optimizer=OptimizerConfig(**{"name": "lamb", **optimizer}),
+    )
+    with refused(f"config.{field}", value, code):
+        config.validate()
+
+
+def test_a_value_is_the_one_of_the_config():
+    with refused("config.aggregator.over", "3", "conflict"):
+        small(
+            parallel=ParallelConfig("pmap"), aggregator=AggregatorConfig("aps", over="3")
+        ).validate()
+    with refused("config.aggregator.over", "9" * 5000, "value"):
+        small(aggregator=AggregatorConfig("aps", over="9" * 5000)).validate()
+
+
+def test_the_pattern_that_is_no_regular_expression_is_shown():
+    modules = (("a", "x("), ("b", ""))
+    config = small(aggregator=AggregatorConfig("agvm", modules=modules, anchor="a"))
+    with refused("config.aggregator.modules", modules, "value") as caught:
+        config.validate()
+    assert "'x('" in caught.value.reason
+
+
+def test_stairs_may_be_a_list():
+    schedule = ScheduleConfig(0.1, decay="exponential", stair_epochs=[2.4])
+    small(schedule=schedule).validate()
+
+
+@pytest.mark.filterwarnings("error")
+def test_validation_does_not_warn():
+    """Building the optimizer warns that decay adapts the rate and there is none."""
+    small(optimizer=OptimizerConfig("lamb", variant="apex", weight_decay=0.0)).validate()
 
 
 @pytest.mark.parametrize("field", ["warmup_from", "end_learning_rate"])

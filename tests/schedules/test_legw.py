@@ -86,24 +86,24 @@ GOOD = {
 
 
 @pytest.mark.parametrize(
-    ("field", "arguments"),
+    ("argument", "given", "shown", "code"),
     [
-        ("base_batch_size", {"base_batch_size": 0}),
-        ("base_warmup_epochs", {"base_warmup_epochs": -1.0}),
-        ("num_epochs", {"num_epochs": 0}),
-        ("power", {"power": float("nan")}),
-        ("global_batch_size", {"global_batch_size": 0}),
-        ("num_examples", {"num_examples": 0}),
-        ("rule", {"rule": "cubic"}),
-        ("decay", {"decay": "step"}),
-        ("base_learning_rate", {"base_learning_rate": -0.1}),
-        ("base_learning_rate", {"base_learning_rate": np.float32(-0.1)}),
-        ("base_warmup_epochs", {"base_warmup_epochs": np.float64(-1.0)}),
+        ("base_batch_size", 0, 0, "value"),
+        ("base_warmup_epochs", -1.0, -1.0, "value"),
+        ("num_epochs", 0, 0, "value"),
+        ("power", float("nan"), float("nan"), "value"),
+        ("global_batch_size", 0, 0, "value"),
+        ("num_examples", 0, 0, "value"),
+        ("rule", "cubic", "cubic", "choice"),
+        ("decay", "step", "step", "choice"),
+        ("base_learning_rate", -0.1, -0.1, "value"),
+        ("base_learning_rate", np.float32(-0.5), -0.5, "value"),
+        ("base_warmup_epochs", np.float64(-1.0), -1.0, "value"),
     ],
 )
-def test_bad_arguments(field, arguments):
-    with refused(field):
-        lbopt.legw_schedule(**{**GOOD, **arguments})
+def test_bad_arguments(argument, given, shown, code):
+    with refused(argument, shown, code):
+        lbopt.legw_schedule(**{**GOOD, argument: given})
 
 
 def test_a_warmup_that_does_not_end_is_refused():

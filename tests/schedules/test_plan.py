@@ -110,3 +110,28 @@ def test_refusals(changes, field, value, code):
     }
     with refused(field, value, code):
         lbopt.scaling_plan(**{**good, **changes})
+
+
+PLAN = {"num_examples": IMAGENET, "num_epochs": 90, **LAMB_RESNET50}
+MISSPELT = {
+    "rule": ("liner", "linear", lambda bad: lbopt.scale_learning_rate(0.1, 8, 16, bad)),
+    "warmup_rule": (
+        "epoch",
+        "epochs",
+        lambda bad: lbopt.scaling_plan(ALL, **PLAN, warmup_rule=bad),
+    ),
+    "decay": ("cosin", "cosine", lambda bad: lbopt.warmup_schedule(0.1, 5, 20, bad)),
+    "decay_from": (
+        "warmup-end",
+        "warmup_end",
+        lambda bad: lbopt.warmup_schedule(0.1, 5, 20, decay_from=bad),
+    ),
+}
+
+
+@pytest.mark.parametrize("field", MISSPELT)
+def test_a_misspelt_choice_is_answered_with_the_nearest(field):
+    bad, meant, build = MISSPELT[field]
+    with refused(field, bad, "choice") as caught:
+        build(bad)
+    assert f"{meant!r}?" in caught.value.reason

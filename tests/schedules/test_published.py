@@ -11,7 +11,7 @@ import pytest
 from refusal import refused
 
 import lbopt
-from lbopt.schedules import Units
+from lbopt.schedules import Units, exponential_factor
 
 NUM_EXAMPLES = 1_281_167
 
@@ -109,6 +109,12 @@ def test_whole_numbers_of_stairs_are_not_missed_by_rounding():
             step = math.ceil(stair * steps_per_decay - 1e-9)
             assert float(schedule(step)) == 0.5**stair, (steps_per_decay, stair)
             assert float(schedule(step - 1)) == 0.5 ** (stair - 1), (steps_per_decay, stair)
+
+
+@pytest.mark.parametrize(("step", "stairs"), [(9, 30), (15, 50), (18, 60)])
+def test_a_quotient_just_below_a_whole_number_is_that_number(step, stairs):
+    assert np.float32(step) / np.float32(0.3) < stairs, "this case needs no slack"
+    assert float(exponential_factor(0.5, 0.3)(step)) == 0.5**stairs
 
 
 def test_steps_of_goyal():
@@ -306,7 +312,7 @@ def test_what_is_no_number_is_refused_by_its_own_name(build):
         for bad in NO_NUMBERS:
             if argument == "boundaries" and not np.isscalar(bad):
                 continue
-            with refused(argument):
+            with refused(argument, bad, "value"):
                 build(**{**NUMBERS[build], argument: bad})
         if argument != "boundaries":
             build(
@@ -339,5 +345,6 @@ def test_a_rate_is_fp32_whatever_a_decay_function_or_a_traced_argument_is():
         for dtype in (jnp.bfloat16, jnp.float64, jnp.int32):
             assert jax.eval_shape(rate, jax.ShapeDtypeStruct((), dtype)).dtype == jnp.float32
     for bad in ("0.5", None, np.zeros(2)):
-        with refused("decay"):
-            lbopt.warmup_schedule(0.5, 5, 20, decay=lambda t, bad=bad: bad)(7)
+        decay = lambda t, bad=bad: bad  # noqa: E731
+        with refused("decay", decay, "type"):
+            lbopt.warmup_schedule(0.5, 5, 20, decay=decay)(7)

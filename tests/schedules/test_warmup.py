@@ -95,23 +95,23 @@ def test_rate_and_warmup_may_be_traced_in_one_program():
 
 @pytest.mark.parametrize("kind", [np.array, jnp.array])
 @pytest.mark.parametrize(
-    ("argument", "value"),
+    ("argument", "value", "code"),
     [
-        ("warmup_steps", 20.0),
-        ("warmup_steps", -1),
-        ("peak_learning_rate", float("nan")),
-        ("warmup_from", -0.1),
-        ("decay_steps", 0.0),
-        ("end_learning_rate", float("inf")),
-        ("end_factor", 1.5),
-        ("power", 0.0),
-        ("warmup_power", -1.0),
-        ("total_steps", 0),
-        ("first_step", 2),
+        ("warmup_steps", 20.0, "conflict"),
+        ("warmup_steps", -1, "value"),
+        ("peak_learning_rate", float("nan"), "value"),
+        ("warmup_from", -0.1, "value"),
+        ("decay_steps", 0.0, "value"),
+        ("end_learning_rate", float("inf"), "value"),
+        ("end_factor", 1.5, "value"),
+        ("power", 0.0, "value"),
+        ("warmup_power", -1.0, "value"),
+        ("total_steps", 0, "value"),
+        ("first_step", 2, "value"),
     ],
 )
-def test_arrays_of_one_number_are_checked_like_numbers(argument, value, kind):
-    with refused(argument):
+def test_arrays_of_one_number_are_checked_like_numbers(argument, value, code, kind):
+    with refused(argument, kind(value).item(), code):
         lbopt.warmup_schedule(
             **{
                 "peak_learning_rate": 0.1,
@@ -174,32 +174,33 @@ def test_drives_an_optimizer():
 
 
 @pytest.mark.parametrize(
-    ("argument", "arguments"),
+    ("argument", "given", "shown", "code"),
     [
-        ("warmup_steps", {"warmup_steps": 20}),
-        ("warmup_steps", {"warmup_steps": 21}),
-        ("warmup_steps", {"warmup_steps": -1}),
-        ("warmup_steps", {"warmup_steps": np.int64(20)}),
-        ("peak_learning_rate", {"peak_learning_rate": np.float32(-0.1)}),
-        ("warmup_steps", {"warmup_steps": float("nan")}),
-        ("total_steps", {"total_steps": 0}),
-        ("total_steps", {"total_steps": -3}),
-        ("peak_learning_rate", {"peak_learning_rate": -0.1}),
-        ("peak_learning_rate", {"peak_learning_rate": float("nan")}),
-        ("first_step", {"first_step": 2}),
-        ("first_step", {"first_step": -1}),
-        ("decay", {"decay": "exponential"}),
-        ("power", {"power": 0.0}),
-        ("power", {"power": -1.0}),
-        ("end_factor", {"end_factor": -0.1}),
-        ("end_factor", {"end_factor": 1.5}),
-        ("end_factor", {"end_factor": float("nan")}),
+        ("warmup_steps", 20, 20.0, "conflict"),
+        ("warmup_steps", 21, 21.0, "conflict"),
+        ("warmup_steps", -1, -1, "value"),
+        ("warmup_steps", np.int64(20), 20.0, "conflict"),
+        ("peak_learning_rate", np.float32(-0.5), -0.5, "value"),
+        ("warmup_steps", float("nan"), float("nan"), "value"),
+        ("total_steps", 0, 0, "value"),
+        ("total_steps", -3, -3, "value"),
+        ("peak_learning_rate", -0.1, -0.1, "value"),
+        ("peak_learning_rate", float("nan"), float("nan"), "value"),
+        ("first_step", 2, 2, "value"),
+        ("first_step", -1, -1, "value"),
+        ("decay", "exponential", "exponential", "choice"),
+        ("decay_from", "begin", "begin", "choice"),
+        ("power", 0.0, 0.0, "value"),
+        ("power", -1.0, -1.0, "value"),
+        ("end_factor", -0.1, -0.1, "value"),
+        ("end_factor", 1.5, 1.5, "value"),
+        ("end_factor", float("nan"), float("nan"), "value"),
     ],
 )
-def test_bad_arguments_are_named(argument, arguments):
-    with refused(argument):
+def test_bad_arguments_are_named(argument, given, shown, code):
+    with refused(argument, shown, code):
         lbopt.warmup_schedule(
-            **{"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20, **arguments}
+            **{"peak_learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20, argument: given}
         )
 
 

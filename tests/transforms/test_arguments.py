@@ -105,6 +105,11 @@ BAD_MASKS = {  # name -> (mask, leaf that the field names, code)
     "leaf_missing": ({"dense": {"kernel": True}}, "", "type"),
     "leaf_too_many": ({"dense": {"kernel": True, "bias": True, "extra": True}}, "", "type"),
     "float": ({"dense": {"kernel": 1.0, "bias": True}}, "/dense/kernel", "type"),
+    "number_in_a_combination": (
+        lbopt.weights_only & (lambda params: jax.tree.map(jnp.ndim, params)),
+        "/dense/bias",
+        "type",
+    ),
     "name": ({"dense": {"kernel": "no", "bias": True}}, "/dense/kernel", "type"),
     "number_array": ({"dense": {"kernel": np.ones(()), "bias": True}}, "/dense/kernel", "type"),
 }

@@ -1,6 +1,7 @@
 """Every transform under jit, sharding and Optax's wrappers: one table and one set of checks."""
 
 import functools
+import re
 
 import boxes
 import jax
@@ -355,8 +356,9 @@ def test_inject_hyperparams_keeps_the_default_masks():
 )
 def test_inject_hyperparams_takes_no_callable_of_ours_for_a_schedule(argument, value):
     injected = optax.inject_hyperparams(lbopt.lamb)(0.1, weight_decay=0.1, **{argument: value})
-    with refused("stacked" if argument == "stacked" else "mask", value, "type"):
+    with refused("stacked" if argument == "stacked" else "mask", value, "type") as caught:
         injected.init(tree_of(0))
+    assert "static_args" in caught.value.reason
 
 
 # The update of these does not depend on the first number of the table's row.
@@ -518,12 +520,13 @@ def test_a_state_without_its_types_or_of_other_parameters_is_refused_in_one_line
         with refused("opt_state", code="type"):
             tx.update(gradient, without_types(state), params)
     if any(leaf.shape == params["first"]["kernel"].shape for leaf in jax.tree.leaves(state)):
-        with refused("updates/last/bias", code="type"):
+        with refused("updates/last/bias", code="type") as caught:
             tx.update(
                 gradient,
                 tx.init({**params, "last": {**params["last"], "bias": jnp.ones(1)}}),
                 params,
             )
+        assert re.findall(r"\(\d,\)", caught.value.reason) == ["(3,)", "(1,)"]
 
 
 @each
@@ -566,8 +569,9 @@ def test_complex_leaves_count_by_their_moduli_or_are_refused_by_name(name):
     )
     tx = make(name)
     if name in REAL_ONLY:
-        with refused(*REAL_ONLY[name], "conflict"):
+        with refused(*REAL_ONLY[name], "conflict") as caught:
             tx.update(gradient, tx.init(joined), joined)
+        assert "'w/kernel' is complex64" in caught.value.reason
         return
     ours, state = tx.update(gradient, tx.init(joined), joined)
     assert kinds(state) == kinds(tx.init(joined))
@@ -618,8 +622,9 @@ def test_complex_leaves_beside_real_ones_equal_optax(name):
             assert np.linalg.norm(ends[0][leaf] - ends[1][leaf]) <= 1e-10 * np.linalg.norm(
                 ends[1][leaf]
             )
-        with refused("updates/kernel", code="type"):
+        with refused("updates/kernel", code="type") as caught:
             ours.update(jax.tree.map(jnp.real, params), ours.init(params), params)
+        assert re.findall("[a-z]+[0-9]+", caught.value.reason) == ["float64", "complex128"]
 
 
 @each
@@ -652,8 +657,9 @@ def test_leaves_that_are_no_floating_point_arrays_are_refused_by_name(name, para
 )
 def test_an_injected_dtype_is_refused_and_kept_if_it_is_static(factory, options, argument):
     params = tree_of(0)
-    with refused(argument, code="type"):
+    with refused(argument, code="type") as caught:
         optax.inject_hyperparams(factory)(**options).init(params)
+    assert f'static_args=("{argument}",)' in caught.value.reason
     state = optax.inject_hyperparams(factory, static_args=(argument,))(**options).init(params)
     assert jnp.dtype(options[argument]) in {
         leaf.dtype for leaf in jax.tree.leaves(state.inner_state)
@@ -672,7 +678,7 @@ def test_injected_numbers_in_bf16_are_refused_and_those_in_fp32_kept(name):
     has_numbers = any(isinstance(value, float) for value in options.values())
     params = tree_of(0, jnp.bfloat16)
     for dtype in (jnp.bfloat16, jnp.complex64) if has_numbers else ():
-        with refused(ANY) as caught:
+        with refused(ANY, code="type") as caught:
             optax.inject_hyperparams(factory, static_args=static)(**options).init(tree_of(0, dtype))
         assert caught.value.value.dtype == dtype
     wide = optax.inject_hyperparams(factory, static_args=static, hyperparam_dtype=jnp.float32)(

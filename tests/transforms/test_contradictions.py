@@ -4,6 +4,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from refusal import ANY, refused
@@ -135,6 +136,8 @@ CONTRADICTIONS = {
     "decay_as_text": (lambda: lbopt.lamb(0.1, weight_decay="0.1"), "weight_decay", "0.1", "value"),
     "decay_as_list": (lambda: lbopt.lars(0.1, weight_decay=[0.1]), "weight_decay", [0.1], "value"),
     "decay_as_flag": (lambda: lbopt.lamb(0.1, weight_decay=True), "weight_decay", True, "value"),
+    "b1_class": (lambda: lbopt.lamb(0.1, b1=np.float32), "b1", np.float32, "value"),
+    "b1_class_of_jax": (lambda: lbopt.lamb(0.1, b1=jnp.float32), "b1", jnp.float32, "value"),
     "b1_none": (lambda: lbopt.lamb(0.1, b1=None), "b1", None, "value"),
     "bound_as_text": (
         lambda: lbopt.lamb(0.1, trust_ratio_bounds=(0.0, "b")),
@@ -181,7 +184,7 @@ CONTRADICTIONS = {
         lambda: lbopt.aggregate(optax.sgd(0.1), optax.sgd(0.1), 2),
         "aggregator",
         ANY,
-        "value",
+        "type",
     ),
     "state_of_nothing": (lambda: lbopt.TrainState.create({}, {}, None), "tx", None, "type"),
     "spike_as_text": (
@@ -223,18 +226,19 @@ def test_masks_and_stacks_that_do_not_fit_the_parameters(build):
 
 @pytest.mark.parametrize("build", BUILD)
 @pytest.mark.parametrize(
-    "updates",
+    ("updates", "places"),
     [
-        {"dense": {"kernel": jnp.ones((2, 3))}},
-        {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "more": jnp.ones(1)},
-        [jnp.ones((2, 3)), jnp.ones(3)],
+        ({"dense": {"kernel": jnp.ones((2, 3))}}, "dense/bias"),
+        ({"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}, "more": jnp.ones(1)}, "more"),
+        ([jnp.ones((2, 3)), jnp.ones(3)], "0, 1, dense/bias, dense/kernel"),
     ],
     ids=["missing", "more", "list"],
 )
-def test_gradients_of_another_tree(build, updates):
+def test_gradients_of_another_tree(build, updates, places):
     tx = build(0.1)
-    with refused("updates", code="type"):
+    with refused("updates", code="type") as caught:
         tx.update(updates, tx.init(PARAMS), PARAMS)
+    assert f" at {places};" in caught.value.reason
 
 
 @pytest.mark.parametrize("build", BUILD)

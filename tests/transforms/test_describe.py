@@ -71,16 +71,18 @@ def test_the_table_has_every_row(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "field", "value"),
+    ("arguments", "field", "value", "listed"),
     [
-        (("mine",), "variant", "mine"),
-        (("tfa", "lars"), "variant", "tfa"),
-        ((None, "adam"), "optimizer", "adam"),
+        (("mine",), "variant", "mine", ["lamb: paper", "lars: paper"]),
+        ((["paper"],), "variant", ["paper"], ["lamb: paper", "lars: paper"]),
+        (("tfa", "lars"), "variant", "tfa", ["lars: paper"]),
+        ((None, "adam"), "optimizer", "adam", []),
     ],
 )
-def test_unknown_names(arguments, field, value):
-    with refused(field, value, "choice"):
+def test_unknown_names(arguments, field, value, listed):
+    with refused(field, value, "choice") as caught:
         lbopt.describe(*arguments)
+    assert re.findall(r"\w+: paper", caught.value.reason) == listed
 
 
 def test_every_row_builds_with_its_defaults():

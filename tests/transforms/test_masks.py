@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from refusal import refused
 
 import lbopt
+from lbopt.errors import NO_VALUE
 
 PARAMS = {
     "dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)},
@@ -161,8 +163,18 @@ def test_a_summary_shows_the_roles_that_masks_see_and_all_stacks(capsys):
     pairs = optax.LookaheadParams.init_synced(params)
     lbopt.summarize_masks(pairs, optax.lookahead(lbopt.lamb(0.1), 5, 0.5))
     assert capsys.readouterr().out.endswith("6 parameters (60 numbers): - decayed, - adapted\n")
-    with refused("tx", code="type"):
-        lbopt.summarize_masks(adam, params)
+
+
+def test_a_summary_of_an_optimizer_of_nnx_asks_for_its_transformation():
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    params = nnx.state(model, nnx.Param)
+    optimizer = nnx.Optimizer(model, lbopt.lamb(0.1), wrt=nnx.Param)
+    lbopt.summarize_masks(params, optimizer.tx)
+    for given, kind in ((optimizer, "Optimizer"), (params, "State")):
+        with refused("tx", NO_VALUE, "type") as caught:
+            lbopt.summarize_masks(params, given)
+        assert kind in caught.value.reason
+        assert "nnx.Optimizer its tx" in caught.value.reason
 
 
 @pytest.mark.parametrize("argument", ["trust_ratio_mask", "stacked"])

@@ -383,4 +383,4 @@ def _on_disk(folder: Path, verb: str = "written") -> Iterator[None]:
         yield
     except OSError as error:
         fix = f"the store cannot be {verb} ({error}); repair the disk, or use another folder"
-        raise EnvironmentProblem("folder", str(folder), fix, code="resource") from error
+        raise EnvironmentProblem(str(folder), reason=fix, code="resource") from error

@@ -26,11 +26,11 @@ class _Peaks:
     """The peaks of the curvature of an arm.
 
     Attributes:
-      arm: name of the arm.
-      slope: slope of log(step of the peak) against log(batch size).
-      seeds: number of runs that have a peak.
-      at_edge: number of those in which it is at the first or the last probe.
-      warmup: warmup steps of the cells, least and most.
+      arm: Name of the arm.
+      slope: Slope of log(step of the peak) against log(batch size).
+      seeds: Number of runs that have a peak.
+      at_edge: Number of those in which it is at the first or the last probe.
+      warmup: Warmup steps of the cells, least and most.
     """
 
     arm: str

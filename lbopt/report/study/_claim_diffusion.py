@@ -28,10 +28,10 @@ class _Cells:
     """The cells of an arm that have fits, or of all arms.
 
     Attributes:
-      name: name of the arm.
-      fits: fits of the cells that count.
-      diverged: number of cells left out because a seed diverged.
-      untrained: number of cells left out because training accuracy stayed too low.
+      name: Name of the arm.
+      fits: Fits of the cells that count.
+      diverged: Number of cells left out because a seed diverged.
+      untrained: Number of cells left out because training accuracy stayed too low.
     """
 
     name: str

@@ -38,10 +38,10 @@ class Prediction:
     """The noise scale of an arm beside the measured batch size that it predicts.
 
     Attributes:
-      arm: name, as in running text.
-      noise_scale: noise scale at its smallest batch, in examples; may be infinite.
-      least: measured batch size, or its lower bound.
-      most: measured batch size, or its upper bound; infinite if there is none.
+      arm: Name, as in running text.
+      noise_scale: Noise scale at its smallest batch, in examples; may be infinite.
+      least: Measured batch size, or its lower bound.
+      most: Measured batch size, or its upper bound; infinite if there is none.
     """
 
     arm: str
@@ -140,11 +140,11 @@ def judge(
     the factor alone decides. With fewer than three arms the claim cannot be told.
 
     Args:
-      name: name of the claim.
-      thing: the predicted batch size, in words.
-      found: the prediction of every arm that has both a noise scale and something to predict.
-      scales: noise scale of every arm that has one.
-      without: clauses that name arms with nothing to predict.
+      name: Name of the claim.
+      thing: The predicted batch size, in words.
+      found: The prediction of every arm that has both a noise scale and something to predict.
+      scales: Noise scale of every arm that has one.
+      without: Clauses that name arms with nothing to predict.
 
     References:
       McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162v1,

@@ -48,10 +48,10 @@ class Warmups:
     """The warmups that were tried in a cell, each with all the other factors.
 
     Attributes:
-      global_batch_size: batch size of the cell.
-      steps: warmup steps that were tried, ascending; 0 is no warmup.
-      ranks: rank of the best validation score with each, 0 for the best; equal scores share a rank.
-      chosen: index of the chosen warmup in `steps` and `ranks`.
+      global_batch_size: Batch size of the cell.
+      steps: Warmup steps that were tried, ascending; 0 is no warmup.
+      ranks: Rank of the best validation score with each, 0 for the best; equal scores share a rank.
+      chosen: Index of the chosen warmup in `steps` and `ranks`.
     """
 
     global_batch_size: int
@@ -67,9 +67,9 @@ class Contest:
     Element 0 is as measured, the others are of the shuffles.
 
     Attributes:
-      better: number of comparisons in which constant steps gave the better score.
-      worse: number in which they gave the worse score.
-      told: number of all comparisons, including those of equal scores.
+      better: Number of comparisons in which constant steps gave the better score.
+      worse: Number in which they gave the worse score.
+      told: Number of all comparisons, including those of equal scores.
     """
 
     better: np.ndarray
@@ -158,7 +158,7 @@ def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
     Otherwise, or if an arm clearly contradicts the others, it cannot be told.
 
     Args:
-      arms: cells of each arm, by its name.
+      arms: Cells of each arm, by its name.
     """
     if not arms:
         return judged(_NAME, UNKNOWN, _WHAT, _DRAWN)
@@ -207,10 +207,10 @@ def compare(
     whatever warmups the grid has.
 
     Args:
-      cells: cells of one arm.
-      exponent: exponent of the batch size of the other transfer: -1 for constant epochs.
-      index: place of the arm, so that the shuffles of two arms are independent.
-      shuffles: number of shuffles.
+      cells: Cells of one arm.
+      exponent: Exponent of the batch size of the other transfer: -1 for constant epochs.
+      index: Place of the arm, so that the shuffles of two arms are independent.
+      shuffles: Number of shuffles.
 
     >>> cells = [Warmups(size, (2.0, 8.0, 32.0), (1, 0, 2), chosen=1) for size in (16, 64, 256)]
     >>> contest = compare(cells, EPOCHS)
@@ -248,9 +248,9 @@ def landing(source: Warmups, target: Warmups, exponent: float) -> np.ndarray:
     best warmup may lie beyond them.
 
     Args:
-      source: cell from which they are carried.
-      target: cell to which they are carried.
-      exponent: exponent of the ratio of the batch sizes by which steps are multiplied: 0 for the
+      source: Cell from which they are carried.
+      target: Cell to which they are carried.
+      exponent: Exponent of the ratio of the batch sizes by which steps are multiplied: 0 for the
         same steps, -1 for the same epochs.
 
     Returns:

@@ -240,8 +240,8 @@ class _ArmFormat:
     """The format of an arm.
 
     Attributes:
-      bits: exponent bits, mantissa bits.
-      shifted: whether each layer is shifted by a power of two; None in full precision, where it
+      bits: Exponent bits, mantissa bits.
+      shifted: Whether each layer is shifted by a power of two; None in full precision, where it
         makes no difference.
     """
 

@@ -119,9 +119,9 @@ class _Panel:
     """A cell of the figure.
 
     Attributes:
-      cell: the drawn cell.
-      is_grid: whether the search was a grid, which is a heat map; sampled candidates are dots.
-      losses: difference of every candidate from the cell's best, 0 or more; NaN if it diverged.
+      cell: The drawn cell.
+      is_grid: Whether the search was a grid, which is a heat map; sampled candidates are dots.
+      losses: Difference of every candidate from the cell's best, 0 or more; NaN if it diverged.
     """
 
     cell: CellResults

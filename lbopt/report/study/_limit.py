@@ -169,7 +169,7 @@ def estimate_limit(
       The limit with its interval, a lower bound if it was not reached, or why it cannot be told.
 
     Raises:
-      UserError: naming the argument, if cells are out of order, or scores are not finite or of
+      UserError: Naming the argument, if cells are out of order, or scores are not finite or of
         unequal shapes.
 
     >>> accuracies = {16: .98, 32: .98, 64: .98, 128: .98, 256: .96, 512: .9}

@@ -25,9 +25,9 @@ class Metric:
     """A measure of a trained model.
 
     Attributes:
-      name: name of the field of `FinishedTrial`, after that of the split.
-      label: label of an axis.
-      unit: unit of a difference: percentage point of accuracy, percent of the perplexity.
+      name: Name of the field of `FinishedTrial`, after that of the split.
+      label: Label of an axis.
+      unit: Unit of a difference: percentage point of accuracy, percent of the perplexity.
     """
 
     name: str

@@ -23,12 +23,12 @@ class Candidate:
     """A candidate of a search at one fidelity, with the mean over its search seeds.
 
     Attributes:
-      factors: multiples of the values by the arm's rules.
-      fidelity: length of the runs as a fraction of the full length.
-      warmup_steps: warmup of the first run, in optimizer steps.
-      trials: number of runs.
-      diverged: number of runs that diverged.
-      score: mean validation score, where a diverged classifier counts as 0; None if a language
+      factors: Multiples of the values by the arm's rules.
+      fidelity: Length of the runs as a fraction of the full length.
+      warmup_steps: Warmup of the first run, in optimizer steps.
+      trials: Number of runs.
+      diverged: Number of runs that diverged.
+      score: Mean validation score, where a diverged classifier counts as 0; None if a language
         model diverged.
     """
 
@@ -83,10 +83,10 @@ class TargetCost:
     """Cost of the target over the final seeds; a seed that missed it counts as the slowest.
 
     Attributes:
-      reached: number of seeds that reached it.
-      steps_median: median optimizer steps; None if the median run did not reach it.
-      examples_median: median examples.
-      steps_run: steps of the longest run.
+      reached: Number of seeds that reached it.
+      steps_median: Median optimizer steps; None if the median run did not reach it.
+      examples_median: Median examples.
+      steps_run: Steps of the longest run.
     """
 
     reached: int
@@ -100,9 +100,9 @@ class Noise:
     """Gradient noise scale of a cell in examples; infinite where |G|^2 is not told from 0.
 
     Attributes:
-      scale: median over the probed steps.
-      steps: probed optimizer steps.
-      scales: noise scale at each of them.
+      scale: Median over the probed steps.
+      steps: Probed optimizer steps.
+      scales: Noise scale at each of them.
     """
 
     scale: float
@@ -115,8 +115,8 @@ class Peak:
     """The probed step at which the curvature along the gradient is largest in a run.
 
     Attributes:
-      step: optimizer step.
-      at_edge: whether it is the first or the last probe of the run.
+      step: Optimizer step.
+      at_edge: Whether it is the first or the last probe of the run.
     """
 
     step: int
@@ -128,26 +128,26 @@ class CellResults:
     """An arm at one batch size whose chosen candidate was tested.
 
     Attributes:
-      global_batch_size: examples per step.
-      search: runs that chose the candidate.
-      final: runs of the chosen candidate, which are tested, at least one.
-      examples: score of each final run on every test example; None where it was not recorded.
-      candidates: candidates that were tried, ascending in the factors and then the fidelity.
-      scores: test score of each final seed.
-      test: spread of these.
-      validation: mean validation score of the final seeds; None if one is not finite.
-      means: mean losses and accuracies.
-      learned: whether the training loss fell, None if a seed has no losses; see `_read.learned`.
-      edges: chosen factors that lie at an edge of the search.
-      cut_warmups: warmup factors whose warmups would outlast the run, and so end one step before
+      global_batch_size: Examples per step.
+      search: Runs that chose the candidate.
+      final: Runs of the chosen candidate, which are tested, at least one.
+      examples: Score of each final run on every test example; None where it was not recorded.
+      candidates: Candidates that were tried, ascending in the factors and then the fidelity.
+      scores: Test score of each final seed.
+      test: Spread of these.
+      validation: Mean validation score of the final seeds; None if one is not finite.
+      means: Mean losses and accuracies.
+      learned: Whether the training loss fell, None if a seed has no losses; see `_read.learned`.
+      edges: Chosen factors that lie at an edge of the search.
+      cut_warmups: Warmup factors whose warmups would outlast the run, and so end one step before
         it.
-      distance: mean ||w_T - w_0||; None where it was not measured.
-      diffusion: fits of the distance; None where there are none.
-      target: cost of the target; None for a study without one.
-      noise: gradient noise scale; None where it was not probed.
-      lipschitz: mean Lipschitz constant over the seeds at every probed step.
-      peaks: peak of every seed that did not diverge and was probed twice or more.
-      phi: mean phi over steps and seeds; None where it was not probed.
+      distance: Mean ||w_T - w_0||; None where it was not measured.
+      diffusion: Fits of the distance; None where there are none.
+      target: Cost of the target; None for a study without one.
+      noise: Gradient noise scale; None where it was not probed.
+      lipschitz: Mean Lipschitz constant over the seeds at every probed step.
+      peaks: Peak of every seed that did not diverge and was probed twice or more.
+      phi: Mean phi over steps and seeds; None where it was not probed.
     """
 
     global_batch_size: int
@@ -216,13 +216,13 @@ class Failure:
     """What failed at the first batch size past the limit.
 
     Attributes:
-      global_batch_size: the first batch size past the limit.
+      global_batch_size: The first batch size past the limit.
       kind: "optimise" or "generalise"; None if it cannot be told.
-      diverged: number of final seeds that diverged there.
-      seeds: number of final seeds.
-      test_lost: loss of test score against the small batches, in points of accuracy or nats of the
+      diverged: Number of final seeds that diverged there.
+      seeds: Number of final seeds.
+      test_lost: Loss of test score against the small batches, in points of accuracy or nats of the
         mean loss.
-      train_lost: the same loss in training; both are None if a mean is missing.
+      train_lost: The same loss in training; both are None if a mean is missing.
       train_share: train_lost / test_lost; None if the mean test score did not fall.
     """
 
@@ -240,18 +240,18 @@ class ArmResults:
     """An optimizer with its scaling and warmup rule, and its tested cells.
 
     Attributes:
-      place: position in `SweepConfig.arms`.
-      config: optimizer, rules, and fields that replace those of the study.
-      train: config of its runs.
-      search: config of its search.
-      cells: tested cells, ascending in batch size.
-      limit: estimate of the limit; None where the study has none, or the smallest batch has no
+      place: Position in `SweepConfig.arms`.
+      config: Optimizer, rules, and fields that replace those of the study.
+      train: Config of its runs.
+      search: Config of its search.
+      cells: Tested cells, ascending in batch size.
+      limit: Estimate of the limit; None where the study has none, or the smallest batch has no
         result yet.
-      limit_over_examples: whether the bootstrap of its interval resamples test examples too, not
+      limit_over_examples: Whether the bootstrap of its interval resamples test examples too, not
         only seeds.
       failure: None if there is no result past the limit.
-      scaling: steps to the target as a function of the batch size; None for a study without one.
-      critical_batch: fit of the median steps to the target; None where there is none.
+      scaling: Steps to the target as a function of the batch size; None for a study without one.
+      critical_batch: Fit of the median steps to the target; None where there is none.
     """
 
     place: int
@@ -281,15 +281,15 @@ class WaterfallStep:
     """An arm of the waterfall at the largest batch, and its gain over the arm before.
 
     Attributes:
-      arm: name.
-      mean: mean test score.
-      std: its standard deviation over seeds.
-      gain: in points of accuracy or percent of the perplexity, positive for the better; None for
+      arm: Name.
+      mean: Mean test score.
+      std: Its standard deviation over seeds.
+      gain: In points of accuracy or percent of the perplexity, positive for the better; None for
         the first.
-      gain_low: lower end of the 95 % Welch interval of the gain; None where seeds cannot tell.
-      gain_high: upper end.
-      gain_spread: standard deviation of the difference of two single seeds; None with one seed.
-      told_apart: whether the interval excludes 0; None without an interval.
+      gain_low: Lower end of the 95 % Welch interval of the gain; None where seeds cannot tell.
+      gain_high: Upper end.
+      gain_spread: Standard deviation of the difference of two single seeds; None with one seed.
+      told_apart: Whether the interval excludes 0; None without an interval.
     """
 
     arm: str
@@ -315,11 +315,11 @@ class Study:
     """A study, complete or not.
 
     Attributes:
-      config: its config.
-      metric: the measure that judges it.
-      arms: all arms, in the order of the config.
+      config: Its config.
+      metric: The measure that judges it.
+      arms: All arms, in the order of the config.
       waterfall: None if the study has none, or an arm of it has no result at the largest batch.
-      runs: every finished trial, as in `results.jsonl`.
+      runs: Every finished trial, as in `results.jsonl`.
     """
 
     config: SweepConfig

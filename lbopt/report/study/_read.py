@@ -58,9 +58,9 @@ def read_study(
     """Return a study, complete or not.
 
     Args:
-      config: the study's config as JSON data.
-      rows: lines of `results.jsonl`, in any order.
-      examples: scores on single test examples, from `lbopt.sweep.read_examples`.
+      config: The study's config as JSON data.
+      rows: Lines of `results.jsonl`, in any order.
+      examples: Scores on single test examples, from `lbopt.sweep.read_examples`.
     """
     found = list(rows)
     metric = PERPLEXITY if any("validation_perplexity" in row for row in found) else ACCURACY

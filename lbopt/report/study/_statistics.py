@@ -28,9 +28,9 @@ class Difference:
     """A difference of two means.
 
     Attributes:
-      apart: whether it is significant; None if these seeds cannot tell.
-      low: lower end of the interval at the level that decided; None without an interval.
-      high: upper end.
+      apart: Whether it is significant; None if these seeds cannot tell.
+      low: Lower end of the interval at the level that decided; None without an interval.
+      high: Upper end.
     """
 
     apart: bool | None = None
@@ -133,7 +133,7 @@ class RankTest:
 
     Attributes:
       correlation: Spearman's.
-      p: share of all orders in which it would be at least as high.
+      p: Share of all orders in which it would be at least as high.
       least_p: p of the best agreement that these numbers, with their ties, could show.
     """
 
@@ -179,10 +179,10 @@ class Slope:
     """A least-squares slope of log y against log x, with its 95 % interval.
 
     Attributes:
-      slope: exponent of x.
-      low: lower end; None without an interval.
-      high: upper end.
-      over: source of the interval's uncertainty, "seeds" or "batch sizes".
+      slope: Exponent of x.
+      low: Lower end; None without an interval.
+      high: Upper end.
+      over: Source of the interval's uncertainty, "seeds" or "batch sizes".
     """
 
     slope: float
@@ -199,7 +199,7 @@ def log_slope(groups: Sequence[tuple[float, Sequence[float]]], index: int = 0) -
 
     Args:
       groups: (x, its y), two or more of different x; all > 0.
-      index: arm, so that the resamples of two arms are independent.
+      index: Arm, so that the resamples of two arms are independent.
 
     >>> log_slope([(16, [64, 64]), (64, [16, 16])])
     Slope(slope=-1.0, low=-1.0, high=-1.0, over='seeds')
@@ -239,10 +239,10 @@ class CriticalBatch:
     """S = min_steps (1 + critical_batch_size / B), for S steps to the target at batch B.
 
     Attributes:
-      min_steps: steps that no batch, however large, gets below.
-      min_examples: examples that no batch, however small, gets below; min_steps *
+      min_steps: Steps that no batch, however large, gets below.
+      min_examples: Examples that no batch, however small, gets below; min_steps *
         critical_batch_size.
-      critical_batch_size: batch at which twice the steps and twice the examples of these are
+      critical_batch_size: Batch at which twice the steps and twice the examples of these are
         needed.
       r2: R^2 of log S.
     """

@@ -120,7 +120,7 @@ def measure_scaling(
       seed: Seed for resampling the runs.
 
     Raises:
-      UserError: naming the argument, if cells are missing or out of order.
+      UserError: Naming the argument, if cells are missing or out of order.
 
     >>> cells = [CellSteps(b, np.array([99, 100, 101]) * s, 10**4) for b, s in
     ...          ((16, 8), (32, 4), (64, 2), (128, 1), (256, 1))]

@@ -113,8 +113,8 @@ def batch_axis(axes: Any, sizes: Sequence[int], small: bool = False) -> None:
 
     Args:
       axes: matplotlib axes.
-      sizes: batch sizes of the study, ascending; the last one is always named.
-      small: whether it is that of a panel, which has half as many names and no label.
+      sizes: Batch sizes of the study, ascending; the last one is always named.
+      small: Whether it is that of a panel, which has half as many names and no label.
     """
     axes.set_xscale("log", base=2)
     letters = sum(len(str(size)) + 1 for size in sizes)
@@ -184,8 +184,8 @@ def below(grid: Sequence[Sequence[Any]], *names: str) -> None:
     """Name the horizontal axis below the lowest visible panel of every column.
 
     Args:
-      grid: panels, row by row.
-      *names: name of each column, or one for all.
+      grid: Panels, row by row.
+      *names: Name of each column, or one for all.
     """
     columns = list(zip(*grid, strict=True))
     for column, name in zip(columns, names * (len(columns) // len(names)), strict=True):
@@ -243,9 +243,9 @@ def line_legend(
     Args:
       figure: matplotlib figure.
       lines: (name, colour).
-      title: title above the names.
-      columns: greatest number of columns.
-      dashed: name of thin dashed lines; None if there are none.
+      title: Title above the names.
+      columns: Greatest number of columns.
+      dashed: Name of thin dashed lines; None if there are none.
     """
     from matplotlib.lines import Line2D
 

@@ -156,7 +156,7 @@ def trials_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return every trial as CSV, without curves, fits and probes.
 
     Args:
-      rows: lines of `results.jsonl`.
+      rows: Lines of `results.jsonl`.
 
     Returns:
       A line with the names of all fields, in the order of their first occurrence, then the rows in

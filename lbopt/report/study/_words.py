@@ -19,9 +19,9 @@ class Claim:
     """A claim of a paper and its verdict.
 
     Attributes:
-      claim: short name.
+      claim: Short name.
       verdict: "held", "did not hold" or "cannot be told".
-      sentence: claim and verdict in words, with the numbers.
+      sentence: Claim and verdict in words, with the numbers.
     """
 
     claim: str
@@ -33,10 +33,10 @@ def judged(claim: str, verdict: str, what: str, *evidence: str) -> Claim:
     """Return a claim with its sentence.
 
     Args:
-      claim: short name.
+      claim: Short name.
       verdict: `HELD`, `NOT_HELD` or `UNKNOWN`.
-      what: the claim as a clause.
-      *evidence: clauses with the reasons of the verdict; empty ones are left out.
+      what: The claim as a clause.
+      *evidence: Clauses with the reasons of the verdict; empty ones are left out.
 
     >>> judged("x", HELD, "two is even", "2 = 2 * 1").sentence
     'That two is even held here: 2 = 2 * 1.'

@@ -49,10 +49,10 @@ class StudyReport:
     """A written report.
 
     Attributes:
-      file: path of report.html.
-      study: the study that it shows.
-      table: test scores and limits, for the terminal.
-      findings: findings, a sentence each.
+      file: Path of report.html.
+      study: The study that it shows.
+      table: Test scores and limits, for the terminal.
+      findings: Findings, a sentence each.
     """
 
     file: pathlib.Path
@@ -65,12 +65,12 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
     """Write summary.json, trials.csv, the figures and report.html.
 
     Args:
-      workdir: the study's folder.
-      saved: its `config.json`.
+      workdir: The study's folder.
+      saved: Its `config.json`.
 
     Raises:
-      UserError: naming `--workdir`, if no trial is finished yet, or one is of another study.
-      EnvironmentProblem: if a file of the study is damaged or cannot be written, or matplotlib or
+      UserError: Naming `--workdir`, if no trial is finished yet, or one is of another study.
+      EnvironmentProblem: If a file of the study is damaged or cannot be written, or matplotlib or
         jinja2 is not installed.
     """
     rows = read_results(workdir, saved["config"]["name"])

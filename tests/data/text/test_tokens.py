@@ -164,7 +164,7 @@ def test_tokens_outside_the_vocabulary_are_a_bug(tmp_path, token):
 
 def test_a_disk_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("no folder")
-    with troubled("folder", str(tmp_path / "file/store"), "resource"):
+    with troubled(str(tmp_path / "file/store"), code="resource"):
         write(tmp_path / "file/store", make_documents())
 
 
@@ -206,7 +206,7 @@ def test_a_truncated_file_is_named(tmp_path, name):
 def test_a_missing_file_is_named(tmp_path):
     write(tmp_path / "store", make_documents())
     (tmp_path / "store/tokens.bin").unlink()
-    with troubled("folder", str(tmp_path / "store"), "resource") as caught:
+    with troubled(str(tmp_path / "store"), code="resource") as caught:
         open_store(tmp_path / "store")
     assert "tokens.bin" in str(caught.value)
 
@@ -224,7 +224,7 @@ def test_no_fifo_and_no_device_is_read_in_the_place_of_the_vocabulary(device, tm
     file = tmp_path / "store/vocab.txt"
     file.unlink()
     file.symlink_to(device) if device else os.mkfifo(file)
-    with troubled("folder", str(tmp_path / "store"), "resource") as caught:
+    with troubled(str(tmp_path / "store"), code="resource") as caught:
         open_store(tmp_path / "store")
     assert "not a regular file" in str(caught.value)
 
