@@ -1,6 +1,6 @@
 """An LSTM that reads scikit-learn's digits row by row, like LEGW's MNIST-LSTM.
 
-LEGW is the linear-epoch gradual warmup of arXiv 1901.08256. The digits need no download.
+LEGW is the linear-epoch gradual warmup of arXiv 1901.08256v1. The digits need no download.
 
     lbopt train --config=configs/digits_lstm.py:lamb-1024 --workdir=runs/digits_lstm
 

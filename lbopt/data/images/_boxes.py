@@ -37,7 +37,7 @@ def random_box(
     sampling: str = "by_area",
     attempts: int = 10,
 ) -> Box:
-    """Return a random box for a random-resized crop (Szegedy et al., arXiv 1409.4842, section 6).
+    """Return a random box for a random-resized crop (Szegedy et al., arXiv 1409.4842v1, section 6).
 
     Args:
       rng: Source of the random numbers.
