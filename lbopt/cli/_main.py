@@ -71,10 +71,12 @@ def _run_command(argv: Sequence[str]) -> int:
             if job.count == 1:  # for a job of several, the guard has checked them
                 _check_xla_flags()
             _check_jax()
+
         if name in TOGETHER and job.count == 1:
             place = find_place(given_job_flags(argv[1:]), os.environ)
             if place is not None:
                 return run_guarded(place, argv, saves=name in RESUMED)
+
         with _system_errors():
             _run(name, argv[1:], job)
     except Preempted as error:

@@ -139,6 +139,7 @@ def _table_line(cell: CellPlan) -> tuple[str, ...]:
         f"{plan.num_steps:,}",
         memory,
     )
+
     if not plan.fits or cell.seconds is None:
         return *start, "does not fit", "-", "-", f"{cell.full_runs:.3g}", "-"
     return (

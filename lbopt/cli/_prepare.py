@@ -75,15 +75,18 @@ def run(argv: Sequence[str]) -> None:
     if argv[0] in ("-h", "--help"):
         show(*_usage().split("\n"))
         return
+
     name = argv[0]
     rest = argv[1:]
     if name.startswith("-"):
         fix = "write the name of the data set first: lbopt prepare DATASET [--flag=VALUE ...]"
         raise UserError("DATASET", name, fix)
+
     if name == "text":
         with errors.under("", **_TEXT_PARAMETERS):
             _text(rest)
         return
+
     with errors.under("", name="DATASET", data_dir="--data_dir", manual_dir="--manual_dir"):
         if name == "ptb":
             _ptb(rest)

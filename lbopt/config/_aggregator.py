@@ -192,6 +192,7 @@ def _agvm(config: AggregatorConfig, optimizer: OptimizerConfig) -> Aggregator:
         kept = optimizer.name in _KEEP_ADAMS_MOMENT
         require(kept, "of_adam", True, fix, code="conflict")
         of_adam = {"adam_b2": optimizer.b2, "adam_eps": optimizer.eps}
+
     made = aggregators.agvm(
         dict(config.modules),
         config.anchor,

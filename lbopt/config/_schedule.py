@@ -165,11 +165,13 @@ def resolve_schedule(
         config.scaling_rule,  # type: ignore[arg-type]
         config.warmup_rule if warms_up else "none",  # type: ignore[arg-type]
     )
+
     warmup_steps = scaled.warmup_steps if config.warmup_steps is None else config.warmup_steps
     field, length = ("num_epochs", num_epochs) if num_steps is None else ("num_steps", num_steps)
     num_steps = scaled.total_steps if num_steps is None else num_steps
     fix = f"that is {num_steps} steps; train for fewer than 2^30"
     require(num_steps < MOST_STEPS, field, length, fix)
+
     _check_rate(config, global_batch_size, scaled.learning_rate)
     _check_warmup(config, global_batch_size, warmup_steps, num_steps)
     steps_per_epoch = Units(num_examples, global_batch_size).exact_steps(1)

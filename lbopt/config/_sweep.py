@@ -120,6 +120,7 @@ class SweepConfig:
         _checks.check_numbers(self)
         with _checks.naming("config.train", TrainConfig):
             self.train.check()
+
         require_name("name", self.name)
         require_choice("about.status", self.about.status, STATUSES)
         require_choice("trial_devices", self.trial_devices, TRIAL_DEVICES)
@@ -129,6 +130,7 @@ class SweepConfig:
         _check_search("search", self.search)
         with errors.under("measure"):
             check_measure(self.measure)
+
         _fields.check(self)
         _fields.check(self.measure, "measure")
         self._check_seeds()
@@ -136,6 +138,7 @@ class SweepConfig:
         require(0 < points <= 100, "limit_points", points, "give a number in (0, 100]")
         at_least("trials_per_program", self.trials_per_program, 1)
         at_least("num_workers", self.num_workers, 0)
+
         self._check_microsteps()
         for index in range(len(self.arms)):
             self._check_trials(index)

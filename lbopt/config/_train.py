@@ -254,8 +254,10 @@ def _check_carried_state(config: TrainConfig) -> None:
     parallel = config.parallel
     optimizer = config.optimizer
     two = config.phase2
+
     fix = "the state of text belongs to one batch size; leave it None"
     require(two is None, "phase2", two, fix, code="conflict")
+
     fix = (
         "{carry_state} needs the whole batch of a step in one program, under 'jit'; leave this at "
         "its default"

@@ -89,6 +89,7 @@ def _module(config: Mapping[str, Any]) -> EfficientNet:
     _fields.require_fixed(config, FIXED)
     require_choice("hidden_act", config.get("hidden_act", "swish"), ACTIVATIONS)
     _fields.get(config, "num_channels", 3, COUNT)
+
     network = EfficientNet(
         stages=_stages(config),
         stem_width=STEM_WIDTH,
@@ -97,6 +98,7 @@ def _module(config: Mapping[str, Any]) -> EfficientNet:
         batch_norm_unbiased_var=True,  # as PyTorch keeps it
         **_fields.read(FIELDS, config),
     )
+
     blocks = sum(math.ceil(network.depth_coefficient * stage.depth) for stage in network.stages)
     padded = list(network.symmetric_blocks or ())
     require(

@@ -70,6 +70,7 @@ def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
             sums[key][0] += run.times * array.num_bytes
             sums[key][1] += 0 if key in seen else run.times
             seen.add(key)
+
     found = [
         Collective(op, dtype, num_bytes, times, size, source, group)
         for (op, dtype, size, source, group), (num_bytes, times) in sums.items()

@@ -24,6 +24,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     about = plan.config.about
     fits = plan.fits
     mean = plan.mean if fits else lambda figure: None
+
     return {
         "recipe": plan.recipe,
         "topology": plan.topology.name,
@@ -83,6 +84,7 @@ def _phase(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
     }
     if not step.fits:
         return found
+
     rate = phase.global_batch_size / step.step_seconds
     return {
         **found,
@@ -153,6 +155,7 @@ def assumptions(plan: Plan) -> list[str]:
         "with computation",
         "left out: input, start-up and compilation, checkpoints, work of the host between steps",
     ]
+
     evaluations = [phase.evaluation for phase in plan.phases if phase.evaluation]
     if any(evaluation.num_batches is None for evaluation in evaluations):
         found.append("left out: evaluation, since the size of the corpus is not known")
@@ -161,6 +164,7 @@ def assumptions(plan: Plan) -> list[str]:
             "SQuAD's questions are counted as one window each; long contexts make a few per cent "
             "more"
         )
+
     loops = sum(step.unknown_loops for step in plan.compiled)
     if loops:
         found.append(f"{loops} loops whose length could not be read are counted once")

@@ -210,9 +210,11 @@ def _plan_phase(
     forward = count_forward(config)
     size = run.global_batch_size
     example = run.batches.slice(0, 0, 1)
+
     evaluation = None
     if with_evaluation and step.fits:
         evaluation = _plan_evaluation(config, run, topology, devices, say)
+
     return PhasePlan(
         global_batch_size=size,
         num_steps=run.num_steps,

@@ -145,6 +145,7 @@ def read_cost(
     least = analysis.get("optimal_seconds", 0.0)
     hertz = topology.chip.hertz
     looped = any(run.times > 1 for run in program.executed) or bool(program.unknown_loops)
+
     return StepCost(
         fits=True,
         hbm_bytes=memory.argument_size_in_bytes

@@ -40,30 +40,36 @@ def _phase(plan: Plan, phase: PhasePlan) -> Iterator[str]:
     if not step.fits:
         yield _line("memory", memory)
         return
+
     yield _line(
         "memory",
         f"{memory} (state and batch {step.argument_bytes / GIB:.2f}, temporaries "
         f"{step.temporary_bytes / GIB:.2f})",
     )
+
     roofline = f", roofline {_ms(step.roofline_seconds)}" if step.roofline_seconds else ""
     yield _line(
         "step",
         f"{_ms(step.step_seconds)} = compute {_ms(step.seconds)} (cycles{roofline}; optimizer "
         f"{_ms(step.update_seconds)}) + communication {_ms(step.collective_seconds)}",
     )
+
     yield _line(
         "FLOPs",
         f"{step.flops / 1e9:,.1f} G a device by the compiler, {phase.model_flops / 1e9:,.1f} G of "
         f"the model: {100 * plan.utilization_of(phase):.1f} % of peak",
     )
     yield _line("HBM traffic", f"{step.hbm_bytes_moved / 1e9:.2f} GB a device")
+
     rate = phase.global_batch_size / step.step_seconds / plan.num_hosts
     yield _line(
         "input", f"{rate:,.0f} examples/s a host, {rate * phase.input_bytes / 1e6:,.1f} MB/s"
     )
+
     yield from _bound(plan, phase)
     if phase.evaluation is not None:
         yield from _evaluation(plan, phase.evaluation)
+
     yield _line("exchanged", "bytes a device, in a step:")
     yield from _columns(
         ("", "", "dtype", "bytes", "count", "of", "for", "us"),

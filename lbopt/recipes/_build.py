@@ -122,16 +122,20 @@ def _build_phase(
     train, validation, _ = problem.splits
     if trains:
         check_batch_fits(config, problem, mesh)
+
     resolved = resolve_schedule(
         config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps
     )
     schedule = make_schedule(config.schedule, resolved)
+
     _patterns.check_patterns(config, problem)
     labels = scaled_modules(config.aggregator)
     tx = make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
     train_step = _step.make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
+
     position = (before.last_step, before.examples_seen(before.last_step)) if before else (0, 0)
     first_step, first_example = position
+
     return Run(
         make_state=functools.partial(build_state, problem, tx, config.seed),
         tx=tx,

@@ -198,10 +198,12 @@ def check_text(place: str, vocabulary: Vocabulary) -> None:
     with opened(place) as path:
         if vocabulary.pieces and path.is_dir():
             _check_pieces(path, place, vocabulary.pieces)
+
         if (normalization := vocabulary.normalization) is None:
             return
         with _naming(place):
             stated, source = _stated_text(path)
+
         known = TextNormalization(**stated)
         names = known.differences(normalization) if source else []
         if names:

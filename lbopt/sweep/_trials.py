@@ -243,8 +243,10 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
         "most that"
     )
     require(sizes[-1] <= examples, "config.global_batch_sizes", sizes, fix, code="mismatch")
+
     check_patterns(train, problem)
     _check_probes(config, train, problem)
+
     names = set(problem.metric_names)
     fix = (
         f"a study chooses by loss and accuracy or perplexity, and the evaluation gives "
@@ -252,6 +254,7 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
     )
     scored = "loss" in names and bool(names & {"accuracy", "perplexity"})
     require(scored, "data.name", train.data.name, fix, code="conflict")
+
     if train.target_metric:
         known = [f"eval/{name}" for name in problem.metric_names]
         require_choice("target_metric", train.target_metric, known)

@@ -196,6 +196,7 @@ def lans(
         "axis_name": axis_name,
         "sharded_mask": sharded_mask,
     }
+
     return _precision.chain_in_wide_precision(
         _normalization.normalize_gradients("layer", **options),
         scale_by_lans(

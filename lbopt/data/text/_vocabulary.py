@@ -124,15 +124,18 @@ def read_vocabulary(path: paths.GivenPath) -> list[str]:
     file = paths.local(path, "vocabulary")
     if file.suffix == ".json":
         return _pieces_of_tokenizer(file)
+
     try:
         text = _typed_json.read_bytes(file, _typed_json.MOST_BYTES).decode()
     except (OSError, ValueError) as error:
         fix = f"it cannot be read as UTF-8 text ({error}); use a vocab.txt"
         code: Code = "missing" if isinstance(error, FileNotFoundError) else "damaged"
         raise UserError("vocabulary", str(path), fix, code=code) from error
+
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     pieces = lines[:-1] if lines[-1] == "" else lines
     twice = [piece for piece, count in collections.Counter(pieces).items() if count > 1]
+
     fix = ""
     if not pieces:
         fix = "it is empty; use a file with one piece on each line"

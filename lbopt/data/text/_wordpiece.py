@@ -170,6 +170,7 @@ class WordPiece:
         missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
         fix = f"there is no {' '.join(missing)} among them; use a vocabulary in BERT's form"
         require(not missing, "pieces", len(pieces), fix, code="missing")
+
         self.special = SpecialIds(*(vocabulary[token] for token in SPECIAL_TOKENS))
         model = library.models.WordPiece(
             vocabulary,
@@ -177,6 +178,7 @@ class WordPiece:
             continuing_subword_prefix=CONTINUED,
             max_input_chars_per_word=LONGEST_WORD,
         )
+
         self.pieces = tuple(pieces)
         self.normalization = normalization
         self._tokenizer = library.Tokenizer(model)
