@@ -1,4 +1,9 @@
 from ._aggregation import WITHIN_AXIS as WITHIN_AXIS, Aggregation as Aggregation
+from ._backends import (
+    compile_step as compile_step,
+    make_eval_step as make_eval_step,
+    make_train_step as make_train_step,
+)
 from ._clip import GradientClip as GradientClip
 from ._compiled import Step as Step
 from ._loss_form import mean_and_weight as mean_and_weight
@@ -31,9 +36,4 @@ from ._reduction import (
 )
 from ._shards import split_sharding as split_sharding, with_shardings as with_shardings
 from ._state import TrainState as TrainState, split_seed as split_seed
-from ._step import (
-    compile_step as compile_step,
-    make_eval_step as make_eval_step,
-    make_train_step as make_train_step,
-    step_on_one_device as step_on_one_device,
-)
+from ._step import step_on_one_device as step_on_one_device
