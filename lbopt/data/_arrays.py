@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from lbopt.errors import require
+
 
 class Reading(NamedTuple):
     """How batches of a data set are read.
@@ -55,7 +57,7 @@ class ArrayDataset:
       arrays: Name -> [examples, ...].
 
     Raises:
-      ValueError: If there is no example, or if the arrays differ in length.
+      UserError: If there is no example, or if the arrays differ in length.
     """
 
     reading = Reading()
@@ -64,9 +66,9 @@ class ArrayDataset:
 
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         lengths = {name: len(array) for name, array in arrays.items()}
-        if len(set(lengths.values())) != 1 or min(lengths.values()) < 1:
-            fix = "give arrays of one length, with at least one example"
-            raise ValueError(f"arrays have lengths {lengths}: {fix}")
+        equal = len(set(lengths.values())) == 1
+        fix = "these are lengths; give arrays of one length, with at least one example"
+        require(equal and min(lengths.values()) >= 1, "arrays", lengths, fix)
         self.arrays = dict(arrays)
 
     def __len__(self) -> int:

@@ -20,6 +20,7 @@ from absl import flags
 from lbopt.data._arrays import Dataset
 from lbopt.data._damaged import DAMAGED, DamagedCount
 from lbopt.data._order import examples_at
+from lbopt.errors import require
 
 Batch = dict[str, np.ndarray]
 _LEAST_SLICES = 4
@@ -92,10 +93,8 @@ class TrainBatches:
         parts: Sequence[int] | None = None,
         first_example: int = 0,
     ):
-        if global_batch_size % num_parts:
-            raise ValueError(
-                f"global_batch_size = {global_batch_size}: {num_parts} devices do not divide it"
-            )
+        fix = f"give a multiple of {num_parts}, the number of devices"
+        require(global_batch_size % num_parts == 0, "global_batch_size", global_batch_size, fix)
         self.dataset = dataset
         self.global_batch_size = global_batch_size
         self.first_example = first_example
@@ -141,7 +140,7 @@ class EvalBatches:
       parts: Numbers of this process's parts; None for all.
 
     Raises:
-      ValueError: If the batch size is below 1.
+      UserError: If the batch size is below 1.
     """
 
     def __init__(
@@ -151,8 +150,8 @@ class EvalBatches:
         multiple_of: int = 1,
         parts: Sequence[int] | None = None,
     ):
-        if global_batch_size < 1:
-            raise ValueError(f"global_batch_size = {global_batch_size}: give a number >= 1")
+        fix = "give a number >= 1"
+        require(global_batch_size >= 1, "global_batch_size", global_batch_size, fix)
         self.dataset = dataset
         self._size = -(-min(global_batch_size, len(dataset)) // multiple_of) * multiple_of
         self._rows = rows_of(parts, multiple_of, self._size)

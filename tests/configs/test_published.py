@@ -14,6 +14,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from refusal import refused
 
 from lbopt.cli import _arguments
 from lbopt.config import (
@@ -599,7 +600,7 @@ def test_the_file_lists_its_rows_and_refuses_others(file):
             f"{file}: {row} is not in its table"
         )
     assert load(file).name == module.get_config().name
-    with pytest.raises(Exception, match="--config row = 'nothing'"):
+    with refused("--config row", "nothing", "choice"):
         module.get_config("nothing")
     assert load(f"{file}:{module.ROWS[0]}") is not module.get_config(module.ROWS[0])
     assert module.get_config("smoke") == module.get_config("smoke"), (

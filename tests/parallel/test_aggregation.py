@@ -16,7 +16,6 @@ from refusal import refused
 import lbopt
 from lbopt.aggregators import identity, keep_finite, plain_mean, randk, sign, topk
 from lbopt.data import example_indices, load_digits
-from lbopt.errors import UserError
 from lbopt.models import CNN, MLP
 
 REPLICAS = 4
@@ -166,9 +165,7 @@ def test_rows_share_no_statistics(scope, problem, batches):
     step = lbopt.make_train_step(
         loss_fn, tx, lbopt.make_mesh(2), reduction=lbopt.Aggregate(AGGREGATORS["mean"], 2)
     )
-    with pytest.raises(
-        UserError, match="the 2 replicas of a device run one after another and share no statistics"
-    ):
+    with refused("stats_scope", scope, "mismatch"):
         step(step.place(state_of(tx)), batches[0])
 
 

@@ -85,11 +85,12 @@ def choose_answers(
       left out.
 
     Raises:
-      ValueError: If an array has another length than the data set.
+      UserError: If an array has another length than the data set.
     """
     lengths = (len(scores), len(starts), len(ends))
-    if set(lengths) != {len(dataset)}:
-        raise ValueError(f"scores, starts, ends have lengths {lengths}: give {len(dataset)} each")
+    fix = f"these are the lengths; the data set has {len(dataset)} windows"
+    require(set(lengths) == {len(dataset)}, "scores, starts, ends", lengths, fix, code="mismatch")
+
     best: dict[int, int] = {}
     for window in np.flatnonzero(np.isfinite(scores)):
         question = int(dataset.question_of[window])

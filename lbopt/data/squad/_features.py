@@ -272,14 +272,14 @@ class EvaluationWindows(_QuestionWindows):
           end: Place of the last token in the window, not before `start`.
 
         Raises:
-          ValueError: If the places are not in the context of the window, or not in order.
+          UserError: If the places are not in the context of the window, or not in order.
         """
         begin, context_end = self._bounds(np.asarray([window]))
         first = int(begin.item())
         last = int(context_end.item()) - 1
-        if not first <= start <= end <= last:
-            fix = f"window {window} has its context from {first} to {last}"
-            raise ValueError(f"start, end = {start}, {end}: {fix}")
+        fix = f"window {window} has its context from {first} to {last}"
+        require(first <= start <= end <= last, "start, end", (start, end), fix)
+
         shift = self._windows.start[window] - first
         offsets = self._texts.offsets
         context = self.questions[self.question_of[window]].context

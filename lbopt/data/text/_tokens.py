@@ -33,7 +33,7 @@ from lbopt.data.text._vocabulary import (
     save_vocabulary,
 )
 from lbopt.data.text._wordpiece import Document
-from lbopt.errors import EnvironmentProblem, require
+from lbopt.errors import EnvironmentProblem, UserError, require
 
 FORMAT = 1
 """Version of the format on disk. Stores of other versions are not read."""
@@ -202,7 +202,7 @@ class StoreWriter:
         """Add a document. A document without a token is left out.
 
         Raises:
-          ValueError: If an id is not in the vocabulary.
+          UserError: If an id is not in the vocabulary.
         """
         tokens = document.tokens
         if not len(tokens):
@@ -210,7 +210,9 @@ class StoreWriter:
         if tokens.min() < 0 or tokens.max() >= len(self._pieces):
             low = tokens.min()
             high = tokens.max()
-            raise ValueError(f"tokens {low} to {high}: the vocabulary has {len(self._pieces)}")
+            fix = f"these are the least and the largest; the vocabulary has {len(self._pieces)}"
+            raise UserError("document.tokens", (int(low), int(high)), fix)
+
         with _on_disk(self.folder):
             self._write("tokens", tokens.astype(self._dtype))
             self._write("sentences", (document.sentences + self.num_tokens).astype(_INT64))
