@@ -115,10 +115,16 @@ def package_of(file):
 
 
 @functools.cache
+def nodes(file):
+    """Return all nodes of a file's syntax tree; every rule below reads them."""
+    return tuple(ast.walk(ast.parse(file.read_text())))
+
+
+@functools.cache
 def imported(file):
     """Return the dotted names that a file imports, also inside functions."""
     names = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -136,11 +142,17 @@ def test_every_package_has_a_level():
     assert {package_of(file) for file in FILES} <= set(LEVEL_OF)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_imports_point_down(file):
-    here = package_of(file)
-    above = {other for other in packages_imported(file) if LEVEL_OF[other] > LEVEL_OF[here]}
-    assert not above, f"{file}: {here} imports {above}"
+def test_imports_point_down():
+    upward = {
+        str(file): above
+        for file in FILES
+        if (above := {other for other in packages_imported(file) if is_above(other, file)})
+    }
+    assert not upward
+
+
+def is_above(package, file):
+    return LEVEL_OF[package] > LEVEL_OF[package_of(file)]
 
 
 def modules():
@@ -165,7 +177,7 @@ def test_private_modules_are_known_below_their_own_package_only():
     known = modules()
     for file in [*FILES, *USERS]:
         folder = ".".join((*file.relative_to(PACKAGE.parent).parent.parts, ""))
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             if not isinstance(node, ast.ImportFrom) or node.module.split(".")[0] != "lbopt":
                 continue
             names = {f"{node.module}.{alias.name}": alias.asname for alias in node.names}
@@ -178,7 +190,7 @@ def test_private_modules_are_known_below_their_own_package_only():
 def test_an_assignment_gives_one_name_its_value():
     """Only swaps, and the unpacking of one value, have several names on their left."""
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple | ast.List):
                 values = sorted(map(ast.unparse, node.value.elts))
                 for target in node.targets:
@@ -191,7 +203,7 @@ def test_a_class_name_has_one_meaning():
     """No two classes have one name; a leading underscore makes no difference."""
     places = {}
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name.lstrip("_"), []).append(f"{file}:{node.lineno}")
     assert not {name: found for name, found in places.items() if len(found) > 1}

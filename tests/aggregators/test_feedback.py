@@ -123,6 +123,7 @@ def test_what_was_said_and_what_is_left_add_up_to_the_gradients(gradients, run):
     jax.tree.map(lambda a, b, c: np.testing.assert_allclose(a + b, c, atol=3e-6), said, left, meant)
 
 
+@pytest.mark.slow
 def test_the_error_of_econtrol_telescopes(gradients, params):
     """e_T = sum of g_t - h_(t+1), replica by replica."""
     grads = gradients(STEPS)

@@ -40,7 +40,7 @@ def behind(name):
     )
 
 
-@pytest.mark.everyday("aps-stochastic", "ef", "ef21", "agvm", "mean")
+@pytest.mark.everyday("mean", "agvm", "ef21")
 @pytest.mark.parametrize("name", ALL)
 def test_one_device_and_four_agree(name, gradients, run, largest_gap):
     grads = gradients(4)
@@ -195,6 +195,7 @@ def test_standing_alone_where_optax_has_no_such_module(monkeypatch, gradients, p
     assert updates["body"]["bias"].shape == (16,)
 
 
+@pytest.mark.everyday("mean", "agvm", "aps", "ef21", "powersgd")
 @pytest.mark.parametrize("name", ALL)
 def test_rebuilt_for_other_replicas_it_goes_on(name, gradients, params, run):
     _, _, state = run(ALL[name], gradients(3))

@@ -37,7 +37,7 @@ ELSEWHERE = {
 """Settings that do not fit the training but are valid for an evaluation."""
 
 
-@pytest.mark.everyday("parts of the batch")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_evaluated_and_exported_on_one_device(name, small, tmp_path, capsys):
     devices, fields = RUNS[name]

@@ -7,7 +7,6 @@ import re
 
 import jax
 import numpy as np
-import optax
 import pytest
 from watched_step import WatchedStep
 
@@ -52,7 +51,7 @@ FAMILIES = {
     ],
 }
 """Config file -> flags that fit it to this machine; two families shard their state."""
-WHOLE_WAY = ("digits_resnet", "lstm_legw", "mnist", "pydoc_bert")
+WHOLE_WAY = ("digits_cnn", "digits_lstm", "lstm_legw", "mnist")
 """The families that go the whole way every day."""
 REPORTED = ("resnet50_lamb", "bert_large_lamb", "lstm_legw", "squad")
 """One recipe for each kind of model; those of tests/report have all figures."""
@@ -98,12 +97,14 @@ def test_a_family_is_built_and_takes_steps(family, configs, data_dir):
     config, *overrides = flags_of(family, configs, data_dir)
     run = build_run(load_config(config.removeprefix("--config="), overrides, TrainConfig))
     state = run.init()
-    before = optax.global_norm(state.params)
+    before = jax.device_get(state.params)
     for number in range(2):
         state, metrics = jax.block_until_ready(run.train_step(state, run.batches[number]))
     assert int(state.step) == 2
     assert all(np.isfinite(value).all() for value in jax.tree.leaves(metrics))
-    assert optax.global_norm(state.params) != before
+    after = jax.device_get(state.params)
+    changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, after)
+    assert any(jax.tree.leaves(changed))
 
 
 @pytest.mark.everyday(*WHOLE_WAY)

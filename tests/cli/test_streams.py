@@ -105,6 +105,7 @@ def test_a_run_outlives_its_terminal(small, tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 8
 
 
+@pytest.mark.everyday("recipes-> /dev/full*", "--help-*")
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("asked", "into", "code", "err"),

@@ -113,7 +113,7 @@ def test_after_a_death_another_number_of_processes_goes_on(start, killed, whole,
     assert [line["step"] for line in logged(workdir)] == list(range(1, 81))
 
 
-@pytest.mark.everyday("guard-0")
+@pytest.mark.slow
 @pytest.mark.parametrize(("whom", "index"), [("child", 1), ("guard", 0)])
 def test_asked_to_stop_all_save_the_same_step(start, tmp_path, whom, index):
     job = start(train_command(tmp_path / "run", *LONG))

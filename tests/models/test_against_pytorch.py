@@ -175,6 +175,7 @@ def assert_close(ours, theirs, tolerance):
         )
 
 
+@pytest.mark.everyday("basic folded", "bottleneck small grouped", "efficientnet")
 @pytest.mark.parametrize("case", CASES)
 def test_image_networks_in_training(case):
     module, sides, num_groups = CASES[case]

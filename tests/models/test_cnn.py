@@ -93,7 +93,7 @@ def renamed(tree, old, new):
     return {name.replace(old, new): renamed(inside, old, new) for name, inside in tree.items()}
 
 
-@pytest.mark.everyday("evaluate", "train by XLA")
+@pytest.mark.everyday("train by XLA")
 @pytest.mark.parametrize(
     ("model", "train"),
     [(MODEL, True), (MODEL, False), (BY_XLA, True)],
@@ -113,7 +113,7 @@ def test_equal_to_the_plain_order_of_layers(trials, model, train):
         )
 
 
-@pytest.mark.everyday("by *-level 0", "by *-vmap-default")
+@pytest.mark.everyday("by patches-vmap-default", "by XLA-vmap-default")
 @pytest.mark.parametrize(
     "options", [{}, {"xla_backend_optimization_level": 0}], ids=["default", "level 0"]
 )

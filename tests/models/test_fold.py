@@ -220,7 +220,7 @@ def assert_gradients(found, expected):
         assert np.linalg.norm(leaf) < 1e-4 * size, jax.tree_util.keystr(path)
 
 
-@pytest.mark.everyday("space to depth")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_are_the_same_function(name):
     """With the same parameters, logits, statistics and gradients differ by rounding alone."""

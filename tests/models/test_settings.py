@@ -49,7 +49,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.everyday("digits_resnet", "digits_lstm", "pydoc_lstm")
+@pytest.mark.everyday("digits_lstm")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_is_trained_and_evaluated_without_implicit_promotion_of_ranks(name):
     """It is looked at where a step is traced; nothing is compiled."""

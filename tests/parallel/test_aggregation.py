@@ -73,7 +73,7 @@ def trained(problem, trajectory, batches, name, devices, steps=4, **options):
     return _TRAINED[key]
 
 
-@pytest.mark.everyday("aps", "ef21", "powersgd")
+@pytest.mark.everyday("powersgd")
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_one_two_and_four_devices_give_equal_results(name, mlp, trajectory, batches, relative_gap):
     runs = [
@@ -85,10 +85,7 @@ def test_one_two_and_four_devices_give_equal_results(name, mlp, trajectory, batc
 
 
 @pytest.mark.everyday(
-    "{'backend': 'pmap'}-agvm",
-    "{'backend': 'pmap'}-ef21",
-    "{'num_microsteps': 2, 'shard_update': True}-econtrol",
-    "{'num_microsteps': 2, 'shard_update': True}-powersgd",
+    "{'backend': 'pmap'}-ef21", "{'num_microsteps': 2, 'shard_update': True}-powersgd"
 )
 @pytest.mark.parametrize("name", AGGREGATORS)
 @pytest.mark.parametrize(
@@ -297,7 +294,7 @@ def test_memory_lies_with_its_replica(mlp, batches):
             assert whole.sharding.is_fully_replicated
 
 
-@pytest.mark.everyday("ef")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_lamb_on_top_trains_the_digits_cnn(name, problem):
     """Sixty steps of batch 128, four replicas on two devices, beat chance clearly.

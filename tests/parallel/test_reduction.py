@@ -23,7 +23,7 @@ def sharded_run():
     return runpy.run_path(str(Path(__file__).with_name("sharded_run.py")))
 
 
-@pytest.mark.everyday("options5", "options1", "options2")
+@pytest.mark.everyday("options2", "options5")
 @pytest.mark.parametrize(
     "options",
     [

@@ -173,14 +173,7 @@ CASES = dict.fromkeys(OPTIONS, of_options) | dict.fromkeys(FAMILIES, of_family)
 
 
 @pytest.mark.everyday(
-    "agvm",
-    "aps_pmap",
-    "clip_mean",
-    "digits_lstm",
-    "ef_rows_micro",
-    "noise_pmap",
-    "scattered_bf16_clip",
-    "sharded_micro_clip",
+    "noise_pmap", "sharded_micro_clip", "scattered_bf16_clip", "aps_pmap", "ef_rows_micro", "agvm"
 )
 @pytest.mark.parametrize("name", CASES)
 def test_it_ends_in_the_earlier_parameters(name):

@@ -179,6 +179,7 @@ def test_an_array_lies_as_it_is_said_to(shape):
     assert list(where.mesh.devices.flat) == list(mesh.devices.flat)
 
 
+@pytest.mark.everyday("False-1-True-4", "True-4-True-2")
 @pytest.mark.parametrize(
     ("saved_in_parts", "saved_on", "read_in_parts", "read_on"),
     [(True, 4, False, 4), (False, 1, True, 4), (True, 4, True, 2)],

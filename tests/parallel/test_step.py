@@ -83,6 +83,7 @@ def test_accumulation_is_the_whole_batch_without_batch_norm(
         assert_same(relative_gap, whole, parts)
 
 
+@pytest.mark.slow
 def test_accumulation_of_an_lstm_is_the_whole_batch(problem, trajectory, relative_gap, batches):
     loss_fn, create = problem(LSTMClassifier(hidden=8))
     tx = OPTIMIZERS["lamb"]()

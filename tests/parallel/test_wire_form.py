@@ -65,7 +65,7 @@ def after_three_steps(name, devices):
     return jax.tree.map(np.asarray, (updates, state))
 
 
-@pytest.mark.everyday("drawn, partial sums-2")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "devices"), [("mean of few bits", 4), *((name, 2) for name in EXACT)]
 )

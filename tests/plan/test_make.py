@@ -37,6 +37,7 @@ def plan(place):
     return make_plan(planned.bert(), "bert", place)
 
 
+@pytest.mark.everyday("cnn")
 @pytest.mark.parametrize("make", [planned.bert, planned.cnn])
 def test_train_and_plan_lower_the_same_program(make):
     """Four fake CPU devices and the four cores of two chips get exactly the same StableHLO.
@@ -94,7 +95,7 @@ def test_gradients_are_exchanged_once_each(plan, place):
     assert total(plan, "gradients", dtype="bf16") > 0
 
 
-@pytest.mark.everyday("bfloat16-bf16-True")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "name", "sharded"),
     [("float32", "f32", False), ("bfloat16", "bf16", False), ("bfloat16", "bf16", True)],
@@ -136,7 +137,7 @@ def test_a_sharded_update_holds_and_moves_its_part(plan, place):
     ), "small leaves stay whole"
 
 
-@pytest.mark.everyday("float32-f32-4")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "name", "size"), [("float32", "f32", 4), ("bfloat16", "bf16", 2)]
 )
@@ -193,6 +194,7 @@ def test_batch_norm_talks_within_its_groups(place, scope, dtype, groups):
         )
 
 
+@pytest.mark.slow
 def test_one_core_talks_with_nobody():
     found = make_plan(
         planned.cnn(num_devices=1), "cnn", open_topology("v3:1x1"), with_evaluation=False
@@ -202,6 +204,7 @@ def test_one_core_talks_with_nobody():
     assert found.phases[0].step.collective_seconds == 0
 
 
+@pytest.mark.slow
 def test_a_local_batch_norm_talks_with_nobody(place):
     found = (
         make_plan(planned.cnn("local"), "cnn", place, with_evaluation=False)

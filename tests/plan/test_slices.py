@@ -48,6 +48,7 @@ def sent_bytes(text):
     return sum(4 * eval(size.replace(",", "*")) for size in sizes)
 
 
+@pytest.mark.everyday("settings1")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -80,7 +81,7 @@ PowerSGD's are one for each factor. AGVM's send the sums once or twice, 1.2 time
 """
 
 
-@pytest.mark.everyday("aps e5m2", "powersgd", "mean", "agvm")
+@pytest.mark.everyday("powersgd")
 @pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning")
 @pytest.mark.parametrize("name", ["mean", "ef topk", "aps e5m2", "ef21 randk", "powersgd", "agvm"])
 def test_an_aggregator_between_slices_sends_what_it_says(mesh, name):

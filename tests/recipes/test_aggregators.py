@@ -50,7 +50,7 @@ def load(*overrides):
     return load_config(f"{CONFIGS / 'digits_cnn.py'}:lamb-64", [*BRIEF, *overrides], TrainConfig)
 
 
-@pytest.mark.everyday("aps", "ef21", "powersgd")
+@pytest.mark.everyday("ef21")
 @pytest.mark.parametrize("name", NAMED)
 def test_a_recipe_takes_it_by_name(name):
     fields, called = NAMED[name]

@@ -104,6 +104,7 @@ def products(jaxpr):
                 yield from products(inner)
 
 
+@pytest.mark.everyday("cnn")
 @pytest.mark.parametrize("model", [CNN, {"name": "lstm", "hidden": 8}], ids=["cnn", "lstm"])
 def test_dtype_is_of_the_computation_and_not_of_the_parameters(model):
     losses = {}

@@ -107,6 +107,7 @@ def test_a_training_draw_is_a_place_in_the_padded_image_or_its_mirror_image(spli
     assert (tops, lefts, mirrored) == (set(range(9)), set(range(9)), {False, True})
 
 
+@pytest.mark.slow
 def test_one_step_of_the_recipe(config):
     small = config(
         "--config.model.width_coefficient=0.125",

@@ -151,7 +151,7 @@ def test_parts_of_the_batch_average_to_the_whole():
     assert float(loss(batch)) == pytest.approx(float(np.mean(halves)), rel=1e-5)
 
 
-@pytest.mark.everyday("0.1")
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_one_gradient_by_jit_by_pmap_and_in_microsteps(dropout):
     """Dropout is included, except with microsteps, which draw from separate keys."""

@@ -77,6 +77,7 @@ def test_a_full_batch_learns(row, data_dir, tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_compiler
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu has no wheel for this machine"

@@ -48,6 +48,7 @@ def test_both_know_the_whole(shared, alone):
     assert (alone["owners"], shared[0]["owners"]) == ([0, 0, 0, 0], [0, 1, 1, 0])
 
 
+@pytest.mark.slow
 def test_the_global_batches_are_those_of_the_stream(shared, alone):
     config = runpy.run_path(str(SHARED_RUN))["text_config"]()
     batches = TrainBatches(load_source(config.data, 8).splits.train, config.seed, 8, 4)

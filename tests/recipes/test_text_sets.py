@@ -101,6 +101,7 @@ def words_of(data_dir):
     return {*(data_dir / "ptb" / "ptb.train.txt").read_text().split(), "<eos>"}
 
 
+@pytest.mark.slow
 def test_an_lstm_reads_penn_treebank_through(data_dir, tmp_path):
     flags = [
         f"--config={CONFIGS / 'lstm_legw.py'}:ptb-small-20",

@@ -48,6 +48,7 @@ def test_perplexity_is_the_exponential_of_the_loss(rows):
     assert rows[-1]["test_perplexity"] == pytest.approx(math.exp(rows[-1]["test_loss"]), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_rate_is_the_one_with_the_lower_loss(rows):
     *search, final = rows
     best = min(search, key=lambda row: row["validation_loss"])

@@ -35,6 +35,7 @@ if dies:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_four_writers_of_which_two_die_in_a_line(tmp_path):
     """Each writer's records are complete, in order, and adjacent per write; there are no others."""

@@ -171,7 +171,7 @@ SEARCHES = {
 }
 
 
-@pytest.mark.everyday("halving", "optuna")
+@pytest.mark.everyday("optuna")
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_search_that_was_cut_off_anywhere_asks_for_the_same_trials(name, tmp_path):
     search, batching = SEARCHES[name]
@@ -190,6 +190,7 @@ def test_a_search_that_was_cut_off_anywhere_asks_for_the_same_trials(name, tmp_p
         assert without_time(_runner.run_sweep(config, cells, cut)) == without_time(rows)
 
 
+@pytest.mark.slow
 def test_if_one_thread_fails_the_others_stop_at_their_next_look(monkeypatch, tmp_path):
     config = make_config(global_batch_sizes=(16, 1024), num_workers=2)
     config.arms = config.arms[:1]
@@ -278,6 +279,7 @@ def two_shards(tmp_path_factory, lbopt_sweep):
     return workdir
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_two_shards_are_one_study(two_shards, rows, finished):
     """Both run at once in one workdir; the one that ends last writes the whole report."""
@@ -303,6 +305,7 @@ def test_another_number_of_shards_finds_all_trials_done(two_shards, lbopt_sweep,
     assert output == finished[1].replace(str(finished[0]), str(workdir))
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_shard_without_cells_has_nothing_to_do(tmp_path, lbopt_sweep):
     process = lbopt_sweep(tmp_path / "workdir", "--shard=5/5")

@@ -66,6 +66,7 @@ def run_all():
     return [run(SearchConfig(**{**WIDE, **fields})) for fields in CONFIGS.values()]
 
 
+@pytest.mark.everyday("2")
 @pytest.mark.process
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_another_process_asks_for_the_very_same_runs(hash_seed):

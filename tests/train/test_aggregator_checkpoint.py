@@ -77,7 +77,7 @@ def through_a_checkpoint(folder, state, like, said=None):
         )
 
 
-@pytest.mark.everyday("powersgd-replicas", "momentum-2")
+@pytest.mark.everyday("momentum-2")
 @pytest.mark.parametrize(
     ("name", "over"), [*((name, "replicas") for name in AGGREGATORS), ("momentum", 2)]
 )

@@ -37,6 +37,7 @@ def lbopt(cloud):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference, logged):
     """It is killed, resumed and reported."""
     address, _ = cloud
@@ -124,6 +125,7 @@ def test_two_processes_in_a_bucket(cloud, start):
     assert "runs/two/.lease.json" not in objects(address)
 
 
+@pytest.mark.slow
 def test_a_bucket_without_permission(cloud, start):
     """Both processes print one line before anything is compiled."""
     begin = time.monotonic()

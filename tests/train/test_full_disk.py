@@ -226,6 +226,7 @@ def get_config(row="smoke"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("command", "cases"),

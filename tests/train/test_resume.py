@@ -84,8 +84,8 @@ def whole_checkpoints(workdir):
     )
 
 
+@pytest.mark.everyday("while a checkpoint is being saved")
 @pytest.mark.process
-@pytest.mark.everyday("error feedback", "everything watched", "while a checkpoint is being saved")
 @pytest.mark.parametrize("name", KILLS)
 def test_the_same_command_ends_in_the_same_state(
     name, workdir, train, reference, bits, saved_state, logged
@@ -108,6 +108,7 @@ def test_the_same_command_ends_in_the_same_state(
     assert [line["step"] for line in logged(workdir)] == list(range(1, 21))
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_on_fewer_devices_what_replicas_remember_is_rebuilt(workdir, train, saved_state, capsys):
     """Nothing else changes: the next step starts from the mean of the saved replicas."""
@@ -155,6 +156,7 @@ def test_the_command_as_a_process_ends_in_the_same_state(
     assert logged(workdir) == logged(reference())
 
 
+@pytest.mark.everyday("one device")
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["one device", "while a checkpoint is being saved"])
 def test_every_step_after_a_resume_sees_what_it_sees_in_one_run(
@@ -177,6 +179,7 @@ def test_every_step_after_a_resume_sees_what_it_sees_in_one_run(
     assert straight[7][1]["image"] != straight[8][1]["image"]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_sharded_run_goes_on_without_sharding(
     workdir, train, reference, saved_state, logged, capsys

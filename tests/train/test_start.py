@@ -114,6 +114,7 @@ def test_another_activation_is_refused_wherever_it_is_known(file, learned, tmp_p
             start(file, place, "--config.model.activation=relu")
 
 
+@pytest.mark.slow
 def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, learned, tmp_path):
     """The data are lowercased; the network's text was not, or that is unknown, or it was too."""
     places = {kind: tmp_path / kind for kind in ("huggingface", "safetensors", "workdir")}
@@ -382,6 +383,7 @@ def make(what, place, learned):
         shutil.rmtree(step)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_its_start_is_gone(file, learned, tmp_path, capsys):
     start_from = shutil.copytree(learned, tmp_path / "start")
     flags = [

@@ -189,6 +189,7 @@ def test_a_run_goes_back_to_the_one_before(train, reference, bits, saved_state, 
     assert bits(saved_state(tmp_path)) == bits(saved_state(reference()))
 
 
+@pytest.mark.everyday("delete_data", "link_in_a_loop")
 @pytest.mark.parametrize(
     "damage", [delete_data, put_a_folder_in_the_place_of_the_seal, link_to_nothing, link_in_a_loop]
 )
@@ -306,6 +307,7 @@ def newest(workdir):
         return checkpoints.restore_newest(lambda step: shapes(noisy_state))
 
 
+@pytest.mark.slow
 def test_random_damage_never_yields_other_parameters(noisy):
     """The newer checkpoint is damaged 50 times, and every second time the older one too."""
     rng = np.random.default_rng(0)

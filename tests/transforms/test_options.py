@@ -315,7 +315,20 @@ def relative(difference, scale):
     return 0.0 if size == 0 else (size / scale if scale > 0 else np.inf)
 
 
-@pytest.mark.everyday("x64-*", "fp32-lamb-plain", "fp32-lars-plain")
+@pytest.mark.everyday(
+    "fp32-*",
+    "x64-lamb-decay_all",
+    "x64-lamb-no_debias",
+    "x64-lamb-rates",
+    "x64-lamb-phi_both",
+    "x64-lamb-ratio_bounds",
+    "x64-lamb-adapt_all",
+    "x64-lars-default_coefficient",
+    "x64-lars-nesterov",
+    "x64-lars-eps",
+    "x64-lars-norm_of_sum",
+    "x64-lars-two_masks",
+)
 @pytest.mark.parametrize(("family", "case"), CASES)
 @pytest.mark.parametrize(
     ("dtype", "limit"), [(np.float32, 1e-6), (np.float64, 1e-12)], ids=["fp32", "x64"]

@@ -86,6 +86,7 @@ def test_bf16_moments_stay_near_fp32_ones():
     assert 1e-4 < error < 0.02
 
 
+@pytest.mark.slow
 def test_second_moment_in_bf16_stops_following_at_b2_near_one():
     """The docstring warns of this: v stops falling although every gradient is zero."""
     params = {"w": jnp.ones(4)}

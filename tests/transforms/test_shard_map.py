@@ -123,6 +123,7 @@ def test_a_whole_leaf_taken_for_split_would_be_seen_by_its_eps():
     assert np.isclose(wrong["trust_ratio/a/kernel"], right["trust_ratio/a/kernel"], rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_clip_counts_a_whole_leaf_once():
     norms = {}
     for split in (None, SPLIT):

@@ -147,6 +147,7 @@ def texts_of(figure):
     return [text._preprocess_math(text.get_text()) for text in found]
 
 
+@pytest.mark.slow
 def test_every_name_is_seen_letter_by_letter_in_every_figure(tmp_path, monkeypatch):
     names = ("rate $x^$", "costs $2 $3", "_base")
     figures = figures_of(monkeypatch, tmp_path, *everything(*names))

@@ -312,6 +312,7 @@ def test_one_arm_one_batch_one_candidate_is_a_study_too(tmp_path):
     assert "cannot be told" in written.text
 
 
+@pytest.mark.slow
 def test_many_arms_and_batches_are_thinned_and_it_is_said(tmp_path):
     sizes = tuple(2**power for power in range(10))
     arms = {f"arm {place}": Truth((0.9,) * 10, growth=0.5) for place in range(9)}

@@ -79,6 +79,7 @@ def valley(wanted, noise=0.0, seed=0):
     return lambda size, steps: 0.002 * abs(math.log2(steps / wanted(size))) + draw.gauss(0, noise)
 
 
+@pytest.mark.slow
 def test_noise_is_no_evidence_of_any_transfer():
     verdicts = []
     for seed in range(200):
