@@ -239,6 +239,7 @@ class _LeafRule:
             total = update_norm + decay_norm
 
         ratio = self._quotient(weight_norm, update_norm, total)
+        # The inner `where` avoids 0 / 0 at a rate of 0, for instance in the first step of a warmup.
         if options.clip_mode == "clip":
             ratio = jnp.where(ratio >= rate, 1, ratio / jnp.where(ratio >= rate, 1, rate))
         ratio = _clip(ratio, options.trust_ratio_bounds)
@@ -357,8 +358,8 @@ def scale_by_layerwise_trust_ratio(
         layer of a stack.
       axis_name: Inside `shard_map`, the mapped axis (or axes) over which leaves are split; norms
         are summed over it.
-      sharded_mask: With `axis_name`, the leaves that are split; None for all. Leave out leaves that
-        every shard holds whole, or their norms are counted once per shard.
+      sharded_mask: Mask of the leaves that are split over `axis_name`; None for all. Leave out
+        leaves that every shard holds whole, or their norms are counted once per shard.
 
     Returns:
       A transform whose state is `TrustRatioState` and whose `update` needs `params`.
