@@ -201,6 +201,8 @@ def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
     """
     count = _count(fraction, k)
 
+    # The places of the largest random bits are a sample without replacement. It has a fixed size,
+    # as compiled programs need, and the key is the same on all replicas, so no places are sent.
     def places(n: int, key: jax.Array) -> jax.Array:
         return jax.lax.top_k(jax.random.bits(key, (n,), jnp.uint32), count(n))[1]
 

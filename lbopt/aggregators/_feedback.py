@@ -1,4 +1,4 @@
-"""Error feedback: what a compressor left out is not forgotten."""
+"""Error feedback: the part of a gradient that a compressor drops is sent in later steps."""
 
 from __future__ import annotations
 

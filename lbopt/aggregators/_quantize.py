@@ -168,7 +168,7 @@ def quantize(
     Args:
       x: Floating-point array.
       to: The format.
-      overflow: Result of values that are too large, the argument of `float_quantize`.
+      overflow: Value of numbers beyond the largest (see `float_quantize`).
       noise: Random uint32 bits of the shape of `x` for stochastic rounding; None for nearest.
     """
     require_choice("overflow", overflow, OVERFLOWS)

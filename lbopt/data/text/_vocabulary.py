@@ -132,6 +132,7 @@ def read_vocabulary(path: paths.GivenPath) -> list[str]:
         code: Code = "missing" if isinstance(error, FileNotFoundError) else "damaged"
         raise UserError("vocabulary", str(path), fix, code=code) from error
 
+    # Not `splitlines`: a piece may be one of the other characters at which it splits.
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     pieces = lines[:-1] if lines[-1] == "" else lines
     twice = [piece for piece, count in collections.Counter(pieces).items() if count > 1]
