@@ -215,7 +215,7 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        fix = f"{type(error).__name__}: {error}; mend {path}"
+        fix = f"{type(error).__name__}: {error}; correct {path}"
         raise UserError("--config", flag, fix, code="damaged") from error
     finally:
         with contextlib.suppress(ValueError):  # the config may have removed it

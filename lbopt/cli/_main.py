@@ -136,7 +136,7 @@ def _system_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _SYSTEM_ERRORS or error.filename is None:
             raise
-        fix = f"{error.strerror}; mend that, or give another path"
+        fix = f"{error.strerror}; make it accessible or give another path"
         raise EnvironmentProblem(str(error.filename), reason=fix, code="resource") from error
     except MemoryError as error:
         cause = f" ({error})" if str(error) else ""

@@ -125,7 +125,7 @@ def opened(place: str) -> Iterator[pathlib.Path]:
         try:
             yield path
         except OSError as error:
-            fix = f"it cannot be read ({error.strerror or error}); mend it, or use another"
+            fix = f"it cannot be read ({error.strerror or error}); make it readable or use another"
             raise EnvironmentProblem("init_from", place, fix, code="resource") from error
 
 

@@ -26,7 +26,7 @@ class Damaged(EnvironmentProblem):
     """A checkpoint is not what was saved.
 
     Attributes:
-      what: What is wrong.
+      what: Description of the damage.
     """
 
     def __init__(self, checkpoint: str, what: str, fix: str):
@@ -40,8 +40,8 @@ class Fault(NamedTuple):
     Attributes:
       field: Path of the checkpoint, or name of the setting at fault.
       value: Value of the setting; None for a checkpoint.
-      what: What is wrong.
-      fix: What to do.
+      what: Description of the fault.
+      fix: Instruction to the user, which ends the message.
       is_damage: Whether the checkpoint is damaged, so that an earlier one may be used.
     """
 
