@@ -55,6 +55,7 @@ def parse(
         show(*(f"  --{name:<{width}}{text}" for name, text in defined.items()))
         raise SystemExit(0)
 
+    # Overrides are parsed later: only the config file tells which fields there are.
     overrides = []
     if "config" in defined:
         overrides = [argument for argument in argv if argument.startswith(_OVERRIDE)]

@@ -103,7 +103,7 @@ def _warn_of_lost_default(
 
 
 class Split(NamedTuple):
-    """Which leaves are split over a mapped axis.
+    """The leaves that are split over a mapped axis.
 
     Attributes:
       leaves: A pytree of bools, True for leaves that are split.

@@ -1,4 +1,4 @@
-"""Start a run from what another one, or another program, has learned."""
+"""Initial parameters of a run that another run, or another program, has trained."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ class _ExportedModel(TypedDict):
 
 
 def _activation(model: str, place: str) -> str | None:
-    """Return what `lbopt export` says of a network beside its arrays."""
+    """Return the activation in the metadata of `lbopt export`; None if it is not stated."""
     try:
         return _typed_json.decode(model.encode(), _ExportedModel).get("activation")
     except ValueError as error:

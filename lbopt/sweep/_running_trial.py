@@ -24,7 +24,7 @@ _CURVE_POINTS = 64
 
 @dataclasses.dataclass(eq=False)
 class RunningTrial:
-    """What a trial has done so far.
+    """The measurements of a trial up to its last step.
 
     Attributes:
       config: The config of the study.

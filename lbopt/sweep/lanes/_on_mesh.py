@@ -255,7 +255,7 @@ class Subset:
       count: Number of examples in the subset, at most that of the data set.
 
     Attributes:
-      reading: How the data set is read.
+      reading: The data set's settings for reading.
     """
 
     def __init__(self, dataset: Dataset, count: int):

@@ -55,7 +55,7 @@ class Equipment:
     Args:
       problem: The problem.
       config: The config of the study.
-      batching: How trials share a program.
+      batching: Lanes of the programs.
 
     Attributes:
       initialise: Function of seeds that returns fresh parameters, an `Initialiser`.
