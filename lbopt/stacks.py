@@ -1,6 +1,6 @@
-"""Which leaves are stacks of layers, as `nn.scan` makes them.
+"""Leaves that are stacks of layers, as `nn.scan` makes them.
 
-A predicate or the model's metadata says so; it is never guessed from sizes.
+A predicate or the model's metadata names them; they are never guessed from sizes.
 """
 
 from __future__ import annotations

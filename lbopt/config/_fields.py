@@ -33,12 +33,12 @@ The names are those of fields of the same group; "data.name" is looked up from t
 
 @dataclasses.dataclass(frozen=True)
 class Applicability:
-    """Where a field applies.
+    """The conditions under which a field applies.
 
     Attributes:
       alternatives: Conditions, one of which has to hold in full; empty for a field that always
         applies.
-      unless: Name of a field that stands for this one once it is not None; "" for none.
+      unless: Name of a field that replaces this one where it is not None; "" for none.
     """
 
     alternatives: tuple[When, ...] = ()

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Reading(NamedTuple):
-    """How batches of a data set are read.
+    """Settings for reading the batches of a data set.
 
     Attributes:
       threads: Number of reading threads in each process.

@@ -98,7 +98,7 @@ class Checkpoints:
         self._read_only = read_only
         self._job = SoloJob() if job is None else job
 
-        # What is there: all processes must see the same checkpoints.
+        # Processes that saw different checkpoints would resume at different steps.
         steps = self._steps_seen_by_all()
         fix = "no checkpoint is there yet; let lbopt train save one"
         require(steps or not read_only, "--workdir", str(workdir), fix, code="missing")
@@ -385,7 +385,7 @@ class Checkpoints:
         if size == like.rng.shape and name in (None, _generator()):
             return None
 
-        name = name or _KEY_SIZES.get(size, "what it was")
+        name = name or _KEY_SIZES.get(size, "the generator of the run that saved it")
         what = f"checkpoint {checkpoint} has the random keys of another generator"
         fix = f"set JAX_DEFAULT_PRNG_IMPL to {name}"
         return Fault("jax_default_prng_impl", _generator(), what, fix, is_damage=False)

@@ -1,4 +1,4 @@
-"""Why a checkpoint cannot be read: it is damaged, or the machine does not let us."""
+"""Reasons why a checkpoint cannot be read: it is damaged, or the storage is at fault."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Damaged(EnvironmentProblem):
 
 
 class Fault(NamedTuple):
-    """Why a checkpoint cannot be read; processes send it to each other as a list.
+    """The reason why a checkpoint cannot be read; processes send it to each other as a list.
 
     Attributes:
       field: Path of the checkpoint, or name of the setting at fault.

@@ -162,7 +162,7 @@ def _restore_or_init(run: Run, checkpoints: Checkpoints, job: Job) -> TrainState
 
 @dataclasses.dataclass
 class Status:
-    """What happened in a run up to a step, from the lines of metrics.jsonl.
+    """The history of a run up to a step, from the lines of metrics.jsonl.
 
     Attributes:
       seconds: Seconds of training and evaluation, summed over restarts; work after the last logged

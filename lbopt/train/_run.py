@@ -1,4 +1,4 @@
-"""A training run as objects: what the training loop needs, without a config."""
+"""A training run as objects that the training loop needs, without a config."""
 
 from __future__ import annotations
 

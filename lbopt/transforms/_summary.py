@@ -1,4 +1,4 @@
-"""A table of what an optimizer does to each leaf."""
+"""A table of an optimizer's treatment of each leaf: decay, trust ratio, layers."""
 
 from __future__ import annotations
 

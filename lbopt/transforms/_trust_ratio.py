@@ -138,7 +138,7 @@ class _Options:
 
 
 class LeafChoices(NamedTuple):
-    """What a trust ratio does to each leaf; each field is a pytree like the parameters.
+    """The treatment of each leaf; each field is a pytree like the parameters.
 
     Attributes:
       layers: `LayerAxes`, the axes that count layers.

@@ -113,7 +113,7 @@ class MaskedLMDataset:
     int32, 1 if the second segment is random.
 
     Args:
-      documents: At least two documents with two tokens or more, in memory or on disk.
+      documents: Documents in memory or on disk, two or more of them with at least two tokens.
       sequence_length: Tokens of an example, special tokens and padding included.
       vocab_size: Number of tokens in the vocabulary. Random tokens are any but the special ones.
       max_predictions: Maximum number of predicted tokens of an example.
