@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 EXIT_USER = 2
 EXIT_ENVIRONMENT = 3
-EXIT_PREEMPTED = 75
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later
 
 Code = Literal[
     "value",  # out of range, or malformed

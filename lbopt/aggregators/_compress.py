@@ -148,6 +148,7 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
         values = message["values"]
         places = message["places"]
         lead = values.shape[:-1]
+        # The places of a message are distinct, so that a scatter may write them in any order.
         rows = jnp.arange(math.prod(lead), dtype=jnp.int32)[:, None]
         flat = jnp.zeros((len(rows), known.size), values.dtype)
         flat = flat.at[rows, places.reshape(len(rows), -1)].set(
@@ -319,6 +320,7 @@ def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
     to = Format(exponent_bits, mantissa_bits)
     dtype = to.carrier()
 
+    # All replicas know the largest magnitude, so they agree on the shift without sending it.
     def shift(known: Known) -> jax.Array:
         assert known.largest is not None
         return to.max_exponent - ceil_log2(known.largest)

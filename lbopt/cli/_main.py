@@ -195,6 +195,7 @@ _REFUSED = re.compile(
     r"Unknown flags? in XLA_FLAGS: .*|Couldn't interpret value .*|Could not open file \".*?\""
 )
 _READING_S = 60
+"""Seconds for a child process to import jaxlib and read the flags."""
 
 
 def _check_jax() -> None:

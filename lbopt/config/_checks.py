@@ -14,7 +14,7 @@ from lbopt import errors
 from lbopt.config import _fields
 from lbopt.errors import require
 
-LARGEST_INTEGER = 2**31
+LARGEST_INTEGER = 2**31  # JAX counts in int32
 MOST_STEPS = 2**30
 """Steps of a phase: those of two phases, and one more, still fit an int32."""
 DTYPES = ("float32", "bfloat16")

@@ -33,6 +33,7 @@ AUGMENTATIONS = ("none", "autoaugment", "randaugment")
 LARGEST_IMAGE = 1024
 LONGEST = 2**14
 LARGEST_VOCABULARY = 2**17
+"""Largest side of an image, sequence and vocabulary: a typo is refused before it fills memory."""
 
 
 _PREPARED = ("images", "squad", "text_mlm")

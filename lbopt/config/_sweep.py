@@ -131,6 +131,7 @@ class SweepConfig:
         with errors.under("measure"):
             check_measure(self.measure)
 
+        # A field applies or not by the kinds above, so these must be known to be valid.
         _fields.check(self)
         _fields.check(self.measure, "measure")
         self._check_seeds()

@@ -177,6 +177,7 @@ class TrainConfig:
             with errors.under("phase2"):
                 check_phase(self.phase2)
         _check_model_fits_data(self)
+        # A field applies or not by the kinds above, so these must be known to be valid.
         _fields.check_all(self)
 
         check_optimizer(self.optimizer)

@@ -207,6 +207,7 @@ class PathMask(LeafMask):
         """Return a bool per leaf."""
         _require_names(self, params)
         names = tree.leaf_names(params)
+        # A pattern without a match is a typo, or names a module that was renamed since.
         for pattern in self.patterns:
             if not any(re.search(pattern, name) for name in names):
                 fix = (

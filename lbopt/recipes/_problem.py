@@ -102,6 +102,7 @@ def make_problem(
         params, model_state = network.init(key, example)
         return params, {**model_state, **(task.first_state(params) if task.first_state else {})}
 
+    # The model is traced, not initialised: it is refused before anything is allocated.
     with _naming_model(), _naming_promotion(model):
         shapes = jax.eval_shape(lambda: init(jax.random.key(0)))
     loss_fn = _with_l2(task.loss_fn, loss.l2) if loss.l2 else task.loss_fn

@@ -155,6 +155,7 @@ class RunningTrial:
         losses = np.concatenate(self.losses)
         distances = np.concatenate(self.distances)
         last_epoch = losses[-min(len(losses), cell.units.steps(1)) :]
+        # The last update may diverge after the last training loss was taken.
         diverged = self.diverged or not math.isfinite(scores["validation"]["loss"])
 
         work_to_target: dict[str, Any] = {}

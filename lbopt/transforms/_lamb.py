@@ -191,6 +191,8 @@ def lamb(
         mu_dtype=mu_dtype,
         nu_dtype=nu_dtype,
     )
+    # Decay that goes into the gradient is added before the moments, so not here again. The norms of
+    # Adam's directions lie where one sum of squares is exact, which saves a pass over memory.
     ratio = _trust_ratio.scale_by_layerwise_trust_ratio(
         trust_ratio_mask=_options.trust_ratio_mask(options),
         trust_ratio_bounds=options.trust_ratio_bounds,

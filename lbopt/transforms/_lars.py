@@ -237,6 +237,9 @@ def _check(options: _options.LarsOptions) -> None:
             }
             raise UserError("trust_ratio_placement", "outside", fix, code="conflict", also=also)
         return
+
+    # The momentum follows the ratio: it would accumulate a decay added outside, and its norm is not
+    # known yet when the ratio is taken.
     also = {"ratio": "trust_ratio_placement"}
     if decay_placement in ("outside", "decoupled"):
         fix = "the velocity after it would accumulate the decay; use 'inside', or {ratio}='outside'"

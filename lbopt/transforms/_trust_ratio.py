@@ -435,6 +435,7 @@ def scale_by_layerwise_trust_ratio(
         rules = options.rules(params, options.choose_leaves(params))
         rate = options.rate(state.schedule_count)
 
+        # Norms of bf16 parameters in their own dtype would be wrong by up to half a percent.
         wide = jax.tree.map(lambda u, p: u.astype(tree.wide_dtype(p.dtype)), updates, params)
         weights = jax.tree.map(lambda p: p.astype(tree.wide_dtype(p.dtype)), params)
         decayed = jax.tree.map(lambda rule, g, w: rule.decayed_update(g, w), rules, wide, weights)

@@ -303,6 +303,7 @@ def _encode(questions: Sequence[Question], pieces: WordPiece, max_query_length: 
         total += len(tokens[-1])
         return total - len(tokens[-1]), len(tokens[-1])
 
+    # SQuAD asks about five questions of a paragraph, whose tokens are stored once for all.
     for question in questions:
         bounds.append(add(question.question, max_query_length))
         if question.context not in known:

@@ -40,7 +40,7 @@ FORMAT = 1
 
 _NAMES = ("tokens", "sentences", "documents")
 _INT64 = np.dtype("<i8")
-_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 20  # most documents are far smaller than a good size of a write
 
 
 @dataclasses.dataclass(frozen=True)
