@@ -355,6 +355,7 @@ def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
     part = fraction
     if not _scalars.is_number(part) or part is None or not 0 < part <= 1:
         raise UserError("fraction", part, "give a number in (0, 1]")
+    # In floating point 0.07 x 100 is above 7, and rounded up it would be 8.
     return lambda n: min(n, max(1, math.ceil(part * n - 1e-9)))
 
 
@@ -382,6 +383,7 @@ def mean(
     Returns:
       One array per leaf, [layers, *shape] in fp32 or wider.
     """
+    # The places of each replica's numbers differ, so no all-reduce can add such messages.
     if compressor.sum is not None:
         gathered = {
             name: _gathered(group, [message[name] for message in messages]) for name in messages[0]

@@ -139,6 +139,7 @@ def powersgd(
                 """Return P Q^T, [layers, m, n], or one of each replica."""
                 return _product(*(other, own) if transposed else (own, other))
 
+            # Full precision, because the error is a small difference of large numbers.
             for leaf in chosen:
                 matrix = leaves[leaf].reshape(local[leaf].shape) + local[leaf]
                 ours[leaf] = jnp.linalg.qr(_near_one(ours[leaf])).Q
