@@ -217,6 +217,7 @@ class Checkpoints:
         if metrics:
             self._ranking.add(step, metrics)
 
+        # The next step takes the state's own arrays, while the thread still writes.
         leaves, structure = jax.tree.flatten(state)
         if self._copies.fit(leaves):
             copies, sums = self._copies.copy(leaves)

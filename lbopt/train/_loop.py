@@ -394,6 +394,8 @@ class _PhaseLoop:
                 if self.run.stop_at_nan:
                     self._stop_at_nan(f"the network is not finite after step {step}")
                 evaluated[BROKEN] = 1.0
+            # A run resumed from this checkpoint does not write the metrics before it again, so they
+            # must be on disk first.
             self.checkpoints.save(state, evaluated, before=self.writer.sync)
 
         if stopping:

@@ -353,6 +353,7 @@ class Program:
         state = TrainState.create(params, model_state, self._tx, seed)
         if self._aggregation is not None:
             state = state.replace(aggregator_state=self._aggregation.init(params))
+        # A copy, because `advance` takes the state's own arrays.
         start = jax.tree.map(jnp.copy, params) if self._config.measure.distance else ()
         return Lanes(_arguments.with_arguments(state, arguments), start)
 

@@ -139,6 +139,7 @@ class Session:
         """
         feed = self._program.feed
         count = min(feed.num_steps, *(run.steps_to_next_stop for run in running.values()))
+        # All lanes take the same steps; those without a trial get the input of another one.
         first = next(iter(running.values()))
         of_lanes = [running.get(lane, first) for lane in range(self.width)]
         fed = [feed.take(run.trial.seed, run.done, count) for run in of_lanes]
