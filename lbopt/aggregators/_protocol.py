@@ -106,7 +106,7 @@ class Aggregator:
         return self.name
 
     def first_state(self, params: types.Params, num_replicas: int) -> AggregatorState:
-        """Return what `init` returns.
+        """Return the first state, from `init`, after checking the dtypes of the parameters.
 
         Raises:
           UserError: If a parameter is not a floating-point array, or is complex and the aggregator

@@ -167,7 +167,7 @@ def _check_xla_flags() -> None:
 
 @functools.cache
 def _read_by_xla(flags: str) -> str | None:
-    """Return what XLA says of flags that it refuses, in parentheses; None if it accepts them.
+    """Return XLA's message about flags that it refuses, in parentheses; None if it accepts them.
 
     XLA ends the process in which it reads a wrong flag, so a child process reads them.
     """

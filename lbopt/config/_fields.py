@@ -79,7 +79,7 @@ or 'momentum'; leave it 0.9
 
 
 def applicability(field: dataclasses.Field) -> Applicability:
-    """Return where a field applies."""
+    """Return the conditions under which a field applies."""
     return field.metadata.get(_KEY, _ALWAYS)
 
 
@@ -203,7 +203,7 @@ def _inner_without_unused(value: Any, hint: Any, *around: Any) -> Any:
 
 
 def describe(field: dataclasses.Field) -> str:
-    """Return where a field applies, in words; "" for one that always does.
+    """Return the conditions under which a field applies, in words; "" if it always applies.
 
     >>> describe(only(2, {"name": ("aps",)}, {"name": ("ef",), "compressor": ("cast",)}))
     "name = 'aps', or name = 'ef' and compressor = 'cast'"

@@ -169,7 +169,7 @@ def _naming_model() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _naming_promotion(model: ModelConfig) -> Iterator[None]:
-    """Say which variable forbids the two precisions that a network computes in."""
+    """Name the variable in errors if it forbids the two precisions that a network computes in."""
     try:
         yield
     except jax.dtypes.TypePromotionError as error:

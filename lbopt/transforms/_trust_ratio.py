@@ -115,7 +115,7 @@ class _Options:
         return _arguments.rate_at(self.learning_rate, count)
 
     def choose_leaves(self, params: types.Params) -> LeafChoices:
-        """Return which leaves of `params` are adapted and decayed."""
+        """Return the leaves of `params` that are adapted and decayed."""
         return choose_leaves(
             params,
             self.trust_ratio_mask,

@@ -79,7 +79,7 @@ class _Chunks:
         return start, np.minimum(start + self._chunk_size, self._stops[document])
 
     def cut(self, start: np.ndarray, stop: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-        """Return where to cut chunks in two.
+        """Return the token before which each chunk is cut in two.
 
         The cut is at the beginning of a random sentence inside the chunk; anywhere in it if no
         sentence begins there.
