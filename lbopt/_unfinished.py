@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from lbopt._regular import open_regular
 
 _YOUNG_S = 60.0
+"""Age of a file below which its writer may not hold its lock yet; see `remove`."""
 
 
 def beside(place: pathlib.Path, ending: str = "") -> pathlib.Path:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 EXIT_USER = 2
 EXIT_ENVIRONMENT = 3
-EXIT_PREEMPTED = 75
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command may succeed later
 
 Code = Literal[
     "value",  # out of range, or malformed
@@ -28,7 +28,7 @@ Code = Literal[
     "installation",  # a package, compiler or device is not there
     "resource",  # disk, memory, network or a process failed
 ]
-"""What kind of fault an error reports; tests and programs read this, not the sentence."""
+"""The kind of fault that an error reports; tests and programs read this, not the sentence."""
 
 
 class _NoValue:
@@ -89,7 +89,7 @@ class LboptError(Exception):
 
 
 class UserError(LboptError, ValueError):
-    """What the user asked for cannot be done: exit code 2."""
+    """A request of the user that cannot be carried out: exit code 2."""
 
     exit_code = EXIT_USER
 

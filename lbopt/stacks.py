@@ -1,6 +1,6 @@
-"""Which leaves are stacks of layers, as `nn.scan` makes them.
+"""Leaves that are stacks of layers, as `nn.scan` makes them.
 
-A predicate or the model's metadata says so; it is never guessed from sizes.
+A predicate or the model's metadata names them; they are never guessed from sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lbopt.errors import UserError
 
 
 class LayerAxes(int):
-    """How many axes of a leaf count layers, and which axes.
+    """The axes of a leaf that count layers; as an int, their number.
 
     Attributes:
       axes: The axes, ascending; 0, 1, ... if only their number is given. Negative axes count from
@@ -280,7 +280,7 @@ def leading(stacked: types.Stacked, params: types.Params, needs: str) -> list[in
     """Return the number of leading layer axes of each leaf, in leaf order.
 
     Args:
-      stacked: Which leaves are stacks of layers, in the form that `resolve_stacked` takes.
+      stacked: Leaves that are stacks of layers, in any form that `resolve_stacked` takes.
       params: The parameters.
       needs: Name of the algorithm that takes layers along leading axes only, for the error.
 

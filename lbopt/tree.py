@@ -78,7 +78,7 @@ def check_takes(fn: Callable[..., Any], number: int, argument: str, does: str) -
 
     Args:
       fn: The function.
-      number: How many positional arguments it gets.
+      number: Number of positional arguments of the call.
       argument: Name of the argument that the function was given for.
       does: End of the sentence "give a function that takes ...", for the message.
     """

@@ -179,6 +179,7 @@ def agvm(
         def plain() -> tuple[Any, ...]:
             return group.mean(grads), scale, before
 
+        # A condition and no selection: steps that do not measure send half as many bytes.
         updates, scale, found = jax.lax.cond(within & (count % interval == 0), measured, plain)
         applied = {module: jnp.where(within, value, 1.0) for module, value in scale.items()}
         new_state = AggregatorState(shared=AgvmState(count + 1, scale, found))

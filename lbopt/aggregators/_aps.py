@@ -116,6 +116,7 @@ def aps(
         if shift:
             by = shifts(grads, group)
             grads = [ldexp(g, s) for g, s in zip(grads, by, strict=True)]
+        # A replica's random bits depend on its number, and not on the device that runs it.
         drawn = jax.vmap(lambda number: draws(jax.random.fold_in(key, number), grads))(
             group.numbers()
         )
@@ -131,6 +132,7 @@ def aps(
         if accumulate == "fp32":
             noises: list[Any] = [None] * len(totals)
             if rounding == "stochastic":
+                # The key after those of the replicas is the same on all devices.
                 last = draws(jax.random.fold_in(key, group.num_replicas), grads)
                 noises = [group.shard(x[0]) for x in shares.pack([x[None] for x in last])]
             totals = [

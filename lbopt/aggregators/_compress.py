@@ -148,6 +148,7 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
         values = message["values"]
         places = message["places"]
         lead = values.shape[:-1]
+        # The places of a message are distinct, so that a scatter may write them in any order.
         rows = jnp.arange(math.prod(lead), dtype=jnp.int32)[:, None]
         flat = jnp.zeros((len(rows), known.size), values.dtype)
         flat = flat.at[rows, places.reshape(len(rows), -1)].set(
@@ -201,6 +202,8 @@ def randk(fraction: float | None = None, k: int | None = None) -> Compressor:
     """
     count = _count(fraction, k)
 
+    # The places of the largest random bits are a sample without replacement. It has a fixed size,
+    # as compiled programs need, and the key is the same on all replicas, so no places are sent.
     def places(n: int, key: jax.Array) -> jax.Array:
         return jax.lax.top_k(jax.random.bits(key, (n,), jnp.uint32), count(n))[1]
 
@@ -317,6 +320,7 @@ def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
     to = Format(exponent_bits, mantissa_bits)
     dtype = to.carrier()
 
+    # All replicas know the largest magnitude, so they agree on the shift without sending it.
     def shift(known: Known) -> jax.Array:
         assert known.largest is not None
         return to.max_exponent - ceil_log2(known.largest)
@@ -351,6 +355,7 @@ def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
     part = fraction
     if not _scalars.is_number(part) or part is None or not 0 < part <= 1:
         raise UserError("fraction", part, "give a number in (0, 1]")
+    # In floating point 0.07 x 100 is above 7, and rounded up it would be 8.
     return lambda n: min(n, max(1, math.ceil(part * n - 1e-9)))
 
 
@@ -378,6 +383,7 @@ def mean(
     Returns:
       One array per leaf, [layers, *shape] in fp32 or wider.
     """
+    # The places of each replica's numbers differ, so no all-reduce can add such messages.
     if compressor.sum is not None:
         gathered = {
             name: _gathered(group, [message[name] for message in messages]) for name in messages[0]

@@ -1,4 +1,4 @@
-"""The disagreement of two gradients, by which AGVM measures noise: in all, by leaf, by module."""
+"""The disagreement of two gradients, AGVM's measure of noise: in all, per leaf, per module."""
 
 from __future__ import annotations
 

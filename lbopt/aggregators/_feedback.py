@@ -1,4 +1,4 @@
-"""Error feedback: what a compressor left out is not forgotten."""
+"""Error feedback: the part of a gradient that a compressor drops is sent in later steps."""
 
 from __future__ import annotations
 
@@ -208,6 +208,7 @@ def _feedback(
         memories = _as_layers(state.local, grads)
 
         count = state.shared
+        # One key for all replicas: their random places must agree for an all-reduce.
         root = group.key(_SEED, count)
         keys = [jax.random.fold_in(root, leaf) for leaf in range(len(leaves))]
 
@@ -231,6 +232,7 @@ def _feedback(
             # A replica's memory follows its own message, not the mean.
             own = [compressor.decompress(*one) for one in zip(messages, known, strict=True)]
             memories = [remembered(*one) for one in zip(grads, memories, own, strict=True)]
+            # The mean of the estimates moves by the mean of the messages, so nothing else is sent.
             if mirrors:
                 received = [a + b for a, b in zip(mean, received, strict=True)]
             return memories, received
@@ -238,6 +240,7 @@ def _feedback(
         def whole(
             memories: list[Memory], mean: list[jax.Array]
         ) -> tuple[list[Memory], list[jax.Array]]:
+            # A gradient that was sent whole is known exactly, so it is the estimate itself.
             started = [
                 memory._replace(estimate=g) for g, memory in zip(grads, memories, strict=True)
             ]

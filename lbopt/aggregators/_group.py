@@ -93,9 +93,8 @@ class Group:
         """
         if self.axis_name is None:
             return rows
-        if (
-            len(rows) == 1
-        ):  # a leading axis of one would be moved for the TPU's sake, and all numbers with it
+        # On a TPU a leading axis of one would change the layout, and move all numbers.
+        if len(rows) == 1:
             shards = _as_written(
                 lambda x: jax.lax.all_to_all(x, self.axis_name, 0, 0, tiled=True), rows[0]
             )

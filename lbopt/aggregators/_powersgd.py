@@ -1,4 +1,4 @@
-"""PowerSGD: gradients as products of thin matrices, one of whose factors is reduced at a step."""
+"""PowerSGD: gradients as products of two thin matrices, one of which is reduced at each step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lbopt.aggregators._wire import WireBytes, ring_bytes
 
 
 class PowerSgdState(NamedTuple):
-    """What all replicas know.
+    """The state that all replicas have in common.
 
     Attributes:
       count: int32 scalar, steps so far.
@@ -139,6 +139,7 @@ def powersgd(
                 """Return P Q^T, [layers, m, n], or one of each replica."""
                 return _product(*(other, own) if transposed else (own, other))
 
+            # Full precision, because the error is a small difference of large numbers.
             for leaf in chosen:
                 matrix = leaves[leaf].reshape(local[leaf].shape) + local[leaf]
                 ours[leaf] = jnp.linalg.qr(_near_one(ours[leaf])).Q

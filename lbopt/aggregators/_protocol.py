@@ -1,4 +1,4 @@
-"""What an aggregator is, and its two ways into an Optax chain."""
+"""The protocol of aggregators, and the two ways to put one into an Optax chain."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from lbopt.transforms import (
 
 
 class AggregatorState(NamedTuple):
-    """What an aggregator carries from step to step, by where it lies.
+    """The state of an aggregator between steps, by its placement on the devices.
 
     Attributes:
-      local: Pytree of arrays [replicas, ...], each row with its replica.
+      local: Pytree of arrays [replicas, ...], sharded over the replicas.
       mirrored: Pytrees shaped like the parameters, the same for all replicas.
       shared: Small arrays, the same for all replicas.
     """
@@ -41,10 +41,10 @@ class AggregatorState(NamedTuple):
 
 
 class Aggregated(NamedTuple):
-    """What an aggregator makes of the replicas' gradients.
+    """The result of one aggregation of the replicas' gradients.
 
     Attributes:
-      updates: Pytree like the parameters: the mean gradient, or what stands for it.
+      updates: Pytree like the parameters: the mean gradient, or the aggregator's estimate of it.
       state: The new state.
       aux: Keyword arguments for the optimizer's `update`.
     """
@@ -106,7 +106,7 @@ class Aggregator:
         return self.name
 
     def first_state(self, params: types.Params, num_replicas: int) -> AggregatorState:
-        """Return what `init` returns.
+        """Return the first state, from `init`, after checking the dtypes of the parameters.
 
         Raises:
           UserError: If a parameter is not a floating-point array, or is complex and the aggregator

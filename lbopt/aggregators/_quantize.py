@@ -168,7 +168,7 @@ def quantize(
     Args:
       x: Floating-point array.
       to: The format.
-      overflow: Result of values that are too large, the argument of `float_quantize`.
+      overflow: Value of numbers beyond the largest (see `float_quantize`).
       noise: Random uint32 bits of the shape of `x` for stochastic rounding; None for nearest.
     """
     require_choice("overflow", overflow, OVERFLOWS)
@@ -200,10 +200,13 @@ def _rounded(
         mantissa = jnp.where(field > 0, (mantissa >> lost) << lost, np.uint32(0))
 
     cut = np.uint32(_MANTISSA - to.mantissa_bits) + below
+    # A word of 32 bits shifts by at most 31, so a longer cut is made in two steps.
     mantissa = mantissa >> jnp.minimum(jnp.maximum(cut, 31) - 31, 31)
     cut = jnp.minimum(cut, 31)
     unit = jnp.uint32(1) << cut
 
+    # Added before the cut: just under half a unit, and one more if that makes a tie even; or random
+    # bits, which carry with the probability of the part that is cut off.
     if noise is None:
         odd = (mantissa >> cut) & 1
         up = jnp.where(cut > 0, (unit >> 1) - 1 + odd, 0)

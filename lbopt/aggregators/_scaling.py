@@ -1,4 +1,4 @@
-"""Powers of two, exactly."""
+"""Exact scaling by powers of two."""
 
 from __future__ import annotations
 

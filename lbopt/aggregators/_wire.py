@@ -1,4 +1,4 @@
-"""Bytes that a replica sends for one step, beside those of the plain mean."""
+"""Bytes that a replica sends in one step, compared with those of the plain mean."""
 
 from __future__ import annotations
 

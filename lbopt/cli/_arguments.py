@@ -55,6 +55,7 @@ def parse(
         show(*(f"  --{name:<{width}}{text}" for name, text in defined.items()))
         raise SystemExit(0)
 
+    # Overrides are parsed later: only the config file tells which fields there are.
     overrides = []
     if "config" in defined:
         overrides = [argument for argument in argv if argument.startswith(_OVERRIDE)]
@@ -215,7 +216,7 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        fix = f"{type(error).__name__}: {error}; mend {path}"
+        fix = f"{type(error).__name__}: {error}; correct {path}"
         raise UserError("--config", flag, fix, code="damaged") from error
     finally:
         with contextlib.suppress(ValueError):  # the config may have removed it

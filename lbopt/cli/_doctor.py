@@ -17,7 +17,7 @@ _ENOUGH_DISK_BYTES = 1 << 30
 
 
 def run(argv: Sequence[str], job: Job) -> None:
-    """Check what a run needs, and print what is wrong and how to mend it.
+    """Check the requirements of a run, and print each fault with its fix.
 
     Args:
       argv: Arguments after the command: those that describe a job.
@@ -37,7 +37,7 @@ def run(argv: Sequence[str], job: Job) -> None:
             failed += 1
             show(f"WRONG {name:<12}{one_line(str(error))}")
     if failed:
-        fix = f"{failed} of {len(CHECKS)} failed; mend what is marked WRONG above"
+        fix = f"{failed} of {len(CHECKS)} failed; follow the lines marked WRONG above"
         raise EnvironmentProblem("checks", reason=fix, code="resource")
 
 

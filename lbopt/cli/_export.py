@@ -87,6 +87,7 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Pat
     if training.vocabulary.normalization is not None:
         metadata[TEXT_NORMALIZATION_KEY] = json.dumps(training.vocabulary.normalization._asdict())
 
+    # The state carried through a text belongs to a place in that text, not to the network.
     kept = {name: value for name, value in state.model_state.items() if name != CARRY}
     variables = jax.device_get({"params": state.params, **kept})
     if given["format"] == "safetensors":

@@ -136,7 +136,7 @@ def _system_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _SYSTEM_ERRORS or error.filename is None:
             raise
-        fix = f"{error.strerror}; mend that, or give another path"
+        fix = f"{error.strerror}; make it accessible or give another path"
         raise EnvironmentProblem(str(error.filename), reason=fix, code="resource") from error
     except MemoryError as error:
         cause = f" ({error})" if str(error) else ""
@@ -167,7 +167,7 @@ def _check_xla_flags() -> None:
 
 @functools.cache
 def _read_by_xla(flags: str) -> str | None:
-    """Return what XLA says of flags that it refuses, in parentheses; None if it accepts them.
+    """Return XLA's message about flags that it refuses, in parentheses; None if it accepts them.
 
     XLA ends the process in which it reads a wrong flag, so a child process reads them.
     """
@@ -195,6 +195,7 @@ _REFUSED = re.compile(
     r"Unknown flags? in XLA_FLAGS: .*|Couldn't interpret value .*|Could not open file \".*?\""
 )
 _READING_S = 60
+"""Seconds for a child process to import jaxlib and read the flags."""
 
 
 def _check_jax() -> None:

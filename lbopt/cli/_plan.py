@@ -151,7 +151,7 @@ def _write(output: pathlib.Path, written: dict[str, Any]) -> None:
     try:
         output.write_text(json.dumps(written, indent=1) + "\n")
     except OSError as error:
-        fix = f"cannot be written ({error.strerror}); mend that, or give another file"
+        fix = f"cannot be written ({error.strerror}); free space, or give another file"
         raise EnvironmentProblem("--output", str(output), fix, code="resource") from error
     show("", f"written to {output}")
 

@@ -156,7 +156,7 @@ def to_json(cells: list[CellPlan], name: str) -> dict[str, Any]:
     """Return the plan of a study as plain data.
 
     Args:
-      cells: At least one cell from `plan_study`.
+      cells: Cells from `plan_study`, one or more.
       name: Name of the study.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What the `lbopt` command changes in its own process.
+"""Process-wide settings of the `lbopt` command.
 
 The library changes nothing process-wide; the command has the process to itself. It also handles
 Ctrl-C (`lbopt.cli._main`), keeps compiled programs (`lbopt.cli._compiled`) and writes to streams

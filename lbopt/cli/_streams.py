@@ -30,7 +30,7 @@ class Outliving(io.RawIOBase):
         super().__init__()
         self._descriptor = descriptor
         self.lost = ""
-        """Why data were lost, by the operating system; "" if none were, or only the reader left."""
+        """The system's reason for lost data; "" if none were lost, or only the reader left."""
 
     def write(self, data: Any) -> int:
         """Write some or all of the data; data that cannot be written count as written."""

@@ -1,4 +1,4 @@
-"""Typed configuration: what a config file returns."""
+"""Typed configuration: the dataclasses that a config file returns."""
 
 import lazy_loader
 

@@ -14,7 +14,7 @@ from lbopt import errors
 from lbopt.config import _fields
 from lbopt.errors import require
 
-LARGEST_INTEGER = 2**31
+LARGEST_INTEGER = 2**31  # JAX counts in int32
 MOST_STEPS = 2**30
 """Steps of a phase: those of two phases, and one more, still fit an int32."""
 DTYPES = ("float32", "bfloat16")
@@ -72,7 +72,8 @@ def _groups(name: str, value: Any) -> list[tuple[str, Any]]:
 def check_fields(config: Any) -> None:
     """Raise `UserError` for a field that a config file's own class adds to lbopt's.
 
-    Such a field would be saved, and could not be read again. Other objects are left to others.
+    Such a field would be saved, and could not be read again. Objects of other classes are not
+    checked here.
     """
     ours = next(
         (kind for kind in type(config).__mro__ if kind.__module__.startswith("lbopt.")), None

@@ -1,4 +1,4 @@
-"""Which data, and how they are prepared."""
+"""The configuration of the data."""
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
@@ -18,7 +18,7 @@ TASKS = {
     "squad": "question_answering",
     "text_mlm": "masked_lm",
 }
-"""What each data set is for."""
+"""The task of each data set."""
 OF_TASK = {
     task: tuple(name for name, its_task in TASKS.items() if its_task == task)
     for task in sorted(set(TASKS.values()))
@@ -33,6 +33,7 @@ AUGMENTATIONS = ("none", "autoaugment", "randaugment")
 LARGEST_IMAGE = 1024
 LONGEST = 2**14
 LARGEST_VOCABULARY = 2**17
+"""Largest side of an image, sequence and vocabulary: a typo is refused before it fills memory."""
 
 
 _PREPARED = ("images", "squad", "text_mlm")
@@ -44,7 +45,7 @@ _SQUAD = {"name": ("squad",)}
 
 @dataclasses.dataclass
 class DataConfig:
-    """Where examples come from, and how they are prepared.
+    """The source of the examples, and their preparation.
 
     Attributes:
       name: "digits" (embedded images), "images" (any TFDS data set with `image` and `label`:
@@ -62,8 +63,8 @@ class DataConfig:
         for 8.
       train_crop: "resized" (a random box, resized), "padded" (a random place in the zero-padded
         image) or "none".
-      crop_sampling: Law of resized crops: "by_area" (torchvision's) or "by_height" (TensorFlow's);
-        see `random_box`.
+      crop_sampling: Distribution of resized crops: "by_area" (torchvision's) or "by_height"
+        (TensorFlow's); see `random_box`.
       crop_area: Smallest and largest fraction of the image in a resized crop.
       crop_ratio: Smallest and largest width / height of a resized crop.
       crop_padding: Pixels on each side of a padded crop.
@@ -88,10 +89,10 @@ class DataConfig:
       vocab_size: Number of tokens in the vocabulary: for pydoc the number to learn, special tokens
         included; for text_mlm and squad that of the vocabulary file; for ptb 10000.
       vocab_file: Vocabulary in BERT's form, a token per line, or a tokenizer.json of Transformers;
-        None for the one beside what `init_from` names.
-      lowercase: Whether text is lowercased before it is cut into tokens. None for what the
-        tokenizer_config.json beside the vocabulary says, or, without one, for True if no token has
-        a capital letter.
+        None for the vocabulary beside the parameters that `init_from` names.
+      lowercase: Whether text is lowercased before it is split into tokens. None for the value in
+        the tokenizer_config.json beside the vocabulary or, without that file, for True if no token
+        has a capital letter.
       max_predictions: Largest number of predicted tokens of an example.
       carry_state: Whether the examples of a batch, and the state, continue those of the last batch.
       max_query_length: Largest number of tokens of a question.

@@ -33,12 +33,12 @@ The names are those of fields of the same group; "data.name" is looked up from t
 
 @dataclasses.dataclass(frozen=True)
 class Applicability:
-    """Where a field applies.
+    """The conditions under which a field applies.
 
     Attributes:
       alternatives: Conditions, one of which has to hold in full; empty for a field that always
         applies.
-      unless: Name of a field that stands for this one once it is not None; "" for none.
+      unless: Name of a field that replaces this one where it is not None; "" for none.
     """
 
     alternatives: tuple[When, ...] = ()
@@ -79,7 +79,7 @@ or 'momentum'; leave it 0.9
 
 
 def applicability(field: dataclasses.Field) -> Applicability:
-    """Return where a field applies."""
+    """Return the conditions under which a field applies."""
     return field.metadata.get(_KEY, _ALWAYS)
 
 
@@ -203,7 +203,7 @@ def _inner_without_unused(value: Any, hint: Any, *around: Any) -> Any:
 
 
 def describe(field: dataclasses.Field) -> str:
-    """Return where a field applies, in words; "" for one that always does.
+    """Return the conditions under which a field applies, in words; "" if it always applies.
 
     >>> describe(only(2, {"name": ("aps",)}, {"name": ("ef",), "compressor": ("cast",)}))
     "name = 'aps', or name = 'ef' and compressor = 'cast'"

@@ -1,4 +1,4 @@
-"""What is minimised, beside the plain loss."""
+"""The configuration of the training loss."""
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
@@ -12,7 +12,7 @@ from lbopt.losses import SMOOTHING_RULES
 
 @dataclasses.dataclass
 class LossConfig:
-    """What is minimised in training; evaluation has none of it.
+    """Changes of the training loss; evaluation uses the plain loss.
 
     Attributes:
       label_smoothing: Probability e taken from the right class, in [0, 1).
@@ -22,7 +22,7 @@ class LossConfig:
       l2: Factor of half the sum of squares of all parameters except those of normalisation layers.
         It comes on top of an optimizer's weight decay, as in the released EfficientNet code.
       mixup_alpha: Parameter of Beta(alpha, alpha), from which the weights of mixed pairs of images
-        are drawn; 0 mixes none.
+        are sampled; 0 mixes none.
     """
 
     label_smoothing: float = only(0.0, {"data.name": CLASSIFICATION})

@@ -1,4 +1,4 @@
-"""What a study measures beside losses and accuracies."""
+"""The configuration of a study's measurements other than losses and accuracies."""
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
@@ -10,7 +10,7 @@ from lbopt.errors import require
 
 @dataclasses.dataclass
 class MeasureConfig:
-    """What a study measures beside losses and accuracies.
+    """Measurements of a study other than losses and accuracies.
 
     Attributes:
       distance: Whether ||w_t - w_0|| is recorded at every step of every trial.
@@ -33,7 +33,7 @@ class MeasureConfig:
 
 
 def check_measure(measure: MeasureConfig) -> None:
-    """Raise `UserError` for a value that cannot be measured by."""
+    """Raise `UserError` for a value that no measurement takes."""
     at_least("num_probes", measure.num_probes, 0)
     at_least("probe_parts", measure.probe_parts, 2)
     fix = "phi compares two halves of the parts; give an even number"

@@ -1,4 +1,4 @@
-"""Which network."""
+"""The configuration of the network."""
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
@@ -40,7 +40,7 @@ WIDEST = 2**14
 
 @dataclasses.dataclass
 class ModelConfig:
-    """The model; None is the published size's value.
+    """The network. A field that is None has the published size's value.
 
     Attributes:
       name: "resnet", "efficientnet", "bert", "lstm_lm" (language model), "cnn", "lstm" or "mlp"
@@ -75,9 +75,9 @@ class ModelConfig:
       max_length: Number of positions of bert.
       activation: "gelu" (exact), "gelu_tanh" (as in google-research/bert, faster on TPU) or "relu".
       scan_layers: Whether one layer of bert is compiled and looped over.
-      remat: What the backward pass of bert computes again: "none", "attention", "dots", "inner" or
-        "layer".
-      remat_layers: Number of layers of bert that are computed again; None for all.
+      remat: Arrays that bert's backward pass recomputes: "none", "attention", "dots", "inner" or
+        "layer" (see `lbopt.models.Bert`).
+      remat_layers: Number of layers of bert to which `remat` applies; None for all.
     """
 
     name: str = "cnn"

@@ -52,11 +52,11 @@ class OptimizerConfig:
       weight_decay: Weight decay, never the variant's. Decoupled for lamb, lans and adamw; added to
         the gradient for lars, momentum and rmsprop. Adam has none: use adamw.
       weight_decay_exclude: Regular expressions, searched in the paths of parameters, `("^embed/",)`
-        for instance. What they match is not decayed, and neither is what the default leaves out:
-        for lamb and lars that is the variant's choice, for the rest biases, normalization and
-        other vectors.
-      weight_decay_include: Regular expressions; what they match is decayed, whatever the variant
-        and `weight_decay_exclude` leave out.
+        for instance. Parameters that they match are not decayed, and neither are those that the
+        default leaves out: for lamb and lars the variant's choice, for the rest biases,
+        normalization and other vectors.
+      weight_decay_include: Regular expressions. Parameters that they match are decayed, also those
+        that the variant or `weight_decay_exclude` leave out.
       momentum: Decay of the velocity, in [0, 1).
       nesterov: Whether momentum is Nesterov's.
       b1: Decay of the first moment, in [0, 1).
@@ -68,10 +68,11 @@ class OptimizerConfig:
       trust_ratio_clip_mode: "scale", or "clip" (LARC: a layer's rate is min(learning rate, ratio));
         None for the variant's.
       trust_ratio_bounds: Bounds (low, high) of the trust ratio; None for the variant's.
-      trust_ratio_exclude: Regular expressions; what they match has trust ratio 1, beside what the
-        variant leaves out. A variant that adapts "as_weight_decay" starts from what is decayed.
-      trust_ratio_include: Regular expressions; what they match is adapted, whatever the variant and
-        `trust_ratio_exclude` leave out.
+      trust_ratio_exclude: Regular expressions. Parameters that they match have trust ratio 1, as
+        have those that the variant leaves out. A variant that adapts "as_weight_decay" starts from
+        the decayed ones.
+      trust_ratio_include: Regular expressions. Parameters that they match are adapted, also those
+        that the variant or `trust_ratio_exclude` leave out.
       max_grad_norm: Largest global gradient norm; None for the variant's, or no clipping.
       clip_stage: Stage of clipping: "replica" (each replica's gradient, before the mean), "mean"
         (after it, each microstep's), "accumulated" (the whole gradient of the step), or "none" (no

@@ -1,4 +1,4 @@
-"""How a step is spread over devices."""
+"""The configuration of data parallelism."""
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
@@ -11,7 +11,7 @@ from lbopt.parallel import ORDERS
 
 @dataclasses.dataclass
 class ParallelConfig:
-    """How the step is spread out.
+    """The distribution of a training step over devices.
 
     Attributes:
       backend: "jit" ("pjit" is the same) or "pmap".
@@ -22,8 +22,8 @@ class ParallelConfig:
       shard_update: Whether the optimizer's state and work are split over the devices; see
         `lbopt.make_train_step`.
       reduce_dtype: Dtype in which gradients are summed over devices, "float32" or "bfloat16"; None
-        leaves it to the compiler, which may sum in bf16 what a bf16 network's backward pass leaves
-        in it. See `lbopt.make_train_step`.
+        leaves it to the compiler, which may sum the gradients of a bf16 network in bf16. See
+        `lbopt.make_train_step`.
       reduce_scatter: Whether each device receives only the sums that it updates, along one axis of
         the torus at a time.
     """

@@ -1,4 +1,4 @@
-"""A second part of a run: another batch, longer sequences, a schedule of its own."""
+"""The configuration of a run's second phase: batch, sequence length and schedule of its own."""
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
@@ -13,7 +13,7 @@ OPTIMIZER_STATES = ("keep", "reset")
 
 @dataclasses.dataclass
 class PhaseConfig:
-    """What changes when the second phase of a run begins; everything else stays.
+    """The settings that a run's second phase changes; all others stay.
 
     The schedule counts the steps of its own phase, so that a warmup ramps up from zero again.
 
@@ -24,7 +24,7 @@ class PhaseConfig:
       eval_global_batch_size: Examples per step of evaluation; any size.
       sequence_length: Tokens of an example.
       max_predictions: Largest number of predicted tokens of an example.
-      remat: What the backward pass of bert computes again.
+      remat: Arrays that bert's backward pass recomputes, see `ModelConfig`.
       schedule: Learning rate of this phase.
       optimizer_state: "keep" the moments (and the averaged parameters), or "reset" them.
     """

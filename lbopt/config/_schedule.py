@@ -60,8 +60,8 @@ class ScheduleConfig:
       decay_steps: Optimizer steps of the decay, instead of those from its origin to the end of the
         run.
       decay_rate: Factor of a stair.
-      stair_epochs: For "exponential" one number, the epochs between two stairs; for "step" the
-        epochs of the stairs, of which those past the end of the run are not reached.
+      stair_epochs: Epochs between two stairs, one number, for "exponential"; epoch of each stair,
+        ascending, for "step". Stairs past the end of the run have no effect.
     """
 
     base_learning_rate: float = 0.01

@@ -22,7 +22,7 @@ SHORTEST = 1e-5
 
 @dataclasses.dataclass
 class SearchConfig:
-    """Which candidates a cell of a study tries, and how far each is run.
+    """The candidates that a cell of a study tries, and the length to which each is run.
 
     A candidate is three factors, by which the learning rate, the warmup and the weight decay that
     the arm's rules give at this batch size are multiplied. (1, 1, 1) is the rule itself. Every
@@ -34,10 +34,10 @@ class SearchConfig:
       learning_rate_factors: Factors of the grid; ascending, > 0.
       warmup_factors: Factors of the grid; ascending, 0 for no warmup.
       weight_decay_factors: Factors of the grid; ascending, 0 for no weight decay.
-      learning_rate_range: (low, high) of the factor, drawn uniformly in its logarithm, so low is
+      learning_rate_range: (low, high) of the factor, sampled uniformly in its logarithm, so low is
         > 0; equal ends: not searched.
-      warmup_range: (low, high) of the factor, drawn in the same way; (0, 0) for no warmup.
-      weight_decay_range: (low, high) of the factor, drawn in the same way; (0, 0) for no weight
+      warmup_range: (low, high) of the factor, sampled in the same way; (0, 0) for no warmup.
+      weight_decay_range: (low, high) of the factor, sampled in the same way; (0, 0) for no weight
         decay.
       num_candidates: Number of candidates, for "successive_halving" in its first rung. The brackets
         of "hyperband" follow from `eta` and `min_fidelity`.
@@ -117,7 +117,7 @@ def _check_ranges(search: SearchConfig) -> None:
         low, high = ends = getattr(search, name)
         require(low <= high, name, ends, "give (low, high) with low <= high")
         switched_off = low == high == 0 and name != "learning_rate_range"
-        fix = "factors are drawn uniformly in their logarithm; give a lower end > 0"
+        fix = "factors are sampled uniformly in their logarithm; give a lower end > 0"
         require(low > 0 or switched_off, name, ends, fix)
     ranges = (search.learning_rate_range, search.warmup_range, search.weight_decay_range)
     searched = search.method == "grid" or any(low < high for low, high in ranges)

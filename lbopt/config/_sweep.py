@@ -29,9 +29,9 @@ class Arm:
     """One optimizer with its scaling and warmup rule: a line of the figure.
 
     Attributes:
-      name: Name of the line, unique in the study.
+      name: Name of the arm, unique in the study.
       optimizer: The optimizer.
-      schedule: Rule that gives the warmup, and the learning rate around which is searched.
+      schedule: Rule that gives the warmup and the learning rate at the centre of the search.
       data: Data instead of the study's; None for those.
       model: Model instead of the study's; None for that.
       loss: Loss instead of the study's; None for that.
@@ -52,7 +52,7 @@ class Arm:
 
 @dataclasses.dataclass
 class SweepConfig:
-    """How far does the batch size go, for several optimizers?
+    """A study of the largest batch size that several optimizers can use.
 
     For every arm and batch size candidates are searched, each with every search seed. The candidate
     with the best mean validation score over the whole length is run with the final seeds, and only
@@ -60,7 +60,7 @@ class SweepConfig:
 
     Attributes:
       name: Name of the study.
-      about: What `lbopt recipes` says.
+      about: Description of the study that `lbopt recipes` prints.
       train: Data, model, loss, length and target of every trial; optimizer, schedule, batch size
         and seed are replaced. The length is in epochs, or, with `num_steps`, in steps at every
         batch size. With `target_metric` every trial is evaluated on validation at
@@ -76,7 +76,7 @@ class SweepConfig:
         model, percent of the perplexity. In (0, 100].
       waterfall: Names of two or more arms, each of which adds one thing to the one before, for the
         figure that shows what each adds; () for none.
-      measure: What is measured beside losses and accuracies.
+      measure: Measurements other than losses and accuracies.
       trial_devices: "one" (each trial on one device, many side by side) or "all" (data-parallel
         over all devices and processes, one trial after another).
       microstep_size: Largest number of examples that a device takes at a time: larger batches are
@@ -131,6 +131,7 @@ class SweepConfig:
         with errors.under("measure"):
             check_measure(self.measure)
 
+        # A field applies or not by the kinds above, so these must be known to be valid.
         _fields.check(self)
         _fields.check(self.measure, "measure")
         self._check_seeds()
@@ -177,7 +178,7 @@ class SweepConfig:
         require(fits, "waterfall", self.waterfall, "name two or more arms once")
 
     def _check_trials(self, index: int) -> None:
-        """Check what the trials of an arm train, as a run of its own."""
+        """Check the config of an arm's trials as that of a run of its own."""
         trained = self.arm_train(index)
         with self.naming_trials(index):
             trained.check()
@@ -202,13 +203,13 @@ class SweepConfig:
         return _checks.naming("config.train", TrainConfig, **places)
 
     def arm_search(self, index: int) -> SearchConfig:
-        """Return how the candidates of the arm at this place in `arms` are searched."""
+        """Return the search of the arm at this place in `arms`: its own, or the study's."""
         return self.arms[index].search or self.search
 
     def arm_train(self, index: int) -> TrainConfig:
-        """Return what the trials of the arm at this place in `arms` train.
+        """Return the config that the trials of the arm at this place in `arms` have in common.
 
-        Batch size, seed and the numbers that are searched are not a trial's yet.
+        Its batch size, seed and searched numbers are the study's, not those of a trial.
         """
         arm = self.arms[index]
         changes = {name: value for name in _OVERRIDES if (value := getattr(arm, name)) is not None}

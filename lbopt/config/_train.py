@@ -27,7 +27,7 @@ STATUSES = ("measured here", "planned by the TPU compiler", "not yet run")
 
 @dataclasses.dataclass
 class About:
-    """What `lbopt recipes` says about a config.
+    """The description of a config that `lbopt recipes` prints.
 
     Attributes:
       paper: Paper that it follows, with the arXiv id.
@@ -36,7 +36,7 @@ class About:
       time: Time in which it was reached.
       topology: The hardware as `lbopt plan` takes it, "v3:32x32"; "" if it was no TPU, or none is
         named.
-      note: What of the recipe is recalled or our own choice.
+      note: Numbers of the recipe that are recalled from memory, or our own choice.
       status: "measured here", "planned by the TPU compiler" or "not yet run".
     """
 
@@ -67,7 +67,7 @@ class About:
 
 @dataclasses.dataclass
 class CheckpointConfig:
-    """When state is saved and what is kept.
+    """The interval between checkpoints, and the checkpoints that are kept.
 
     Attributes:
       every_steps: Steps between two saves; the state is also saved at the end and on SIGTERM.
@@ -87,7 +87,7 @@ class TrainConfig:
 
     Attributes:
       name: Name of the recipe.
-      about: What `lbopt recipes` says.
+      about: Description of the recipe that `lbopt recipes` prints.
       seed: Seed of initialisation, shuffle and dropout.
       global_batch_size: Examples per optimizer step over all devices and microsteps.
       num_epochs: Length of the run; steps are rounded up.
@@ -111,8 +111,8 @@ class TrainConfig:
       init_from: Place of the parameters to start from: a workdir of lbopt train (gs://BUCKET/FOLDER
         too), a file of lbopt export --format=safetensors, or a folder of Transformers; heads that
         it does not have start fresh. None for fresh parameters.
-      aggregator: What stands for the mean of the replicas' gradients.
-      phase2: What changes after the first `num_steps`; None for a run of one phase.
+      aggregator: Aggregator in place of the mean of the replicas' gradients.
+      phase2: Settings that change after the first `num_steps`; None for a run of one phase.
     """
 
     name: str = "unnamed"
@@ -177,6 +177,7 @@ class TrainConfig:
             with errors.under("phase2"):
                 check_phase(self.phase2)
         _check_model_fits_data(self)
+        # A field applies or not by the kinds above, so these must be known to be valid.
         _fields.check_all(self)
 
         check_optimizer(self.optimizer)

@@ -11,7 +11,7 @@ from lbopt.errors import require
 
 
 class Reading(NamedTuple):
-    """How batches of a data set are read.
+    """Settings for reading the batches of a data set.
 
     Attributes:
       threads: Number of reading threads in each process.

@@ -188,6 +188,7 @@ def read_batches(batches: Batches, start: int = 0) -> Iterator[Batch]:
     edges = [*range(0, batches.part_size, reading.examples_per_slice), batches.part_size]
     slices = _Slices(batches, list(itertools.pairwise(edges)))
 
+    # At least one whole batch, and enough slices to keep all threads busy at its end.
     slices_ahead = max(len(slices.bounds), _LEAST_SLICES * reading.threads)
     per_process = max(reading.threads, slices_ahead // max(reading.processes, 1))
     options = grain.ReadOptions(num_threads=reading.threads, prefetch_buffer_size=per_process)
@@ -245,7 +246,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os._exit(0)
+        os._exit(0)  # `sys.exit` would end this thread alone
 
 
 def _joined(slices: Iterable[Batch], size: int, dataset: Dataset) -> Batch:

@@ -35,6 +35,7 @@ class Draws:
 
         It is the same object every time, so the next call changes it.
         """
+        # An empty buffer (position 4) makes the first number that of the counter.
         self._generator.bit_generator.state = {
             "bit_generator": "Philox",
             "state": {"counter": (0, 0, example, self._stream), "key": (seed, epoch)},

@@ -24,6 +24,7 @@ from lbopt.data.text import (
 )
 
 _EM_STEPS = 200
+"""Steps of expectation maximisation, after which the weights no longer change."""
 VOCABULARIES = (256, 512, 1024, 2048)
 
 

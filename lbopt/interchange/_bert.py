@@ -104,6 +104,7 @@ def _config(module: Bert, params: types.Params, image_size: int | None) -> dict[
 def _layers(module: Bert, config: Mapping[str, Any]) -> Iterator[Described]:
     del config
     wide = module.clone(inner_width=module.inner_width or 4 * module.width)
+    # Each size knows its field of config.json, so that an error can name the field at fault.
     size = _fields.sizes(FIELDS, wide)
     vocabulary = size["vocab_size"]
     width = size["width"]

@@ -26,7 +26,7 @@ class Family:
       layers: Function of (module, config.json) that yields the layers and their shapes. It
         allocates nothing, so that they can be compared with a file first.
       also: Other classes whose files have all of the tensors, or may have them.
-      tied: For each tied tensor the one that it must equal; `transformers` saves only the latter.
+      tied: Tied tensor -> tensor that it must equal; `transformers` saves only the second.
       ignored: Regular expressions of tensors that are not part of the network.
     """
 

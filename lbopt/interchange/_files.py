@@ -134,7 +134,7 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
         raise EnvironmentProblem(
             str(file),
             NO_VALUE,
-            f"cannot be read ({error.strerror}); mend it or use another folder",
+            f"cannot be read ({error.strerror}); make it readable or use another folder",
             code="resource",
         ) from error
     except ValueError as error:
@@ -207,7 +207,7 @@ def opened(file: pathlib.Path) -> Iterator[Any]:
         raise EnvironmentProblem(
             str(file),
             NO_VALUE,
-            f"cannot be read ({error.strerror or error}); mend it or use another folder",
+            f"cannot be read ({error.strerror or error}); make it readable or use another folder",
             code="resource",
         ) from error
 

@@ -117,6 +117,7 @@ def save_huggingface(
         "dtype": "float32",
         **described,
     }
+    # All checks come before the folder is made, so that a refused network leaves nothing behind.
     arrays = _to_theirs(family, module, config, variables)
 
     with _folders.new_folder(directory, field) as folder:

@@ -164,10 +164,12 @@ def _connect(place: Place, secret: bytes, hub: Hub | None, signals: _Signals) ->
             )
             return _greeted(connection, place, secret, signals)
         except socket.gaierror as error:
+            # A name server that does not answer yet may do so later; an unknown name stays unknown.
             if error.errno != socket.EAI_AGAIN:
                 raise _no_such_host(place) from error
             problem: OSError = error
         except OSError as error:
+            # Process 0 may start later than this one, and a full hub closes new connections.
             problem = error
 
         if signals.any() or time.monotonic() > until:
@@ -214,6 +216,7 @@ def _greeted(connection: socket.socket, place: Place, secret: bytes, signals: _S
         if not _secret.is_challenge(challenge):
             raise not_a_hub
 
+        # This end proves first that it knows the secret; the hub tells strangers nothing more.
         asked = challenge["nonce"]
         where = f"{socket.gethostname()}, pid {os.getpid()}"
         nonce, hello = _secret.answer(secret, asked, place.index, place.count, where)
@@ -408,7 +411,7 @@ class _Guard:
 
         Args:
           code: Exit code of the process.
-          line: What happened, without the name of the process.
+          line: Description of the failure, without the name of the process.
           kind: One of `_hub.KINDS`.
         """
         self._failed = code

@@ -23,6 +23,7 @@ MEMBER_VARIABLE = "LBOPT_MEMBER"
 STARTING_PATIENCE = 4
 """The patience during start-up, while data are prepared and programs are compiled."""
 _RELEASE_S = 20.0
+"""Seconds that a failed process waits for the others: if process 0 ends first, JAX aborts them."""
 
 
 def describe(place: Place, descriptor: int, everywhere: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Which leaves a transform touches: by role, by path, by function, and combinations of these.
+"""Masks of the leaves that a transform touches: by role, by path, by function, and combined.
 
 Masks are callables `params -> pytree of bools`, as Optax takes them, and combine by `&`, `|` and
 `~`:

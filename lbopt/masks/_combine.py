@@ -155,7 +155,7 @@ def check_bool(name: str, chosen: Any, argument: str) -> None:
 
 
 def select_roles(*roles: Role) -> RoleMask:
-    """Return a mask that selects leaves by what they are to an optimizer (see `leaf_role`).
+    """Return a mask that selects leaves by their role for an optimizer (see `leaf_role`).
 
     Args:
       *roles: One or more of "weight", "bias", "norm" and "vector".
@@ -184,7 +184,7 @@ weights_only = RoleMask(("weight",))
 """The default mask of lbopt: True on weights, False on biases, normalization leaves and vectors.
 
 The LAMB and LARS codes that exclude by role (ALBERT, TensorFlow Addons, MLPerf) follow this rule:
-what is not decayed is not adapted either.
+a leaf that is not decayed is not adapted either.
 
 >>> import numpy as np
 >>> weights_only({"kernel": np.zeros((2, 2)), "bias": np.zeros(2)})
@@ -207,6 +207,7 @@ class PathMask(LeafMask):
         """Return a bool per leaf."""
         _require_names(self, params)
         names = tree.leaf_names(params)
+        # A pattern without a match is a typo, or names a module that was renamed since.
         for pattern in self.patterns:
             if not any(re.search(pattern, name) for name in names):
                 fix = (

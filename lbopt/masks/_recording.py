@@ -1,4 +1,4 @@
-"""What transforms choose in `init`, collected for `lbopt.summarize_masks`."""
+"""A recording of the leaves that transforms choose in `init`, for `lbopt.summarize_masks`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RECORDING = jax.make_user_context(default_value=None)
 
 @contextlib.contextmanager
 def recorded_choices() -> Iterator[Choices]:
-    """Collect what transforms choose while their `init` runs in this thread inside the block.
+    """Collect the choices of transforms whose `init` runs in this thread inside the block.
 
     Outside such a block, and in every update, nothing is recorded.
     """

@@ -103,7 +103,7 @@ def _warn_of_lost_default(
 
 
 class Split(NamedTuple):
-    """Which leaves are split over a mapped axis.
+    """The leaves that are split over a mapped axis.
 
     Attributes:
       leaves: A pytree of bools, True for leaves that are split.
@@ -121,7 +121,7 @@ class Split(NamedTuple):
 def resolve_split(
     sharded_mask: types.Mask, axis_name: types.AxisName, params: types.Params
 ) -> Split:
-    """Return which leaves are split over `axis_name`; none if that is None.
+    """Return the leaves that are split over `axis_name`; none if that is None.
 
     Raises:
       UserError: As `resolve_mask`, or for a `sharded_mask` without `axis_name`.

@@ -1,4 +1,4 @@
-"""What a leaf is to an optimizer: its role, told from names, ranks, neighbours and classes."""
+"""The role of a leaf for an optimizer, told from names, ranks, neighbours and classes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LAYER_CLASS = re.compile(
 
 
 def leaf_role(name: str, leaf: Any) -> Role:
-    """Return what a leaf is to an optimizer: `bias`, `norm`, `vector` or `weight`.
+    """Return the role of a leaf for an optimizer: `bias`, `norm`, `vector` or `weight`.
 
     Only its name and shape are used. In this order:
 

@@ -57,6 +57,8 @@ def _forward(query_BHKQ, key_BHKS, value_BHKS, mask_BS, keep_BHQS, kept_share):
     scores_BHQS = _product("BHKQ,BHKS->BHQS", query_BHKQ, key_BHKS) * query_BHKQ.shape[2] ** -0.5
     scores_BHQS = checkpoint_name(scores_BHQS, "scores")
 
+    # Not -inf, which gives NaN if all keys of an example are masked. The exponentials are summed
+    # before they are cast, so that their roundings do not add up.
     lowest = jnp.finfo(scores_BHQS.dtype).min
     scores_BHQS = jnp.where(mask_BS[:, None, None, :], scores_BHQS, lowest)
     exponentials_BHQS = jnp.exp(scores_BHQS - jnp.max(scores_BHQS, -1, keepdims=True))

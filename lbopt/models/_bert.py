@@ -168,6 +168,8 @@ class Bert(nn.Module):
         again = Layer
         if self.remat != "none":
             policy = jax.checkpoint_policies.save_only_these_names(*SAVED[self.remat])
+            # Without a scan the compiler would merge the recomputation with the forward pass, which
+            # keeps the arrays after all; inside a scan it cannot.
             again = nn.remat(Layer, policy=policy, prevent_cse=not self.scan)
 
         if self.scan:

@@ -118,7 +118,7 @@ def _max_pool_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -
 
 
 def _shared(x: jax.Array, pooled: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return which elements of `_tiles(x)` equal their tile's maximum, and each one's gradient."""
+    """Return a mask of the elements of `_tiles(x)` that are a maximum, and each one's gradient."""
     sharers = sum((corner == pooled).astype(gradient.dtype) for corner in _corners(x))
     share = gradient / sharers
     has_it = _tiles(x) == pooled[:, :, None, :, None]

@@ -158,8 +158,8 @@ def column_kernel(
         stride * column - before + columns_in * folded_before for column in range(columns_out)
     ]
     folded_width = -(-(starts[-1] + width) // columns_in)
-    room = columns_in * folded_width - width
-    copies = [jnp.pad(kernel, ((0, 0), (start, room - start), (0, 0), (0, 0))) for start in starts]
+    spare = columns_in * folded_width - width
+    copies = [jnp.pad(kernel, ((0, 0), (start, spare - start), (0, 0), (0, 0))) for start in starts]
     shape = (height, folded_width, columns_in * channels_in, columns_out * channels_out)
     return (
         jnp.stack(copies, axis=3).reshape(shape),
@@ -218,6 +218,7 @@ def convolve(
     kernel = kernel.astype(x.dtype)
     kernel = diagonal_kernel(kernel, examples) if examples > 1 else kernel
     kernel, step, before = column_kernel(kernel, stride, left, columns_in, columns_out)
+    # `column_kernel` rounds the zeros before up; those after make the result as wide as unfolded.
     after = (out_width // columns_out - 1) * step + kernel.shape[1] - x.shape[2] - before
     return jax.lax.conv_general_dilated(
         x,

@@ -247,6 +247,7 @@ def _moments(
     peers = scope.peers(here, num_examples) if here.axis_name else []
     if peers is None or peers:
         mean, square = jax.lax.pmean((mean, square), here.axis_name, axis_index_groups=peers)
+    # Where a channel is constant, rounding may make the difference negative.
     return mean, jnp.maximum(square - jnp.square(mean), 0)
 
 

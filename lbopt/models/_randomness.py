@@ -15,7 +15,7 @@ from lbopt import replicas
 from lbopt.errors import UserError
 
 _LEVELS = 2**16
-"""Number of values of a random draw, which has 16 bits.
+"""Number of values of a random integer of 16 bits.
 
 A rate is rounded by at most 2^-17, and the output is scaled by the rounded rate.
 """
@@ -95,6 +95,7 @@ def _draw_kept(
         return None, 1.0
     if not 0 <= dropped < _LEVELS:
         raise UserError(name, module.rate, f"give a number in [0, {1 - 1 / _LEVELS:.6f}]")
+    # The first parameters do not depend on dropout, so `init` needs no random stream for it.
     if module.is_initializing():
         return None, 1.0
     keep = draw(module.make_rng("example"), num_examples, shape) >= dropped

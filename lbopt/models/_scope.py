@@ -1,4 +1,4 @@
-"""Which examples of the global batch share their batch statistics."""
+"""Groups of examples of the global batch that share their batch statistics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class View(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StatsScope:
-    """Which examples share their batch statistics.
+    """A rule for the groups of examples that share their batch statistics.
 
     Attributes:
       kind: "global", "local" (one replica), "replicas", "examples" or "tiles".
@@ -136,6 +136,8 @@ class StatsScope:
         if self.kind == "tiles" and not here.axis_name:
             below, beside = self.tile_counts(here.count, here.grid)
             rows, columns = self.tile or (1, 1)
+            # Axes: tiles below each other, rows in a tile, tiles beside each other, columns in a
+            # tile, examples of a replica.
             return View(
                 (below, rows, beside, columns, self._rows(num_examples // here.count, folded)),
                 (1, 3, 4),

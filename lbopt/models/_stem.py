@@ -154,6 +154,8 @@ def space_to_depth(images: jax.Array) -> jax.Array:
 def _fold_kernel(kernel: jax.Array) -> jax.Array:
     """Turn a kernel [7, 7, c, width] into its equivalent for folded images, [4, 4, 4 c, width]."""
     _, _, channels, width = kernel.shape
+    # A row and a column of zeros make the kernel 8 x 8, an even number of pixels. Its padding of 3
+    # becomes 4, which is the two folded pixels of `WideConv`.
     padded = jnp.pad(kernel, ((1, 0), (1, 0), (0, 0), (0, 0)))
     folded = padded.reshape(4, 2, 4, 2, channels, width).transpose(0, 2, 1, 3, 4, 5)
     return folded.reshape(4, 4, 4 * channels, width)

@@ -107,6 +107,7 @@ def make_gradient_fn(
         new_state = _leaves.with_dtypes_of(model_state, loss.model_state)
         return each_microbatch(Gradients(grads, loss.weight, new_state, loss.metrics))
 
+    # The form of the loss is checked when it is first traced; other shapes do not change it.
     checked: list[bool] = []
 
     def at_once(*arguments) -> Gradients:
@@ -139,6 +140,7 @@ def make_gradient_fn(
             microbatch, key = given
             found = whole(params, model_state, microbatch, key)
             averaged, others = _leaves.by_mean(found.model_state)
+            # Weighted sums, divided once at the end, give the same gradient for any split.
             grads = _times(found.grads, found.weight)
             found = found._replace(grads=grads, model_state=averaged)
             return jax.tree.map(lambda a, b: a + jnp.asarray(b, a.dtype), sums, found), others

@@ -118,7 +118,7 @@ def _dtype(value: Any) -> Any:
 
 
 def _containers(value: Any) -> str:
-    """Return how a message shows a value: the types in it, without the numbers."""
+    """Return a value as a message shows it: the types in it, without the numbers."""
     if isinstance(value, tuple | list):
         return f"{type(value).__name__}({', '.join(map(_containers, value))})"
     return "array" if isinstance(value, jax.Array) else type(value).__name__

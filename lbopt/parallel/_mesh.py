@@ -79,7 +79,7 @@ def slice_of(device: jax.Device) -> int:
 
 
 def num_slices(mesh: Mesh) -> int:
-    """Return how many slices a mesh from `make_mesh` is made of."""
+    """Return the number of slices in a mesh from `make_mesh`."""
     return len({slice_of(device) for device in mesh.devices.flat})
 
 

@@ -62,6 +62,7 @@ def split_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     """
     primes = _primes(mesh.size // num_slices(mesh))
     lines = _torus_lines(mesh)
+    # The axes of one torus line stand together, so that a sum or gather runs along the whole line.
     taken = [
         sorted((axis for axis, _ in dim), key=lambda axis: (lines[axis], axis))
         for dim in _taken(primes, shape)
@@ -234,6 +235,7 @@ def _scatter_one(mesh: Mesh, stacked: jax.Array, dtype: Any) -> jax.Array:
         for dim, names in _along_lines(mesh, spec):
             x = jax.lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
             left -= set(names)
+        # The other axes split nothing: those between slices, and primes that divide no dimension.
         x = jax.lax.psum(x, tuple(name for name in parts.axis_names if name in left)) if left else x
         return (x.astype(tree.wide_dtype(row.dtype)) / mesh.size).astype(row.dtype)
 

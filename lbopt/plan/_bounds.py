@@ -72,8 +72,8 @@ def tile(
       arrays: The loops that subscript each array; every loop subscripts at least one.
       memory_words: Words of fast memory, at least 2. A tile's share of each single array fits into
         it; for all arrays at once, give a fraction of the memory.
-      multiples: For some loops, a number of which the side becomes a multiple if it is at least
-        that long: {"n": 128, "m": 8} for a TPU's vectors.
+      multiples: Number by loop, for some loops: a side of at least that length is rounded down to a
+        multiple of it. {"n": 128, "m": 8} for a TPU's vectors; None for no multiples.
 
     Raises:
       UserError: If there is no loop, a number is too small, an array has an unknown loop, or a loop
@@ -106,6 +106,7 @@ def tile(
     exponent = -best.fun
     exponents = _balanced(within, beta, exponent)
 
+    # A feasible point of the dual program with the same value proves that no tile does better.
     dual = linprog(
         np.concatenate([np.ones(len(names)), beta]),
         -np.concatenate([within.T, np.eye(len(loops))], axis=1),

@@ -1,4 +1,4 @@
-"""The collectives of a compiled program: which devices exchange how many bytes, and what for."""
+"""The collectives of a compiled program: devices, bytes and purpose of each exchange."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ class Limits:
     Attributes:
       dp_limit: The most devices for which cutting only the batch is communication-optimal for every
         layer.
-      dp_limit_of_half: The same for those layers with the largest limits that together hold half of
-        the weights.
+      dp_limit_of_half: The most devices for which it is optimal for half of the weights, those of
+        the layers with the largest limits.
       narrowest: Path of the layer with the smallest limit.
       data_parallel_words: Words that a device receives if only the batch is cut.
       bound_words: Words that a device receives with the best grid for each layer.

@@ -215,6 +215,7 @@ def _plan_phase(
     if with_evaluation and step.fits:
         evaluation = _plan_evaluation(config, run, topology, devices, say)
 
+    # Backward takes twice the products of forward: for gradients of the inputs and of the weights.
     return PhasePlan(
         global_batch_size=size,
         num_steps=run.num_steps,

@@ -213,6 +213,7 @@ class HloProgram:
         It is known if the condition compares a counter with a constant, and the counter starts and
         rises by constants.
         """
+        # The compiler states the counts that it knows itself.
         found = re.search(r'known_trip_count":?\{"?n"?:"?(\d+)', loop.rest)
         if found:
             return int(found[1])

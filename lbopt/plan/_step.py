@@ -1,4 +1,4 @@
-"""The cost of one compiled step: the compiler's figures, and what follows from them."""
+"""The cost of one compiled step: the compiler's figures, and times derived from them."""
 
 from __future__ import annotations
 
@@ -141,6 +141,7 @@ def read_cost(
     memory = compiled.memory_analysis()
     analysis = compiled.cost_analysis()
     found = _collectives.collectives(program, len(devices))
+    # The compiler counts the body of a loop once: the products of its other iterations are added.
     matrix = _costs.matrix_flops(program)
     least = analysis.get("optimal_seconds", 0.0)
     hertz = topology.chip.hertz

@@ -56,6 +56,7 @@ def suggest_changes(
     if found:
         return found
 
+    # The last change of each kind is the strongest.
     together: dict[str, object] = {}
     names = []
     for kind in _kinds(config, topology, phase):
@@ -84,7 +85,7 @@ def suggest_evaluation(
     devices = config.parallel.num_devices or len(topology.devices)
     for divisor in (2, 4, MOST_MICROSTEPS):
         smaller = size // divisor
-        if smaller < devices:
+        if smaller < devices:  # each device takes part in every batch
             break
         say(f"trying evaluation in batches of {smaller} ...")
         changed = with_fields(config, {field: smaller})

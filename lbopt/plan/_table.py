@@ -127,7 +127,7 @@ def _bound(plan: Plan, phase: PhasePlan) -> Iterator[str]:
 
 def _whole(plan: Plan) -> Iterator[str]:
     if not plan.fits:
-        yield _line("training", f"{plan.num_steps:,} steps: not as it is")
+        yield _line("training", f"{plan.num_steps:,} steps: a step does not fit into memory")
         return
     yield _line(
         "training",

@@ -1,4 +1,4 @@
-"""The one place where names in a config become objects."""
+"""Runs built from configs: data, model, loss, optimizer and training step."""
 
 import lazy_loader
 

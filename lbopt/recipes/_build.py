@@ -1,4 +1,4 @@
-"""A config becomes a run."""
+"""Construction of a run from its config."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _on_any_devices(config: TrainConfig, devices: Sequence[jax.Device] | None) -
     )
     if found.phase2 is not None:
         found.phase2.num_microsteps = 1
-    # AGVM asks for an even number of replicas; what the others remember is rebuilt for any.
+    # AGVM needs an even number of replicas; the memory of other aggregators is rebuilt for any.
     found.aggregator.over = "replicas"
     found.aggregator.replicas_per_device = 1 + (config.aggregator.name == "agvm")
     found.model.batch_norm_scope = "global"
@@ -133,6 +133,7 @@ def _build_phase(
     tx = make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
     train_step = _step.make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
 
+    # A second phase continues the stream of examples where the first one ends.
     position = (before.last_step, before.examples_seen(before.last_step)) if before else (0, 0)
     first_step, first_example = position
 
@@ -145,7 +146,7 @@ def _build_phase(
             config.seed,
             size,
             resolved.num_steps,
-            *_spread(mesh, trains),
+            *_batch_parts(mesh, trains),
             first_example=first_example,
         ),
         splits=problem.splits,
@@ -166,8 +167,11 @@ def _build_phase(
     )
 
 
-def _spread(mesh: Mesh, trains: bool) -> tuple[int, list[int] | None]:
-    """Return into how many parts a batch is cut, and which are this process's."""
+def _batch_parts(mesh: Mesh, trains: bool) -> tuple[int, list[int] | None]:
+    """Return the number of equal parts of a global batch, and the indices of this process's parts.
+
+    A run that does not train reads no batch of several devices: (1, None).
+    """
     return (mesh.size, local_parts(mesh)) if trains else (1, None)
 
 
@@ -206,7 +210,7 @@ def _target(config: TrainConfig) -> Target | None:
 def _mllog(
     config: TrainConfig, resolved: ResolvedSchedule, num_train: int, num_validation: int
 ) -> dict[str, Any]:
-    """Return what MLPerf's log says at the beginning, under its keys."""
+    """Return the values at the beginning of MLPerf's log, by their keys."""
     optimizer = config.optimizer
     return {
         "submission_benchmark": config.model.name,
@@ -260,16 +264,17 @@ def build_state(
     params, model_state = problem.init(split_seed(seed)[0])
     if learned is not None:
         params, stats = (
-            _over(*pair) for pair in zip((params, {**model_state}), learned, strict=True)
+            _completed(*pair) for pair in zip((params, {**model_state}), learned, strict=True)
         )
         model_state = {**model_state, **stats}
     return TrainState.create(params, model_state, tx, seed)
 
 
-def _over(fresh: types.PyTree, learned: types.PyTree) -> types.PyTree:
-    """Return `learned`, with what is missing there from `fresh`."""
+def _completed(fresh: types.PyTree, learned: types.PyTree) -> types.PyTree:
+    """Return `learned`, with leaves that are None or missing in it taken from `fresh`."""
     if isinstance(learned, Mapping):
-        return {**fresh, **{name: _over(fresh[name], value) for name, value in learned.items()}}
+        known = {name: _completed(fresh[name], value) for name, value in learned.items()}
+        return {**fresh, **known}
     return fresh if learned is None else learned
 
 

@@ -1,4 +1,4 @@
-"""Images and their classes."""
+"""Image classification: loss and metrics of a batch."""
 
 from __future__ import annotations
 

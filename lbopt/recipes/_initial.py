@@ -1,4 +1,4 @@
-"""Start a run from what another one, or another program, has learned."""
+"""Initial parameters of a run that another run, or another program, has trained."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def opened(place: str) -> Iterator[pathlib.Path]:
         try:
             yield path
         except OSError as error:
-            fix = f"it cannot be read ({error.strerror or error}); mend it, or use another"
+            fix = f"it cannot be read ({error.strerror or error}); make it readable or use another"
             raise EnvironmentProblem("init_from", place, fix, code="resource") from error
 
 
@@ -262,7 +262,7 @@ class _ExportedModel(TypedDict):
 
 
 def _activation(model: str, place: str) -> str | None:
-    """Return what `lbopt export` says of a network beside its arrays."""
+    """Return the activation in the metadata of `lbopt export`; None if it is not stated."""
     try:
         return _typed_json.decode(model.encode(), _ExportedModel).get("activation")
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Text, token after token."""
+"""Language models: loss and metrics of the next token of a text."""
 
 from __future__ import annotations
 
@@ -66,28 +66,29 @@ def _score(logits: jax.Array, batch: types.Batch) -> tuple[jax.Array, types.Metr
 
 
 def _carried(network: Model, num_streams: int) -> Task:
-    def go_on(params, model_state, batch, **options):
-        """Return what the network says to a batch, begun with the state of the one before."""
+    def carried_on(params, model_state, batch, **options):
+        """Return logits and new state of a batch that continues the text of the last batch."""
+        # A new pass over the text starts from an empty state.
         begins = batch["is_first"][:, None]
         carry = jax.tree.map(lambda x: jnp.where(begins, 0, x), model_state[CARRY])
         outputs, _ = network.apply(params, {}, {**_inputs(batch), CARRY: carry}, **options)
         return outputs["logits"], {CARRY: jax.lax.stop_gradient(outputs[CARRY])}
 
     def loss_fn(params, model_state, batch, rng):
-        logits, new_model_state = go_on(params, model_state, batch, train=True, rng=rng)
+        logits, new_model_state = carried_on(params, model_state, batch, train=True, rng=rng)
         each, found = _score(logits, batch)
         return jnp.mean(each), (new_model_state, found)
 
     def metric_fn(params, model_state, batch):
         carry = _zeros(network, params, batch["tokens"].shape[0])
-        return _score(go_on(params, carry, batch, train=False)[0], batch)[1]
+        return _score(carried_on(params, carry, batch, train=False)[0], batch)[1]
 
     def scored(params, model_state, batch):
-        logits, carried = go_on(params, model_state, batch, train=False)
+        logits, carried = carried_on(params, model_state, batch, train=False)
         return _score(logits, batch)[1], carried
 
     def evaluator(mesh: Mesh, backend: str) -> Evaluation:
-        del backend  # a state that goes from batch to batch is one of "jit"
+        del backend  # the config allows a carried state under "jit" only
         first_carry = functools.partial(_zeros, network)
         return Evaluation(
             make_eval_step(scored, mesh),

@@ -26,15 +26,15 @@ def make_network(model: ModelConfig, outputs: int, head: str = "pretraining") ->
     """Build the module of a validated config.
 
     Args:
-      model: Which one.
-      outputs: Classes, or tokens of the vocabulary.
+      model: Config of the network.
+      outputs: Number of classes, or of tokens in the vocabulary.
       head: Name of BERT's head; other networks ignore it.
     """
     return _BUILDERS[model.name](model, outputs, head)
 
 
 def stacked(model: ModelConfig) -> types.Stacked:
-    """Return which parameters of a network are stacks of layers."""
+    """Return the parameters of a network that are stacks of layers; None if there are none."""
     return stacks.stacked_paths("^layers/") if model.name == "bert" and model.scan_layers else None
 
 

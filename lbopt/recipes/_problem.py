@@ -36,11 +36,11 @@ _TASKS = {
     "question_answering": _question_answering,
 }
 Load = Callable[[DataConfig, int, Learned | None], Source]
-"""(data, global batch size, opener of what the run starts from) -> `Source`."""
+"""(data, global batch size, function that opens the folder of `init_from`) -> `Source`."""
 
 
 class Problem(NamedTuple):
-    """What is learned, whatever the optimizer.
+    """The data, model and loss of a run, without its optimizer.
 
     Attributes:
       init: key -> (params, model_state).
@@ -48,7 +48,7 @@ class Problem(NamedTuple):
       loss_fn: The training loss, a `lbopt.types.LossFn`.
       metric_fn: The metrics of evaluation, a `lbopt.types.MetricFn`.
       splits: Training, validation and test sets.
-      stacked: Which parameters are stacks of layers, for the optimizer.
+      stacked: Parameters that are stacks of layers, as `lbopt.lamb` takes them.
       evaluator: (mesh, backend) -> the evaluation; None in a task means the mean of `metric_fn`.
       metric_names: Names of the metrics of evaluation.
       vocabulary: The vocabulary of text.
@@ -102,6 +102,7 @@ def make_problem(
         params, model_state = network.init(key, example)
         return params, {**model_state, **(task.first_state(params) if task.first_state else {})}
 
+    # The model is traced, not initialised: it is refused before anything is allocated.
     with _naming_model(), _naming_promotion(model):
         shapes = jax.eval_shape(lambda: init(jax.random.key(0)))
     loss_fn = _with_l2(task.loss_fn, loss.l2) if loss.l2 else task.loss_fn
@@ -168,7 +169,7 @@ def _naming_model() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _naming_promotion(model: ModelConfig) -> Iterator[None]:
-    """Say which variable forbids the two precisions that a network computes in."""
+    """Name the variable in errors if it forbids the two precisions that a network computes in."""
     try:
         yield
     except jax.dtypes.TypePromotionError as error:

@@ -1,4 +1,4 @@
-"""Questions whose answer is a stretch of the text that is given with them."""
+"""Question answering: loss and metrics of answers that are spans of a given text."""
 
 from __future__ import annotations
 

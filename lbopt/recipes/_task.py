@@ -10,7 +10,7 @@ from lbopt.evaluation import Evaluator
 
 
 class Task(NamedTuple):
-    """A loss and its measures.
+    """The loss and the metrics of a task.
 
     Attributes:
       inputs: Function of a batch that returns the model's input.

@@ -129,7 +129,7 @@ def scaling_plan(
     if not isinstance(global_batch_sizes, Sequence) or not global_batch_sizes:
         raise UserError("global_batch_sizes", global_batch_sizes, "give a list of batch sizes")
 
-    rows = tuple(
+    batches = tuple(
         scale_batch(
             size,
             base_learning_rate,
@@ -144,19 +144,19 @@ def scaling_plan(
     )
 
     # Check all batch sizes before printing, so that a refused plan prints no partial table.
-    for row in rows:
-        if row.warmup_steps >= row.total_steps:
+    for batch in batches:
+        if batch.warmup_steps >= batch.total_steps:
             fix = (
-                f"the rule {warmup_rule!r} makes {row.warmup_steps} warmup steps at batch "
-                f"{row.global_batch_size}, where training has {row.total_steps}; warm up for less, "
-                "train for longer, or stop at a smaller batch"
+                f"the rule {warmup_rule!r} makes {batch.warmup_steps} warmup steps at batch "
+                f"{batch.global_batch_size}, where training has {batch.total_steps}; warm up for "
+                "less, train for longer, or stop at a smaller batch"
             )
             raise UserError("base_warmup_epochs", base_warmup_epochs, fix, code="conflict")
 
     show(" batch  learning rate  warmup epochs  warmup steps  total steps")
-    for row in rows:
+    for batch in batches:
         show(
-            f"{row.global_batch_size:>6}  {row.learning_rate:>13.6g}  {row.warmup_epochs:>13.6g}  "
-            f"{row.warmup_steps:>12}  {row.total_steps:>11}"
+            f"{batch.global_batch_size:>6}  {batch.learning_rate:>13.6g}  "
+            f"{batch.warmup_epochs:>13.6g}  {batch.warmup_steps:>12}  {batch.total_steps:>11}"
         )
-    return rows
+    return batches

@@ -65,7 +65,7 @@ class ExampleScores:
       metric: "accuracy" or, for a language model, "loss".
       values: Mean of the metric on each example [examples] float64: 1 or 0 for right or wrong, the
         mean loss of a block's tokens.
-      weights: What was counted in each example [examples] float64: 1, or a block's tokens.
+      weights: Divisor of each mean [examples] float64: 1, or the number of a block's tokens.
     """
 
     metric: str

@@ -184,7 +184,7 @@ class Runner:
         return Session(program, self._shared(cell, batching.width, make))
 
     def _batching(self, cell: Cell) -> TrialBatching:
-        """Return how trials of a cell share a program: as many as are wanted and fit in memory."""
+        """Return the lanes of a cell's program: as many as trials are wanted and fit in memory."""
         if not self._batched:
             return TrialBatching(self._config)
         search = search_cost(self._config.arm_search(cell.index))
@@ -193,7 +193,7 @@ class Runner:
         return TrialBatching(self._config, width=min(at_once, most))
 
     def _shared(self, cell: Cell, width: int, make: Callable[[], Any]) -> Any:
-        """Return what all trials of a problem share in programs of this width; make it once."""
+        """Return the result of `make`, which all trials of a problem share at this width."""
         return self._equipment.setdefault((id(cell.problem), width), Once(make))()
 
     def _compiled(self, cell: Cell, trial: Trial) -> Any:
@@ -292,7 +292,7 @@ def _device_memory_errors() -> Iterator[None]:
 
 
 def _evaluate_and_probe(session: AnySession, running: dict[int, RunningTrial]) -> None:
-    """Evaluate and probe the trials at whose step that is wanted."""
+    """Evaluate and probe the trials for which that is due after their last step."""
     evaluated = [lane for lane, run in running.items() if run.wants_evaluation]
     if evaluated:
         scores = session.score("validation")

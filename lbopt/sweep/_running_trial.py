@@ -24,7 +24,7 @@ _CURVE_POINTS = 64
 
 @dataclasses.dataclass(eq=False)
 class RunningTrial:
-    """What a trial has done so far.
+    """The measurements of a trial up to its last step.
 
     Attributes:
       config: The config of the study.
@@ -155,6 +155,7 @@ class RunningTrial:
         losses = np.concatenate(self.losses)
         distances = np.concatenate(self.distances)
         last_epoch = losses[-min(len(losses), cell.units.steps(1)) :]
+        # The last update may diverge after the last training loss was taken.
         diverged = self.diverged or not math.isfinite(scores["validation"]["loss"])
 
         work_to_target: dict[str, Any] = {}

@@ -31,7 +31,8 @@ Say = Callable[[str], None]
 """Function that gets a line for the user."""
 _LOOKS = 120
 _PAUSE_S = 0.5
-"""How often, and how long apart, processes look until a network folder shows all the same."""
+"""Number of looks, and seconds between two, at a network folder until all processes see the same
+checkpoints in it."""
 _MARGIN_BYTES = 1 << 17
 """Bytes for the files beside the arrays."""
 _KEY_SIZES = {(2,): "threefry2x32", (4,): "rbg (or unsafe_rbg)"}
@@ -97,7 +98,7 @@ class Checkpoints:
         self._read_only = read_only
         self._job = SoloJob() if job is None else job
 
-        # What is there: all processes must see the same checkpoints.
+        # Processes that saw different checkpoints would resume at different steps.
         steps = self._steps_seen_by_all()
         fix = "no checkpoint is there yet; let lbopt train save one"
         require(steps or not read_only, "--workdir", str(workdir), fix, code="missing")
@@ -145,7 +146,7 @@ class Checkpoints:
                 self._folder, self._keep, self._chosen, self._read_only, create
             )
         except Exception as error:  # any class, from the storage layers
-            fix = f"cannot be read ({reason_of(error)}); mend it"
+            fix = f"cannot be read ({reason_of(error)}); make it readable or use another --workdir"
             raise EnvironmentProblem(str(self._folder), reason=fix, code="damaged") from error
 
     def _chosen(self, steps: Sequence[int]) -> set[int]:
@@ -216,6 +217,7 @@ class Checkpoints:
         if metrics:
             self._ranking.add(step, metrics)
 
+        # The next step takes the state's own arrays, while the thread still writes.
         leaves, structure = jax.tree.flatten(state)
         if self._copies.fit(leaves):
             copies, sums = self._copies.copy(leaves)
@@ -384,7 +386,7 @@ class Checkpoints:
         if size == like.rng.shape and name in (None, _generator()):
             return None
 
-        name = name or _KEY_SIZES.get(size, "what it was")
+        name = name or _KEY_SIZES.get(size, "the generator of the run that saved it")
         what = f"checkpoint {checkpoint} has the random keys of another generator"
         fix = f"set JAX_DEFAULT_PRNG_IMPL to {name}"
         return Fault("jax_default_prng_impl", _generator(), what, fix, is_damage=False)
@@ -410,9 +412,11 @@ class Checkpoints:
             except Damaged as error:
                 damaged.append((step, error))
                 continue
+
             for other, problem in damaged:
                 where = "" if self._read_only else f"; moved to {self._set_aside(other)}"
                 say(f"{problem.field}: {problem.what}{where}; going back to step {step}")
+            # The open manager still lists the moved checkpoints, whose steps are to be saved again.
             if damaged and not self._read_only:
                 self._manager.close()
                 self._manager = self._open_manager()
@@ -472,8 +476,8 @@ class Checkpoints:
             raise
         except Exception as error:
             fix = (
-                f"checkpoints cannot be written there ({reason_of(error)}); free space or mend the "
-                "folder, then run the same command again"
+                f"checkpoints cannot be written there ({reason_of(error)}); free space or make the "
+                "folder writable, then run the same command again"
             )
             raise EnvironmentProblem(str(self._folder), reason=fix, code="resource") from error
 

@@ -1,4 +1,4 @@
-"""Copies of a state on its devices, so that training goes on while the copy is saved."""
+"""Copies of a state on its devices, so that training continues while the copy is saved."""
 
 from __future__ import annotations
 

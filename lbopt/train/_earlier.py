@@ -45,9 +45,9 @@ def read(described: Any, like: Any, read_arrays: Callable[[Any], Any]) -> Any:
     """Read a state of the layout `NESTED`.
 
     Args:
-      described: A leaf for each saved array, in the containers of then.
+      described: A leaf for each saved array, in the containers of the earlier layout.
       like: Shapes, dtypes and shardings of the state today.
-      read_arrays: Function of shapes, in the containers of then, that returns the arrays.
+      read_arrays: Function of shapes, in the same containers, that returns the arrays.
 
     Returns:
       A state like `like`.

@@ -1,4 +1,4 @@
-"""Why a checkpoint cannot be read: it is damaged, or the machine does not let us."""
+"""Reasons why a checkpoint cannot be read: it is damaged, or the storage is at fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Damaged(EnvironmentProblem):
     """A checkpoint is not what was saved.
 
     Attributes:
-      what: What is wrong.
+      what: Description of the damage.
     """
 
     def __init__(self, checkpoint: str, what: str, fix: str):
@@ -35,13 +35,13 @@ class Damaged(EnvironmentProblem):
 
 
 class Fault(NamedTuple):
-    """Why a checkpoint cannot be read; processes send it to each other as a list.
+    """The reason why a checkpoint cannot be read; processes send it to each other as a list.
 
     Attributes:
       field: Path of the checkpoint, or name of the setting at fault.
       value: Value of the setting; None for a checkpoint.
-      what: What is wrong.
-      fix: What to do.
+      what: Description of the fault.
+      fix: Instruction to the user, which ends the message.
       is_damage: Whether the checkpoint is damaged, so that an earlier one may be used.
     """
 

@@ -144,11 +144,11 @@ def check_vocabulary(run: Run, workdir: pathlib.Path) -> None:
         try:
             kept = read_regular(file)
         except OSError as error:
-            fix = f"it cannot be read ({error.strerror}); mend it, or use another --workdir"
+            fix = f"it cannot be read ({error.strerror}); make it readable or use another --workdir"
             raise EnvironmentProblem(str(file), reason=fix, code="damaged") from error
         fix = (
-            f"the run there began with another {name} than its data have now; use the data of "
-            "then, or another --workdir"
+            f"the run there began with another {name} than its data have now; use the data that "
+            "it began with, or another --workdir"
         )
         same = kept == content.encode("utf-8", "backslashreplace")
         require(same, "--workdir", str(workdir), fix, code="mismatch")
@@ -162,7 +162,7 @@ def _restore_or_init(run: Run, checkpoints: Checkpoints, job: Job) -> TrainState
 
 @dataclasses.dataclass
 class Status:
-    """What happened in a run up to a step, from the lines of metrics.jsonl.
+    """The history of a run up to a step, from the lines of metrics.jsonl.
 
     Attributes:
       seconds: Seconds of training and evaluation, summed over restarts; work after the last logged
@@ -284,7 +284,10 @@ class _PhaseLoop:
     def _training_scalars(
         self, step: int, state: TrainState, step_metrics: types.Metrics
     ) -> dict[str, float]:
-        """Return the metrics of a step and of its optimizer; end the run if all is skipped."""
+        """Return the metrics of a step and of its optimizer.
+
+        Ends the run if the optimizer has skipped too many updates in a row.
+        """
         pairs, applied = jax.device_get((step_metrics, optimizer_metrics(state.opt_state)))
         _check_skipped(step, applied)
         self._warn_of_stalled(step, applied)
@@ -292,7 +295,7 @@ class _PhaseLoop:
         return {f"train/{name}": float(value) for name, value in found.items()}
 
     def _evaluate(self, step: int, state: TrainState, clock: _Clock) -> dict[str, float]:
-        """Return the metrics of the evaluation after a step, and what it took to the target."""
+        """Return the metrics of the evaluation after a step, and the work up to the target."""
         run = self.run
         self.log.evaluation_begins(step)
         self.watch.job.doing("evaluating after step", step)
@@ -359,7 +362,7 @@ class _PhaseLoop:
             self._stop_at_nan(what)
         if self.status.broken_step is None:
             self.status.broken_step = step
-            self.progress.say(f"{what}, and the run goes on (stop_at_nan = False): {_ADVICE}")
+            self.progress.say(f"{what}, and the run continues (stop_at_nan = False): {_ADVICE}")
 
     def _stop_at_nan(self, what: str) -> None:
         """End the run because a loss or the network is not finite."""
@@ -386,10 +389,13 @@ class _PhaseLoop:
         due = due or stopping or self.status.is_stopped(self.run.target)
         if due or self.checkpoints.would_be_best(evaluated):
             self.watch.job.doing("saving after step", step)
+            # A broken network is marked, so that the latest finite checkpoint is kept as well.
             if not all_finite(jax.tree.leaves((state.params, state.model_state))):
                 if self.run.stop_at_nan:
                     self._stop_at_nan(f"the network is not finite after step {step}")
                 evaluated[BROKEN] = 1.0
+            # A run resumed from this checkpoint does not write the metrics before it again, so they
+            # must be on disk first.
             self.checkpoints.save(state, evaluated, before=self.writer.sync)
 
         if stopping:
@@ -420,7 +426,7 @@ def _check_skipped(step: int, applied: Mapping[str, Any]) -> None:
 
 
 class _Clock:
-    """Training speed between log lines, evaluation excluded; and the time of it all.
+    """Training speed between log lines, without evaluation, and the seconds of the whole run.
 
     Args:
       step: The step at which the clock starts.

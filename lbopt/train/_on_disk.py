@@ -54,7 +54,7 @@ def steps_on_disk(folder: Any) -> list[int]:
         return []
     except Exception as error:  # any class, from the storage layers
         reason = getattr(error, "strerror", None) or reason_of(error)
-        fix = f"cannot be read ({reason}); mend it or use another --workdir"
+        fix = f"cannot be read ({reason}); make it readable or use another --workdir"
         raise EnvironmentProblem(str(folder), reason=fix, code="damaged") from error
 
 

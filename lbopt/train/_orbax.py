@@ -1,4 +1,4 @@
-"""How lbopt uses Orbax: the manager of a folder of checkpoints, and readers of one of them."""
+"""The use of Orbax: the manager of a folder of checkpoints, and readers of one of them."""
 
 from __future__ import annotations
 

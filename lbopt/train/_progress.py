@@ -32,7 +32,7 @@ class Progress:
     """Shows how much of some work is done.
 
     Args:
-      total: Number of units in all; None if that is not known.
+      total: Total number of units; None if that is not known.
       done: Number of units that were done before.
       unit: Name of a unit.
       silent: Whether nothing is printed, because another process of the job prints.

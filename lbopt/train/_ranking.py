@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is the best, and which is the latest with a finite network."""
+"""The order of a run's checkpoints: the best one, and the latest with a finite network."""
 
 from __future__ import annotations
 

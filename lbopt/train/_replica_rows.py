@@ -127,6 +127,7 @@ def fitted(
     elif slices_before == slices_now:
         return state
 
+    # Whole leaves come between the two divisions into slices, whose paddings may differ.
     def cut_again(x: jax.Array, param: jax.Array) -> jax.Array:
         whole = x if slices_before == 1 else leaf_from_rows(x, param.shape)
         return whole if slices_now == 1 else leaf_as_rows(whole, slices_now)

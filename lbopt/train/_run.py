@@ -1,4 +1,4 @@
-"""A training run as objects: what the training loop needs, without a config."""
+"""A training run as objects that the training loop needs, without a config."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from lbopt.transforms import LearningRateState, ema_params
 
 @dataclasses.dataclass(frozen=True)
 class Cadence:
-    """How often things happen, in optimizer steps from the start of a phase.
+    """Optimizer steps between two logs, evaluations and checkpoints, from the start of a phase.
 
-    Each of them also happens at the end of the phase. A number may be a fraction: with 2.5, the
+    Each of these also happens at the end of the phase. A number may be a fraction: with 2.5, the
     steps are 3, 5, 8, 10 and so on, the first ones at or after each multiple.
     """
 
@@ -88,7 +88,7 @@ class Run:
       splits: The training, validation and test sets.
       evaluation: The compiled evaluation.
       eval_global_batch_size: Number of examples in a step of the evaluation.
-      cadence: How often to log, evaluate and save.
+      cadence: Steps between two logs, evaluations and checkpoints.
       steps_per_epoch: Optimizer steps in an epoch, not rounded.
       keep_checkpoints: Number of the latest checkpoints to keep.
       best_metric: Name of the evaluation metric that says which checkpoint is best.

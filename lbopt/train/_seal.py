@@ -19,7 +19,7 @@ BEFORE_AGGREGATORS = -1
 
 @dataclasses.dataclass(frozen=True)
 class Seal:
-    """What is saved beside the arrays of a checkpoint. The names of the fields are its format.
+    """The data that are saved beside the arrays of a checkpoint, under the names of these fields.
 
     Attributes:
       step: The step of the state.

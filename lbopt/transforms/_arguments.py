@@ -1,4 +1,4 @@
-"""Checks of the arguments of transforms that are no plain numbers: schedules, dtypes, trees."""
+"""Checks of a transform's arguments other than plain numbers: schedules, dtypes, trees."""
 
 from __future__ import annotations
 

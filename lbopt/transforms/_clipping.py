@@ -37,7 +37,7 @@ def clip_by_global_norm(
         torch/nn/utils/clip_grad.py.
       axis_name: Inside `shard_map`, the mapped axis over which leaves are split; squares are
         summed over it.
-      sharded_mask: With `axis_name`, the leaves that are split; None for all.
+      sharded_mask: Mask of the leaves that are split over `axis_name`; None for all.
 
     Returns:
       A transform whose state is `ClipState`; its output keeps the dtype of the updates.
@@ -83,10 +83,11 @@ def global_norm(
     Args:
       updates: Floating-point or complex arrays.
       axis_name: Inside `shard_map`, the mapped axis over which leaves are split.
-      sharded_mask: With `axis_name`, the leaves that are split; None for all.
+      sharded_mask: Mask of the leaves that are split over `axis_name`; None for all.
     """
     tree.check_inexact(updates, "updates")
     split = masks.resolve_split(sharded_mask, axis_name, updates)
+    # Leaves that every shard holds whole are counted once, not once per shard.
     pairs = list(zip(jax.tree.leaves(updates), jax.tree.leaves(split.leaves), strict=True))
     whole = tree.squares(leaf for leaf, is_split in pairs if not is_split)
     if not any(is_split for _, is_split in pairs):
@@ -102,6 +103,7 @@ def scale_to_norm(
     eps: float | jax.Array = 0.0,
 ) -> optax.Updates:
     """Return the updates times min(1, max_norm / (norm + eps)), in their own dtypes."""
+    # Equal to min(1, ...), without a division by a norm of 0.
     scale = max_norm / jnp.maximum(norm + eps, max_norm)
 
     def scaled(u: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Weight decay, added at a place in the chain of one's own choice."""
+"""Weight decay as a transform that may stand anywhere in a chain."""
 
 from __future__ import annotations
 

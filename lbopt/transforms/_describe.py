@@ -71,7 +71,7 @@ _COLUMNS = {
 
 
 def variants_table(optimizer: str) -> str:
-    """Return a table of all variants of "lamb" or "lars", one a line.
+    """Return a table of all variants of "lamb" or "lars", one per line.
 
     Its columns are the main options, the other options that differ from the paper, and the source.
     """

@@ -119,8 +119,8 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
       opt_state: State of a chain, `masked`, `MultiSteps`, ... with `track_ema` in it; also as
         `nnx.state(optimizer)`.
       like: Parameters whose containers and dtypes the result gets, `nnx.state(model)` for an NNX
-        model. The result has its leaves where `optax.masked` kept them out of the average. None
-        leaves the result as it is kept.
+        model. Leaves that `optax.masked` kept out of the average are taken from it. None returns
+        the average as the state holds it.
 
     Raises:
       UserError: If the state holds no average or several, or one of other parameters than `like`.

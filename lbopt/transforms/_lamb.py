@@ -101,7 +101,7 @@ def lamb(
       stacked: Leaves that are stacks of layers, each layer with a ratio of its own (see
         `scale_by_layerwise_trust_ratio`).
       axis_name: Inside `shard_map`, the axis over which leaves are split; norms are summed over it.
-      sharded_mask: With `axis_name`, the leaves that are split; None for all.
+      sharded_mask: Mask of the leaves that are split over `axis_name`; None for all.
       mu_dtype: Dtype in which the first moment is kept; None for fp32.
       nu_dtype: Dtype in which the second moment is kept; None for fp32.
 
@@ -191,6 +191,8 @@ def lamb(
         mu_dtype=mu_dtype,
         nu_dtype=nu_dtype,
     )
+    # Decay that goes into the gradient is added before the moments, so not here again. The norms of
+    # Adam's directions lie where one sum of squares is exact, which saves a pass over memory.
     ratio = _trust_ratio.scale_by_layerwise_trust_ratio(
         trust_ratio_mask=_options.trust_ratio_mask(options),
         trust_ratio_bounds=options.trust_ratio_bounds,
@@ -220,7 +222,7 @@ def _before_the_moments(
 
     Args:
       options: The options of `lamb`.
-      stacked: Which leaves are stacks of layers, the argument of `lamb`.
+      stacked: Leaves that are stacks of layers, as given to `lamb`.
       split: The arguments `axis_name` and `sharded_mask` of the transforms that take norms.
     """
     stage = options.gradient_normalization_stage

@@ -69,7 +69,7 @@ def scale_by_lans(
       stacked: Leaves that are stacks of layers, each layer with ratios of its own (see
         `scale_by_layerwise_trust_ratio`).
       axis_name: Inside `shard_map`, the axis over which leaves are split; norms are summed over it.
-      sharded_mask: With `axis_name`, the leaves that are split; None for all.
+      sharded_mask: Mask of the leaves that are split over `axis_name`; None for all.
       mu_dtype: Dtype in which the first moment is kept; None for fp32.
       nu_dtype: Dtype in which the second moment is kept; None for fp32.
 
@@ -116,6 +116,7 @@ def scale_by_lans(
 
         pairs = jax.tree.map(directions, updates, mu, nu)
         momentum_part, gradient_part = tree.unzip_pairs(updates, pairs)
+        # Each part is scaled by a ratio of its own norm, so one ratio for their sum would not do.
         momentum_part, of_momentum = ratio.update(momentum_part, state.of_momentum, params)
         gradient_part, of_gradient = ratio.update(gradient_part, state.of_gradient, params)
 
@@ -166,7 +167,7 @@ def lans(
       weight_norm_bounds: phi, (low, high) for ||w||; None for the identity.
       stacked: Leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`).
       axis_name: Inside `shard_map`, the axis over which leaves are split; norms are summed over it.
-      sharded_mask: With `axis_name`, the leaves that are split; None for all.
+      sharded_mask: Mask of the leaves that are split over `axis_name`; None for all.
       mu_dtype: Dtype in which the first moment is kept; None for fp32.
       nu_dtype: Dtype in which the second moment is kept; None for fp32.
 

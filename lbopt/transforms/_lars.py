@@ -106,7 +106,7 @@ def lars(
       stacked: Leaves that are stacks of layers, each layer with a ratio of its own (see
         `scale_by_layerwise_trust_ratio`).
       axis_name: Inside `shard_map`, the axis over which leaves are split; norms are summed over it.
-      sharded_mask: With `axis_name`, the leaves that are split; None for all.
+      sharded_mask: Mask of the leaves that are split over `axis_name`; None for all.
       momentum_dtype: Dtype in which the velocity is kept; None for fp32.
 
     Variants and the options in which they differ from the paper:
@@ -237,6 +237,9 @@ def _check(options: _options.LarsOptions) -> None:
             }
             raise UserError("trust_ratio_placement", "outside", fix, code="conflict", also=also)
         return
+
+    # The momentum follows the ratio: it would accumulate a decay added outside, and its norm is not
+    # known yet when the ratio is taken.
     also = {"ratio": "trust_ratio_placement"}
     if decay_placement in ("outside", "decoupled"):
         fix = "the velocity after it would accumulate the decay; use 'inside', or {ratio}='outside'"
@@ -292,6 +295,7 @@ def _momentum_links(
     rate_of_adapted = _only(adapted, rate, unchanged)
     rate_of_plain = _only(plain, rate, unchanged)
     momentum = _only(adapted, velocity, plain_momentum) if options.nesterov else velocity
+    # The leaves whose rate is inside take it before the momentum, the others after it.
     if order == "inside":
         return [rate_of_adapted, momentum, rate_of_plain]
     return [rate_of_plain, momentum, rate_of_adapted]

@@ -289,6 +289,7 @@ def scale_by_lars_momentum(
         _arguments.require_state(state, LarsMomentumState)
         tree.check_updates(updates, state.momentum)
 
+        # PyTorch takes the first update whole as the first velocity, and dampens only later ones.
         weight = 1 - dampening if damped else 1
         count = state.count
         if count is not None:

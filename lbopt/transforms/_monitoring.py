@@ -40,8 +40,8 @@ class LayerNormsState(NamedTuple):
     Attributes:
       weight_norm: Norm of the weights before the update.
       update_norm: Norm of the update as it is applied.
-      stalled: For leaves narrower than fp32, the share of the weights with a nonzero update that
-        rounding left unchanged.
+      stalled: Share of the weights with a nonzero update that rounding left unchanged; only for
+        leaves narrower than fp32.
     """
 
     weight_norm: dict[str, jax.Array]
@@ -62,7 +62,7 @@ def monitor_layers(
     Args:
       stacked: Leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`).
       axis_name: Inside `shard_map`, the axis over which leaves are split; norms are summed over it.
-      sharded_mask: With `axis_name`, the leaves that are split; None for all.
+      sharded_mask: Mask of the leaves that are split over `axis_name`; None for all.
 
     Returns:
       A transform whose state is `LayerNormsState`. `optimizer_metrics` shows both norms and their
@@ -128,6 +128,7 @@ def monitor_layers(
             if not _is_narrow(p):
                 return None
 
+            # A mean over each shard would weigh shards alike, so numbers are summed first.
             def number(which: jax.Array) -> jax.Array:
                 ones = which.astype(jnp.float32)
                 total = tree.square_norm(ones, axes.axes, split.axis_of(is_split))

@@ -144,6 +144,7 @@ def track_noise_scale(
         found = estimate_noise(small, big, num_small, global_batch_size)
         estimate = NoiseEstimate(*(x.astype(jnp.float32) for x in found))
 
+        # The first estimate replaces the zeros of `init`, which would bias the means.
         keep = jnp.where(state.count == 0, 0.0, decay)
         means = (
             keep * old + (1 - keep) * new for old, new in zip(state[1:], estimate, strict=True)

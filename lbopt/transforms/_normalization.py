@@ -30,7 +30,7 @@ def normalize_gradients(
         "global" divides all by one norm.
       stacked: Leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`).
       axis_name: Inside `shard_map`, the axis over which leaves are split; norms are summed over it.
-      sharded_mask: With `axis_name`, the leaves that are split; None for all.
+      sharded_mask: Mask of the leaves that are split over `axis_name`; None for all.
 
     Returns:
       A stateless transform; its output keeps the dtype of the updates.

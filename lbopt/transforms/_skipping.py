@@ -64,7 +64,7 @@ def skip_bad_updates(
       warmup_updates: Number of applied updates before spikes are looked for, >= 0.
       axis_name: Inside `shard_map`, the axis over which leaves are split; squares are summed over
         it.
-      sharded_mask: With `axis_name`, the leaves that are split; None for all.
+      sharded_mask: Mask of the leaves that are split over `axis_name`; None for all.
 
     Returns:
       A transform whose state is `SkipState`.

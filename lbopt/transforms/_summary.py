@@ -1,4 +1,4 @@
-"""A table of what an optimizer does to each leaf."""
+"""A table of an optimizer's treatment of each leaf: decay, trust ratio, layers."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def summarize_masks(params: types.Params, tx: Any) -> None:
 
 def _choices(params: types.Params, tx: Any) -> dict[str, dict[str, Any]]:
     """Return {argument: {path: value}}, the largest value if several transforms have one."""
+    # `init` resolves all masks; tracing it allocates no state.
     with masks.recorded_choices() as recorded:
         jax.eval_shape(tx.init, params)
     chosen: dict[str, dict[str, Any]] = {}

@@ -115,7 +115,7 @@ class _Options:
         return _arguments.rate_at(self.learning_rate, count)
 
     def choose_leaves(self, params: types.Params) -> LeafChoices:
-        """Return which leaves of `params` are adapted and decayed."""
+        """Return the leaves of `params` that are adapted and decayed."""
         return choose_leaves(
             params,
             self.trust_ratio_mask,
@@ -138,7 +138,7 @@ class _Options:
 
 
 class LeafChoices(NamedTuple):
-    """What a trust ratio does to each leaf; each field is a pytree like the parameters.
+    """The treatment of each leaf; each field is a pytree like the parameters.
 
     Attributes:
       layers: `LayerAxes`, the axes that count layers.
@@ -239,6 +239,7 @@ class _LeafRule:
             total = update_norm + decay_norm
 
         ratio = self._quotient(weight_norm, update_norm, total)
+        # The inner `where` avoids 0 / 0 at a rate of 0, for instance in the first step of a warmup.
         if options.clip_mode == "clip":
             ratio = jnp.where(ratio >= rate, 1, ratio / jnp.where(ratio >= rate, 1, rate))
         ratio = _clip(ratio, options.trust_ratio_bounds)
@@ -357,8 +358,8 @@ def scale_by_layerwise_trust_ratio(
         layer of a stack.
       axis_name: Inside `shard_map`, the mapped axis (or axes) over which leaves are split; norms
         are summed over it.
-      sharded_mask: With `axis_name`, the leaves that are split; None for all. Leave out leaves that
-        every shard holds whole, or their norms are counted once per shard.
+      sharded_mask: Mask of the leaves that are split over `axis_name`; None for all. Leave out
+        leaves that every shard holds whole, or their norms are counted once per shard.
 
     Returns:
       A transform whose state is `TrustRatioState` and whose `update` needs `params`.
@@ -434,6 +435,7 @@ def scale_by_layerwise_trust_ratio(
         rules = options.rules(params, options.choose_leaves(params))
         rate = options.rate(state.schedule_count)
 
+        # Norms of bf16 parameters in their own dtype would be wrong by up to half a percent.
         wide = jax.tree.map(lambda u, p: u.astype(tree.wide_dtype(p.dtype)), updates, params)
         weights = jax.tree.map(lambda p: p.astype(tree.wide_dtype(p.dtype)), params)
         decayed = jax.tree.map(lambda rule, g, w: rule.decayed_update(g, w), rules, wide, weights)

@@ -201,7 +201,7 @@ def read_config(path: paths.GivenPath, kind: str | None = None) -> dict[str, Any
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        fix = f"{file} cannot be read ({error.strerror}); use another folder or mend it"
+        fix = f"{file} cannot be read ({error.strerror}); make it readable or use another folder"
         raise EnvironmentProblem("--workdir", reason=fix, code="resource") from error
     except ValueError as error:
         raise _no_config(str(file), error) from error
@@ -252,7 +252,7 @@ def make_writable_folder(folder: pathlib.Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        fix = f"cannot be written ({error.strerror}); choose another folder, or mend that one"
+        fix = f"cannot be written ({error.strerror}); make it writable or use another folder"
         raise EnvironmentProblem("--workdir", str(folder), fix, code="resource") from error
 
 
@@ -316,7 +316,7 @@ def file_errors(file: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         fix = (
-            f"cannot be written ({error.strerror or error}); free space or mend it, then run the "
-            "same command again"
+            f"cannot be written ({error.strerror or error}); free space or make it writable, then "
+            "run the same command again"
         )
         raise EnvironmentProblem(str(file), reason=fix, code="resource") from error

@@ -142,7 +142,7 @@ def read_json_lines(
     except FileNotFoundError:
         return []
     except OSError as error:
-        fix = f"cannot be read ({error.strerror}); mend it or use another --workdir"
+        fix = f"cannot be read ({error.strerror}); make it readable or use another --workdir"
         raise EnvironmentProblem(str(file), reason=fix, code="resource") from error
     except ValueError as error:
         fix = f"cannot be read ({error}); use another --workdir"

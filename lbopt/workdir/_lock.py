@@ -107,8 +107,8 @@ def _locking(file: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         fix = (
-            f"cannot be made or locked ({error.strerror}); free space or mend it, then run the "
-            "same command again"
+            f"cannot be made or locked ({error.strerror}); free space or make it writable, then "
+            "run the same command again"
         )
         raise EnvironmentProblem(str(file), reason=fix, code="resource") from error
 

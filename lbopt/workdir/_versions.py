@@ -1,4 +1,4 @@
-"""What a result depends on besides its config: versions, revision, devices."""
+"""The environment of a run, besides its config: versions, revision, devices."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_a_failure_of_one_is_said_by_all(start, tmp_path):
     assert job.codes(60) == [2, 2]
     assert job.said(1) == [
         f"lbopt train: --config = {str(broken)!r}: ZeroDivisionError: division by zero; "
-        f"mend {broken}"
+        f"correct {broken}"
     ]
     assert len(job.said(0)) == 1
     assert re.match(

@@ -79,7 +79,7 @@ class Blank:
 def known_source(
     data: DataConfig, global_batch_size: int = 1, learned: Learned | None = None
 ) -> Source:
-    """Return what `load_source` returns, with examples of zeros if the data set is known.
+    """Return the source of a config, with examples of zeros if the data set is known.
 
     A data set that is not known is loaded. The arguments are those of `load_source`.
 

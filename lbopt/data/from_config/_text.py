@@ -89,6 +89,7 @@ def load_questions(data: DataConfig, learned: Learned | None = None) -> tuple[Sp
 
     train = windows(TrainingWindows, "train_split")
     validation = windows(EvaluationWindows, "validation_split")
+    # SQuAD's own test set is not public, so both are often one split, which is tokenized once.
     if data.test_split == data.validation_split:
         return Splits(train, validation, validation), pieces
     return Splits(train, validation, windows(EvaluationWindows, "test_split")), pieces

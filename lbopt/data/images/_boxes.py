@@ -108,6 +108,7 @@ def _by_height(first, second, height, width, area, ratio) -> tuple[int, int] | N
     """Return (height, width) of a box from two numbers in [0, 1); None if it does not fit."""
     box_ratio = _between(ratio[0], ratio[1], first)
     least, most = (round(math.sqrt(height * width * part / box_ratio)) for part in area)
+    # At most the height whose width still rounds to that of the image.
     most = min(most, height, math.floor((width + 0.499) / box_ratio))
     box_height = least if least >= most else least + int(second * (most + 1 - least))
     box_width = round(box_height * box_ratio)

@@ -158,6 +158,7 @@ def _explained(error: BaseException, name: str) -> EnvironmentProblem | None:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
 
+    # A missing package first: it can explain other errors of the same chain, not the reverse.
     for cause in causes:
         if isinstance(cause, ImportError):
             missing = (cause.name or str(cause)).partition(".")[0]

@@ -71,7 +71,7 @@ def check(builder: Any, root: pathlib.Path, manual_dir: pathlib.Path) -> None:
 
 
 def _missing_files(builder: Any, manual_dir: pathlib.Path) -> str:
-    """Return how to get the files that the user has to download; "" if they are there."""
+    """Return instructions for the files that the user has to download; "" if they are there."""
     archives = ARCHIVES.get(builder.name)
     if archives is not None:
         missing = [
@@ -103,7 +103,7 @@ def _is_complete(file: pathlib.Path, size: int) -> bool:
 
 
 def _missing_packages(builder: Any) -> str:
-    """Return how to install the packages that are missing; "" if none is."""
+    """Return the command that installs the missing packages; "" if none is missing."""
     needed = PACKAGES.get(builder.name, {})
     missing = [
         package for module, package in needed.items() if importlib.util.find_spec(module) is None

@@ -88,8 +88,8 @@ class _QuestionWindows:
         least = longest + NUM_SPECIAL_POSITIONS + 1
         fix = f"a question of {longest} tokens leaves no room for its context; use at least {least}"
         require(sequence_length >= least, "sequence_length", sequence_length, fix)
-        rooms = sequence_length - NUM_SPECIAL_POSITIONS - self._texts.questions[:, 1]
-        self._windows = _cut(self._texts.contexts, rooms, doc_stride)
+        limits = sequence_length - NUM_SPECIAL_POSITIONS - self._texts.questions[:, 1]
+        self._windows = _cut(self._texts.contexts, limits, doc_stride)
         fix = "no context has a token; give text"
         require(len(self), "questions", len(questions), fix)
         self._answers = _answers(self.questions, self._texts)
@@ -134,9 +134,10 @@ class _QuestionWindows:
         return begin[:, None], (begin + self._windows.size[indices])[:, None]
 
     def _sources(self, indices: np.ndarray) -> np.ndarray:
-        """Return the number in `_Texts` of the token at each place [windows, sequence_length].
+        """Return the index in `_Texts.tokens` of the token at each place of the windows.
 
-        Places of special tokens have no meaning.
+        Returns:
+          [windows, sequence_length] int64; entries at the places of special tokens have no meaning.
         """
         place = np.arange(self._length)[None]
         begin, _ = self._bounds(indices)
@@ -302,6 +303,7 @@ def _encode(questions: Sequence[Question], pieces: WordPiece, max_query_length: 
         total += len(tokens[-1])
         return total - len(tokens[-1]), len(tokens[-1])
 
+    # SQuAD asks about five questions of a paragraph, whose tokens are stored once for all.
     for question in questions:
         bounds.append(add(question.question, max_query_length))
         if question.context not in known:
@@ -312,20 +314,20 @@ def _encode(questions: Sequence[Question], pieces: WordPiece, max_query_length: 
     )
 
 
-def _cut(contexts: np.ndarray, rooms: np.ndarray, doc_stride: int) -> _Windows:
+def _cut(contexts: np.ndarray, limits: np.ndarray, doc_stride: int) -> _Windows:
     """Return the windows of all contexts; a context without tokens has none.
 
     Args:
       contexts: [questions, 2] int64, first token and number of tokens of each context.
-      rooms: [questions] int64, maximum size of a window of each question.
+      limits: [questions] int64, maximum number of tokens of a window of each question.
       doc_stride: Tokens between the beginnings of two windows.
     """
     found = []
-    for number, ((begin, size), room) in enumerate(zip(contexts, rooms, strict=True)):
-        step = min(room, doc_stride)
-        count = 1 + -(-max(0, size - room) // step) if size else 0
+    for number, ((begin, size), limit) in enumerate(zip(contexts, limits, strict=True)):
+        step = min(limit, doc_stride)
+        count = 1 + -(-max(0, size - limit) // step) if size else 0
         starts = np.arange(count) * step
-        sizes = np.minimum(room, size - starts)
+        sizes = np.minimum(limit, size - starts)
         question = np.full(count, number)
         found.append(_Windows(question, begin + starts, sizes, begin + _own(starts, sizes)))
     return _Windows(*(np.concatenate(column) for column in zip(*found, strict=True)))
@@ -343,6 +345,7 @@ def _own(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """
     if len(starts) < 2:
         return np.stack([starts, sizes], 1)
+    # The context of a token in a window is the smaller number of tokens on either side.
     left = np.arange(starts[-1] + sizes[-1]) - starts[:, None]
     nearest = np.minimum(left, sizes[:, None] - 1 - left)
     context = np.where(nearest >= 0, nearest + _SIZE_WEIGHT * sizes[:, None], -1)

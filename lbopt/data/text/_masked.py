@@ -48,20 +48,20 @@ class _Chunks:
 
     Args:
       store: Documents.
-      room: Tokens of a full chunk.
+      chunk_size: Number of tokens of a full chunk.
 
     Attributes:
       before: [documents + 1] int64, number of chunks in the documents before each one; the last
         entry is their total number.
     """
 
-    def __init__(self, store: TokenStore, room: int):
+    def __init__(self, store: TokenStore, chunk_size: int):
         usable = store.stops - store.starts >= 2
         self._starts = store.starts[usable]
         self._stops = store.stops[usable]
         self._sentences = store.sentences
-        self._room = room
-        num_chunks = (self._stops - self._starts + room - 2) // room
+        self._chunk_size = chunk_size
+        num_chunks = (self._stops - self._starts + chunk_size - 2) // chunk_size
         self.before = np.concatenate([[0], np.cumsum(num_chunks)])
 
     @property
@@ -75,11 +75,11 @@ class _Chunks:
 
     def span(self, chunks: np.ndarray, document: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the first token of chunks, and the end of their last token."""
-        start = self._starts[document] + (chunks - self.before[document]) * self._room
-        return start, np.minimum(start + self._room, self._stops[document])
+        start = self._starts[document] + (chunks - self.before[document]) * self._chunk_size
+        return start, np.minimum(start + self._chunk_size, self._stops[document])
 
     def cut(self, start: np.ndarray, stop: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-        """Return where to cut chunks in two.
+        """Return the token before which each chunk is cut in two.
 
         The cut is at the beginning of a random sentence inside the chunk; anywhere in it if no
         sentence begins there.
@@ -113,7 +113,7 @@ class MaskedLMDataset:
     int32, 1 if the second segment is random.
 
     Args:
-      documents: At least two documents with two tokens or more, in memory or on disk.
+      documents: Documents in memory or on disk, two or more of them with at least two tokens.
       sequence_length: Tokens of an example, special tokens and padding included.
       vocab_size: Number of tokens in the vocabulary. Random tokens are any but the special ones.
       max_predictions: Maximum number of predicted tokens of an example.
@@ -140,14 +140,14 @@ class MaskedLMDataset:
         max_predictions: int,
         special: SpecialIds = LEARNED_SPECIAL,
     ):
-        room = sequence_length - NUM_SPECIAL_POSITIONS
+        chunk_size = sequence_length - NUM_SPECIAL_POSITIONS
         fix = (
             f"two segments and {NUM_SPECIAL_POSITIONS} special tokens do not fit; use at least "
             f"{NUM_SPECIAL_POSITIONS + 2}"
         )
-        require(room >= 2, "sequence_length", sequence_length, fix)
+        require(chunk_size >= 2, "sequence_length", sequence_length, fix)
         store = documents if isinstance(documents, TokenStore) else gather_documents(documents)
-        self._chunks = _Chunks(store, room)
+        self._chunks = _Chunks(store, chunk_size)
         count = self._chunks.num_documents
         fix = "the second segment comes from another document; give at least two documents"
         require(count >= 2, "documents", count, fix)

@@ -32,7 +32,7 @@ def learn_pieces(words: Mapping[str, int], vocab_size: int) -> list[str]:
       vocab_size: Maximum number of pieces, special tokens included.
 
     Returns:
-      At most `vocab_size` pieces in the order of their ids, special tokens first.
+      The pieces in the order of their ids, special tokens first; `vocab_size` or fewer.
 
     Raises:
       UserError: If the alphabet alone needs more pieces.

@@ -40,7 +40,7 @@ FORMAT = 1
 
 _NAMES = ("tokens", "sentences", "documents")
 _INT64 = np.dtype("<i8")
-_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 20  # most documents are far smaller than a good size of a write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,7 +343,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
 
 
 def _advice(folder: Path) -> str:
-    """Return what is wrong with a folder without a store.json, and the fix."""
+    """Return the fault of a folder without a store.json, and the fix."""
     if folder.is_dir() and any(folder.iterdir()):  # lbopt does not overwrite files
         return f"{folder} has no store.json; copy the whole folder again, or use another name"
     command = prepare_command(f"text --name={folder.name} --folder=DIR", _explicit_data_dir(folder))

@@ -132,6 +132,7 @@ def read_vocabulary(path: paths.GivenPath) -> list[str]:
         code: Code = "missing" if isinstance(error, FileNotFoundError) else "damaged"
         raise UserError("vocabulary", str(path), fix, code=code) from error
 
+    # Not `splitlines`: a piece may be one of the other characters at which it splits.
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     pieces = lines[:-1] if lines[-1] == "" else lines
     twice = [piece for piece, count in collections.Counter(pieces).items() if count > 1]
@@ -187,6 +188,8 @@ def decide_normalization(
         `stated_normalization` refuses.
     """
     say = say or _warn
+    # With the wrong case, words become [UNK] and no error follows: so an unknown case is refused,
+    # and a doubtful one is reported.
     stated, source = stated_normalization(path)
     capitals = _with_capitals(pieces)
     examples = ", ".join(capitals[:3])
@@ -314,6 +317,8 @@ def _pieces_of_tokenizer(path: Path) -> list[str]:
         fix = "no such file; use a vocab.txt or a tokenizer.json"
         raise UserError("vocabulary", str(path), fix, code="missing")
     _check_splitting(found, path)
+    # Added tokens in brackets are special ones. Transformers would look for others in the text
+    # before it is split, which BERT's tokenizer does not do.
     added = found.get("added_tokens", [])
     words = [token["content"] for token in added if not _BRACKETED.fullmatch(token["content"])]
     fix = "text is split into pieces of the vocabulary alone; use one that has them"

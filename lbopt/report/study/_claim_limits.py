@@ -26,8 +26,8 @@ _SIDES = """
     {%- if loop.first %}the {{ "largest " if arms | length > 1 }}limit of
     {%- else %}, that of{% endif %} {{ arms | map("name") | listed }} is {{ interval }}
     {%- endfor %} (95 % intervals)"""
-_SHARES = """in the bootstrap the former is larger in {{ "%.1f" % (100 * further) }} % of the
-    resamples"""
+_SHARES = """in the bootstrap the first of the two is larger in {{ "%.1f" % (100 * further) }} % of
+    the resamples"""
 _BEYOND = """in {{ "%.1f" % (100 * beyond) }} % of them both lie beyond the largest batch, and which
     is larger is not known"""
 _NOBODY = "no arm holds it beyond the small batches, of up to {{ small }}"

@@ -144,16 +144,19 @@ class _Panel:
 
     @property
     def ticks(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Factors of the rate and of the warmup, the axes of a heat map; None for dots."""
+        """Factors of learning rate and warmup, the axes of a heat map; None unless it is a grid."""
         if not self.is_grid:
             return None
         return tuple(self.cell.tried("learning_rate")), tuple(self.cell.tried("warmup"))
 
 
 def warmups(study: Study, folder: pathlib.Path) -> _page.Section | None:
-    """Draw validation over rate and warmup, at four batch sizes at most; None for one warmup.
+    """Draw validation scores over learning rate and warmup, at up to four batch sizes.
 
-    A grid is a heat map, sampled candidates are dots.
+    A grid is drawn as a heat map, sampled candidates as dots.
+
+    Returns:
+      The section, or None if no arm searched the warmup.
     """
     having = [arm for arm in study.measured if _searched(arm, "warmup")]
     arms = having[: _style.MOST_PANEL_ROWS]

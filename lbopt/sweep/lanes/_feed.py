@@ -48,6 +48,7 @@ class Feed:
         self.shared = jax.tree.map(jnp.asarray, kept) if arrays is None else dict(arrays)
         blank = self._take(0, 0, 1)
         of_a_step = width * sum(array.nbytes for array in jax.tree.leaves(blank))
+        # A call is short enough to hold its input, to stop in time, and to free diverged lanes.
         longest = math.ceil(cell.resolved.num_steps / (1 if width == 1 else _FEWEST_CHECKS))
         fitting = min(_MOST_BYTES // of_a_step, _MOST_EXAMPLES // cell.global_batch_size, longest)
         self.num_steps = max(1, fitting)

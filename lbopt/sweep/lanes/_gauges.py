@@ -99,6 +99,7 @@ def make_probe(
         def loss(params: types.Params, part: Any) -> jax.Array:
             return mean_and_weight(loss_fn(params, model_state, *part)[0])[0]
 
+        # A slice is the whole batch of one replica, whatever the replicas of the training step.
         with replicas.tracing_for(1):
             gradients = gradient_parts(jax.grad(loss), params, slices)
             lipschitz = local_lipschitz(loss, params, gradients.mean, slices)

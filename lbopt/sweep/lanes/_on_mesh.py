@@ -130,6 +130,7 @@ class MeshSession:
         (trial,) = trials.values()
         program = self._program
         self._state = program.init(np.int32(trial.seed), Arguments.of(trial))
+        # A copy, because the first step takes the state's own arrays.
         self._start = (
             jax.tree.map(jnp.copy, self._state.params) if program.config.measure.distance else None
         )
@@ -255,13 +256,14 @@ class Subset:
       count: Number of examples in the subset, at most that of the data set.
 
     Attributes:
-      reading: How the data set is read.
+      reading: The data set's settings for reading.
     """
 
     def __init__(self, dataset: Dataset, count: int):
         self._dataset = dataset
         self.reading = dataset.reading
         self.damaged = getattr(dataset, "damaged", None)
+        # In order, so that a data set on disk is read from front to back.
         self._chosen = np.sort(example_indices(len(dataset), _CHOSEN, 0, count))
 
     reading: Reading

@@ -73,7 +73,7 @@ def most_lanes(global_batch_size: int, num_devices: int) -> int:
 
 
 class TrialBatching:
-    """How trials share a program: the number of lanes, and their devices.
+    """The lanes of a program that trials share: their number and their devices.
 
     Args:
       config: The config of the study.
@@ -107,7 +107,7 @@ class TrialBatching:
         self.most_examples = max(1, _EXAMPLES_A_DEVICE * len(self.devices) // self.width)
 
     def put(self, value: Any) -> Any:
-        """Return a pytree of arrays, replicated on the devices of this spread."""
+        """Return a pytree of arrays, replicated on these devices."""
         if len(self.devices) == 1:
             return jax.device_put(value, self.devices[0])
         return jax.device_put(value, NamedSharding(self._mesh, PartitionSpec()))
@@ -219,7 +219,7 @@ class Initialiser:
 
     Args:
       problem: The problem.
-      batching: How trials share a program.
+      batching: Lanes of the programs.
 
     Attributes:
       shapes: Function that returns the shapes of (params, model_state) of all lanes.
@@ -244,11 +244,11 @@ class Program:
       cell: One of the cells whose trials it runs.
       decays: Whether there is weight decay, see `make_tx`.
       config: The config of the study.
-      batching: How trials share the program.
+      batching: Lanes of the program.
       arrays: The training set on the device, see `Feed`.
 
     Attributes:
-      batching: How trials share the program.
+      batching: Lanes of the program.
       feed: The input of its steps.
       trust_ratios: Function of the training states of all lanes that returns the trust ratio of
         each layer at their last updates.
@@ -353,6 +353,7 @@ class Program:
         state = TrainState.create(params, model_state, self._tx, seed)
         if self._aggregation is not None:
             state = state.replace(aggregator_state=self._aggregation.init(params))
+        # A copy, because `advance` takes the state's own arrays.
         start = jax.tree.map(jnp.copy, params) if self._config.measure.distance else ()
         return Lanes(_arguments.with_arguments(state, arguments), start)
 

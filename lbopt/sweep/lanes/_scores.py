@@ -36,7 +36,7 @@ class Scorer:
 
     Args:
       problem: The problem.
-      batching: How trials share a program.
+      batching: Lanes of the program.
       global_batch_size: Number of examples in a call, the same ones for every lane.
     """
 

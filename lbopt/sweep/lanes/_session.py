@@ -55,7 +55,7 @@ class Equipment:
     Args:
       problem: The problem.
       config: The config of the study.
-      batching: How trials share a program.
+      batching: Lanes of the programs.
 
     Attributes:
       initialise: Function of seeds that returns fresh parameters, an `Initialiser`.
@@ -139,6 +139,7 @@ class Session:
         """
         feed = self._program.feed
         count = min(feed.num_steps, *(run.steps_to_next_stop for run in running.values()))
+        # All lanes take the same steps; those without a trial get the input of another one.
         first = next(iter(running.values()))
         of_lanes = [running.get(lane, first) for lane in range(self.width)]
         fed = [feed.take(run.trial.seed, run.done, count) for run in of_lanes]

@@ -56,6 +56,7 @@ def adaptive(config: SearchConfig) -> Rounds:
 
 def _generations(config: SearchConfig, study: Any, steps: int) -> Rounds:
     space = make_space(config)
+    # The rule itself is the first candidate, as with every method but the grid.
     study.enqueue_trial({name: getattr(space.rule, name) for name in space.searched})
     finished = False
     eta = config.eta if config.has_rungs else 1

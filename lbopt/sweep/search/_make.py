@@ -1,9 +1,9 @@
 """Search methods by name.
 
-Optuna's samplers and pruners do the work of the method "optuna", and replay from the same scores.
-They do not do that of the others, which work without Optuna: it is an optional extra. Its
-`QMCSampler` takes the same Halton sequence from SciPy as `halton` does. Its pruners decide trial by
-trial as scores come in; here a whole rung is scored first, as in Hyperband's Algorithm 1.
+Only the method "optuna" uses Optuna, an optional extra; its samplers and pruners replay from the
+same scores. Its `QMCSampler` takes the same Halton sequence from SciPy as `halton` does. Its
+pruners decide trial by trial as scores come in; successive halving and Hyperband here score a whole
+rung first, as in Hyperband's Algorithm 1.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ Rounds: TypeAlias = Generator[tuple[Proposal, ...], Sequence[Score], None]
 
 
 class Turns:
-    """A searcher that asks for what a generator yields, and sends it the scores.
+    """A searcher around a generator, which yields proposals and is sent their scores.
 
     Args:
       rounds: The generator.
