@@ -150,6 +150,40 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
         raise
 
 
+@contextlib.contextmanager
+def about(field: str, value: Any, /, *names: str, code: Code | None = None) -> Iterator[None]:
+    """Let errors that are raised inside be about one field of the caller.
+
+    For a field that is no argument of what is called: a tuple, one pattern of which is wrong, or
+    the place of a file with a wrong value.
+
+    Args:
+      field: The caller's field.
+      value: Its value.
+      *names: Fields of the errors that are meant; errors of other fields pass. None for all errors.
+        The reason of an error of these fields, or of `field`, is kept; an error of another field
+        becomes the reason as a whole line.
+      code: Code of these errors; None for their own.
+
+    >>> with about("modules", ("x(",), code="mismatch"):
+    ...     raise UserError("pattern", "x(", "close the group")
+    Traceback (most recent call last):
+    lbopt.errors.UserError: modules = ('x(',): pattern = 'x(': close the group
+    """
+    try:
+        yield
+    except LboptError as error:
+        if names and error.field not in names:
+            raise
+        if error.field not in (field, *names):
+            error.reason = str(error)
+            error.also = {}
+        error.field = field
+        error.value = value
+        error.code = code or error.code
+        raise
+
+
 def brief(value: Any, most: int = 300) -> str:
     """Return a value's `repr` on one line, its middle left out if it is long; an array's shape."""
     shape = getattr(value, "shape", None)

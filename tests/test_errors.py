@@ -64,3 +64,26 @@ def test_braces_of_a_value_are_text():
     assert str(UserError("name", "{x}", "no such {name}")) == "name = '{x}': no such {name}"
     other = UserError("name", "x", "not in /data/{x}; see {other}", also={"other": "--other"})
     assert str(other) == "name = 'x': not in /data/{x}; see --other"
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "expected"),
+    [
+        ((), UserError("pattern", "(", "close it"), ("modules", ("(",), "pattern = '(': close it")),
+        ((), UserError("modules", "(", "close it"), ("modules", ("(",), "close it")),
+        ((), UserError("mend it"), ("modules", ("(",), "mend it")),
+        (("labels",), UserError("labels", "(", "close it"), ("modules", ("(",), "close it")),
+        (("labels",), UserError("pattern", "(", "close it"), ("pattern", "(", "close it")),
+    ],
+)
+def test_an_error_is_about_the_field_of_the_caller(names, error, expected):
+    context = errors.about("modules", ("(",), *names, code="mismatch")
+    found = raised(errors.under("config"), context, error=error)
+    assert (found.field, found.value, found.reason) == (f"config.{expected[0]}", *expected[1:])
+    assert found.code == ("mismatch" if found.field == "config.modules" else "value")
+
+
+def test_a_field_that_a_whole_line_mentions_is_spelled_out():
+    error = UserError("rank", 0, "or leave {name} 'aps'", also={"name": "aggregator.name"})
+    found = raised(errors.about("arms", 2), error=error)
+    assert str(found) == "arms = 2: rank = 0: or leave aggregator.name 'aps'"

@@ -1,4 +1,4 @@
-from ._agvm import agvm as agvm
+from ._agvm import agvm as agvm, check_anchor as check_anchor
 from ._aps import ACCUMULATIONS as ACCUMULATIONS, aps as aps
 from ._compress import (
     Compressor as Compressor,
@@ -12,6 +12,7 @@ from ._disagreement import (
     phi as phi,
     phi_layers as phi_layers,
     phi_modules as phi_modules,
+    require_halves as require_halves,
     square_norm as square_norm,
 )
 from ._feedback import econtrol as econtrol, ef as ef, ef21 as ef21

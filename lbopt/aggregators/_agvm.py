@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +12,11 @@ import optax
 
 from lbopt import _scalars, tree, types
 from lbopt.aggregators import _protocol
-from lbopt.aggregators._disagreement import phi_modules
+from lbopt.aggregators._disagreement import phi_modules, require_halves
 from lbopt.aggregators._group import Group
 from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._wire import WireBytes, ring_bytes
-from lbopt.errors import UserError, require
+from lbopt.errors import UserError, require_choice
 from lbopt.transforms import (
     UNKNOWN_PARAMS,
     EmaState,
@@ -121,9 +122,7 @@ def agvm(
         if is_placeholder(params):
             return AggregatorState(shared=UNKNOWN_PARAMS)
         modules = dict.fromkeys(jax.tree.leaves(resolve_labels(labels, params)))
-        if anchor not in modules:
-            fix = f"use one of the modules {sorted(modules)}"
-            raise UserError("anchor", anchor, fix, code="choice")
+        check_anchor(anchor, modules)
 
         # Arrays of their own for each field, as each is donated to the step.
         def ones() -> dict[str, jax.Array]:
@@ -202,12 +201,13 @@ def agvm(
     )
 
 
+def check_anchor(anchor: str, modules: Iterable[str]) -> None:
+    """Raise `UserError` unless the anchor of `agvm` is the name of a module."""
+    require_choice("anchor", anchor, modules)
+
+
 def _check_replicas(num_replicas: int) -> None:
-    fix = (
-        f"agvm compares two halves of the replicas, and there are {num_replicas}; use an even "
-        "number of them"
-    )
-    require(num_replicas % 2 == 0, "num_replicas", num_replicas, fix)
+    require_halves("num_replicas", num_replicas)
 
 
 def _mean_and_halves(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import tree, types
+from lbopt.errors import require
 
 
 def phi(one: types.Params, other: types.Params) -> jax.Array:
@@ -69,6 +70,12 @@ def phi_modules(
         pair[0].append(ours)
         pair[1].append(theirs)
     return {label: phi(*pair) for label, pair in modules.items()}
+
+
+def require_halves(field: str, number: int) -> None:
+    """Raise `UserError` unless a number of replicas or slices has two equal halves."""
+    fix = "phi compares the gradients of two halves; give an even number >= 2"
+    require(number >= 2 and number % 2 == 0, field, number, fix)
 
 
 def square_norm(gradient: types.PyTree) -> jax.Array:

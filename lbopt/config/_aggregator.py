@@ -7,16 +7,15 @@ from typing import Any
 from lbopt import aggregators, errors, types
 from lbopt.aggregators import Aggregator, Compressor
 from lbopt.config._fields import only
-from lbopt.config._optimizer import OptimizerConfig
-from lbopt.errors import UserError, require, require_choice
-from lbopt.tree import check_patterns
+from lbopt.config._optimizer import ADAM_LIKE, OptimizerConfig
+from lbopt.errors import require, require_choice
+from lbopt.transforms import module_patterns
 
 AGGREGATORS = ("none", "mean", "agvm", "aps", "ef", "ef21", "econtrol", "powersgd")
 COMPRESSORS = ("cast", "identity", "randk", "sign", "topk")
 _PER_REPLICA = tuple(name for name in AGGREGATORS if name != "none")
 _COMPRESSED = ("ef", "ef21", "econtrol")
 _ROUNDED = ({"name": ("aps",)}, {"name": _COMPRESSED, "compressor": ("cast",)})
-_KEEP_ADAMS_MOMENT = ("adam", "adamw", "lamb", "lans")
 
 
 @dataclasses.dataclass
@@ -187,10 +186,9 @@ def _agvm(config: AggregatorConfig, optimizer: OptimizerConfig) -> Aggregator:
     if config.of_adam:
         fix = (
             f"{optimizer.name} keeps no second moment of Adam's; use one of "
-            f"{', '.join(_KEEP_ADAMS_MOMENT)}, or leave it False"
+            f"{', '.join(ADAM_LIKE)}, or leave it False"
         )
-        kept = optimizer.name in _KEEP_ADAMS_MOMENT
-        require(kept, "of_adam", True, fix, code="conflict")
+        require(optimizer.name in ADAM_LIKE, "of_adam", True, fix, code="conflict")
         of_adam = {"adam_b2": optimizer.b2, "adam_eps": optimizer.eps}
 
     made = aggregators.agvm(
@@ -203,22 +201,9 @@ def _agvm(config: AggregatorConfig, optimizer: OptimizerConfig) -> Aggregator:
         **_start(config),
         **of_adam,
     )
-    _check_modules(config)
+    # agvm looks at the modules when it gets the parameters, which are not here yet.
+    aggregators.check_anchor(config.anchor, module_patterns(config.modules))
     return made
-
-
-def _check_modules(config: AggregatorConfig) -> None:
-    """Check modules and anchor as far as they can be without the model's parameters."""
-    modules = config.modules
-    names = [name for name, _ in modules]
-    fix = "name the modules of the model, for instance (('head', '^head/'), ('body', ''))"
-    require(len(names) > 0, "modules", modules, fix, code="missing")
-    require(len(names) == len(set(names)), "modules", modules, "use each name once")
-    try:
-        check_patterns(tuple(pattern for _, pattern in modules))
-    except UserError as error:
-        raise UserError("modules", modules, str(error)) from error
-    require_choice("anchor", config.anchor, names)
 
 
 def _start(config: AggregatorConfig) -> dict[str, int]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import types as python_types
+import operator
+import types
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from lbopt import errors
@@ -93,7 +94,7 @@ def check_fields(config: Any) -> None:
 def _matches(value: Any, hint: Any) -> bool:
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
-    if origin in (typing.Union, python_types.UnionType):
+    if origin in (typing.Union, types.UnionType):
         return any(_matches(value, option) for option in arguments)
     if origin is tuple:
         if not isinstance(value, (tuple, list)):
@@ -137,7 +138,7 @@ def config_from_json(kind: type, data: Any, written_by: str = "?") -> Any:
 
 def _revive(hint: Any, value: Any, place: str, written_by: str) -> Any:
     """Turn lists into tuples and groups of fields into dataclasses, as the declared type says."""
-    union = typing.get_origin(hint) in (typing.Union, python_types.UnionType)
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     for option in typing.get_args(hint) if union else (hint,):
         if dataclasses.is_dataclass(option) and isinstance(option, type) and value is not None:
             return _revive_group(option, value, place, written_by)
@@ -270,6 +271,22 @@ def at_least(field: str, value: Any, low: float) -> None:
 def in_range(field: str, value: float, low: float, high: float) -> None:
     """Check that a number is in [low, high)."""
     require(low <= value < high, field, value, f"give a number in [{low:g}, {high:g})")
+
+
+def require_among(
+    config: Any, allowed: Mapping[str, Sequence[Any]], fix: str, also: Mapping[str, str]
+) -> None:
+    """Raise `UserError`, code "conflict", for the first field whose value is not allowed.
+
+    Args:
+      config: A config.
+      allowed: Dotted name of a field -> the values that it may have.
+      fix: The reason of the error.
+      also: Other fields that the reason mentions, as in `UserError`.
+    """
+    for field, values in allowed.items():
+        value = operator.attrgetter(field)(config)
+        require(value in values, field, value, fix, code="conflict", also=also)
 
 
 def naming(place: str, kind: type, **places: str) -> contextlib.AbstractContextManager[None]:

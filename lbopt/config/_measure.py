@@ -3,9 +3,11 @@
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
 
+from lbopt import errors
+from lbopt.aggregators import require_halves
 from lbopt.config._checks import at_least
 from lbopt.config._fields import NOT_EMPTY, only
-from lbopt.errors import require
+from lbopt.transforms import module_patterns
 
 
 @dataclasses.dataclass
@@ -35,10 +37,8 @@ class MeasureConfig:
 def check_measure(measure: MeasureConfig) -> None:
     """Raise `UserError` for a value that no measurement takes."""
     at_least("num_probes", measure.num_probes, 0)
-    at_least("probe_parts", measure.probe_parts, 2)
-    fix = "phi compares two halves of the parts; give an even number"
-    require(measure.probe_parts % 2 == 0, "probe_parts", measure.probe_parts, fix)
+    require_halves("probe_parts", measure.probe_parts)
     at_least("probe_part_size", measure.probe_part_size, 1)
-    names = [name for name, _ in measure.phi_modules]
-    different = len(set(names)) == len(names)
-    require(different, "phi_modules", measure.phi_modules, "give each module a name of its own")
+    if measure.phi_modules:
+        with errors.under("", modules="phi_modules"):
+            module_patterns(measure.phi_modules)

@@ -15,6 +15,7 @@ from lbopt.models import (
     RESNET_SIZES,
     RUNNING_FROM,
     STEMS,
+    require_drop_rate,
 )
 
 SIZES: dict[str, tuple[str, ...]] = {
@@ -122,10 +123,11 @@ def check_model(model: ModelConfig) -> None:
         at_least(field, getattr(model, field), 1)
     if model.remat_layers is not None:
         at_least("remat_layers", model.remat_layers, 0)
-    rates = ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate")
-    for field in ("batch_norm_momentum", *rates):
+    if model.batch_norm_momentum is not None:
+        in_range("batch_norm_momentum", model.batch_norm_momentum, 0, 1)
+    for field in ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"):
         if getattr(model, field) is not None:
-            in_range(field, getattr(model, field), 0, 1)
+            require_drop_rate(field, getattr(model, field))
 
 
 def _check_widths(model: ModelConfig) -> None:

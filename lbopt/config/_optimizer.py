@@ -3,17 +3,16 @@
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import contextlib
 import dataclasses
-import math
 import warnings
 from typing import Any, cast
 
 import jax
 import optax
 
-from lbopt import _scalars, errors, masks, stacks, tree, types
+from lbopt import _scalars, errors, masks, parallel, stacks, tree, types
 from lbopt.config._checks import DTYPES
 from lbopt.config._fields import GIVEN, only
-from lbopt.errors import UserError, require, require_choice
+from lbopt.errors import require, require_choice
 from lbopt.transforms import (
     VARIANTS,
     Labels,
@@ -33,8 +32,8 @@ from lbopt.transforms import (
 )
 
 OPTIMIZERS = ("adam", "adamw", "lamb", "lans", "lars", "momentum", "rmsprop")
-CLIP_STAGES = ("replica", "mean", "accumulated", "none")
-_ADAM_LIKE = ("adam", "adamw", "lamb", "lans")
+CLIP_STAGES = (*parallel.CLIP_STAGES, "none")
+ADAM_LIKE = ("adam", "adamw", "lamb", "lans")
 _LAYERWISE = ("lamb", "lans", "lars")
 _WITH_VELOCITY = ("lars", "momentum", "rmsprop")
 _DECAYED = tuple(name for name in OPTIMIZERS if name != "adam")
@@ -98,9 +97,9 @@ class OptimizerConfig:
     weight_decay_include: tuple[str, ...] = only((), name=_DECAYED)
     momentum: float = only(0.9, name=_WITH_VELOCITY)
     nesterov: bool = only(False, name=_WITH_VELOCITY)
-    b1: float = only(0.9, name=_ADAM_LIKE)
-    b2: float = only(0.999, name=_ADAM_LIKE)
-    eps: float = only(1e-6, name=(*_ADAM_LIKE, "rmsprop"))
+    b1: float = only(0.9, name=ADAM_LIKE)
+    b2: float = only(0.999, name=ADAM_LIKE)
+    eps: float = only(1e-6, name=(*ADAM_LIKE, "rmsprop"))
     rmsprop_decay: float = only(0.9, name=("rmsprop",))
     trust_coefficient: float | None = only(None, name=("lars",))
     trust_ratio_eps: float | None = only(None, name=("lars",))
@@ -122,13 +121,10 @@ class OptimizerConfig:
 
 def check_optimizer(optimizer: OptimizerConfig) -> None:
     """Raise `UserError`, naming "optimizer.field", for an optimizer that cannot be built."""
-    # The config takes fewer dtypes than the optimizers, and its None is the variant's value.
+    # The config takes fewer dtypes than the optimizers.
     with errors.under("optimizer"):
         for field in ("mu_dtype", "nu_dtype"):
             require_choice(field, getattr(optimizer, field), DTYPES)
-        hint = "; clip_stage='none' switches clipping off"
-        _check_given("max_grad_norm", optimizer.max_grad_norm, hint)
-        _check_given("trust_coefficient", optimizer.trust_coefficient)
 
     with warnings.catch_warnings():  # a run that is built warns
         warnings.simplefilter("ignore")
@@ -136,11 +132,6 @@ def check_optimizer(optimizer: OptimizerConfig) -> None:
     with errors.under("optimizer"):
         _check_clip(optimizer)
         _check_spikes(optimizer)
-
-
-def _check_given(field: str, value: float | None, hint: str = "") -> None:
-    fix = f"give a number > 0, or None for the variant's{hint}"
-    require(value is None or 0 < value < math.inf, field, value, fix)
 
 
 def check_optimizer_kind(optimizer: OptimizerConfig) -> None:
@@ -256,14 +247,12 @@ def check_masks(
         patterns = getattr(config, field)
         if not patterns:
             continue
-        try:
+        place = f"optimizer.{field}"
+        naming = errors.under("", mask=place, **{field: place})
+        with errors.about(place, patterns, code="mismatch"), naming:
             masks.select_paths(*patterns)(params)
             layers = stacks.resolve_stacked(stacked, params)
             masks.resolve_mask(leaves(config), params, field, layers)
-        except UserError as error:
-            raise UserError(
-                f"optimizer.{field}", patterns, error.reason, code="mismatch"
-            ) from error
 
 
 def _decayed_leaves(config: OptimizerConfig) -> types.Mask:
@@ -290,10 +279,8 @@ def _changed_mask(
     default: types.Mask, name: str, exclude: tuple[str, ...], include: tuple[str, ...]
 ) -> types.Mask:
     for field, patterns in ((f"{name}_exclude", exclude), (f"{name}_include", include)):
-        try:
+        with errors.about(field, patterns):
             tree.check_patterns(patterns or ("",))
-        except UserError as error:
-            raise UserError(field, patterns, str(error)) from error
     mask: Any = masks.without(*exclude, default=default)
     if not include:
         return mask

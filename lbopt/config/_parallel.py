@@ -6,7 +6,10 @@ import dataclasses
 from lbopt.config._checks import DTYPES, at_least
 from lbopt.config._fields import only
 from lbopt.errors import require_choice
-from lbopt.parallel import ORDERS
+from lbopt.parallel import BACKENDS, ORDERS
+
+BY_COMPILER = tuple(name for name in BACKENDS if name != "pmap")
+"""Backends with which the compiler spreads a step over the devices."""
 
 
 @dataclasses.dataclass

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import operator
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -15,7 +13,7 @@ from lbopt.aggregators import Aggregator
 from lbopt.config._aggregator import group_of, make_aggregator
 from lbopt.config._optimizer import OptimizerConfig, resolve_clip
 from lbopt.config._parallel import ParallelConfig
-from lbopt.errors import UserError, require
+from lbopt.errors import require
 
 if TYPE_CHECKING:
     from lbopt.config._train import TrainConfig
@@ -47,9 +45,10 @@ def step_options(
       UserError: Naming a field of the config, for options that do not go together.
     """
     aggregator = make_aggregator(config.aggregator, config.optimizer, stacked)
-    with _showing(config):
-        reduction = _reduction_of(config, aggregator)
-    with _showing(config), naming_step():
+    reduction = _reduction_of(config, aggregator)
+    # The step's option is a number of devices, and the config's field is text.
+    over = errors.about("reduction.over", config.aggregator.over, "reduction.over")
+    with naming_step(), over:
         return parallel.StepOptions(
             backend=config.parallel.backend,  # type: ignore[arg-type]
             num_microsteps=config.parallel.num_microsteps,
@@ -65,17 +64,6 @@ def naming_step() -> contextlib.AbstractContextManager[None]:
     """Let errors about the options of a step name fields of the config."""
     own = {field.name for field in dataclasses.fields(ParallelConfig)}
     return errors.under("parallel", own, **_ELSEWHERE)
-
-
-@contextlib.contextmanager
-def _showing(config: TrainConfig) -> Iterator[None]:
-    """Let errors show the value in the config, not the option of the step that was made from it."""
-    try:
-        yield
-    except UserError as error:
-        with contextlib.suppress(AttributeError):
-            error.value = operator.attrgetter(str(error.field))(config)
-        raise
 
 
 def _clip_of(optimizer: OptimizerConfig) -> parallel.GradientClip | None:

@@ -14,6 +14,7 @@ from lbopt.config._loss import LossConfig
 from lbopt.config._measure import MeasureConfig, check_measure
 from lbopt.config._model import ModelConfig
 from lbopt.config._optimizer import OptimizerConfig
+from lbopt.config._parallel import BY_COMPILER
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.config._search import SearchConfig, check_search
 from lbopt.config._train import STATUSES, About, TrainConfig
@@ -22,6 +23,13 @@ from lbopt.errors import require, require_choice
 TRIAL_BATCHINGS = ("auto", "none", "vmap")
 TRIAL_DEVICES = ("one", "all")
 _OVERRIDES = ("data", "model", "loss", "aggregator")
+_ON_ONE_DEVICE = {
+    "aggregator.over": ("replicas",),
+    "parallel.backend": BY_COMPILER,
+    "parallel.num_devices": (None, 1),
+    "parallel.shard_update": (False,),
+}
+"""Values of fields with which one device can run a trial."""
 
 
 @dataclasses.dataclass
@@ -260,15 +268,7 @@ def _check_search(place: str, search: SearchConfig) -> None:
 def _check_alone(trained: TrainConfig) -> None:
     """Check that one device can run a trial."""
     fix = "a trial has one device; leave it at its default, or set {trial_devices}='all'"
-    parallel = trained.parallel
-    for field, value, fits in (
-        ("aggregator.over", trained.aggregator.over, trained.aggregator.over == "replicas"),
-        ("parallel.backend", parallel.backend, parallel.backend in ("jit", "pjit")),
-        ("parallel.num_devices", parallel.num_devices, parallel.num_devices in (None, 1)),
-        ("parallel.shard_update", parallel.shard_update, not parallel.shard_update),
-    ):
-        also = {"trial_devices": "--config.trial_devices"}
-        require(fits, field, value, fix, code="conflict", also=also)
+    _checks.require_among(trained, _ON_ONE_DEVICE, fix, {"trial_devices": "config.trial_devices"})
 
 
 def _check_ascending(field: str, values: tuple) -> None:

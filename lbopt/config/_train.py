@@ -15,13 +15,23 @@ from lbopt.config._fields import NOT_EMPTY, only
 from lbopt.config._loss import LossConfig, check_loss
 from lbopt.config._model import FAMILIES, ModelConfig, check_model
 from lbopt.config._optimizer import OptimizerConfig, check_optimizer, check_optimizer_kind
-from lbopt.config._parallel import ParallelConfig, check_parallel
+from lbopt.config._parallel import BY_COMPILER, ParallelConfig, check_parallel
 from lbopt.config._phase import ELSEWHERE, PhaseConfig, check_phase
 from lbopt.config._schedule import ScheduleConfig, check_schedule
 from lbopt.config._step import step_options
 from lbopt.errors import require, require_choice
 
 _DURATION = re.compile(r"(\d[\d.]*)(?:-(\d[\d.]*))?(?:, \w+ [\d.-]+)? (s|min|h)\b")
+_WHOLE_BATCH = {
+    "parallel.backend": BY_COMPILER,
+    "parallel.num_microsteps": (1,),
+    "parallel.reduce_dtype": (None,),
+    "parallel.reduce_scatter": (False,),
+    "aggregator.name": ("none",),
+    "optimizer.clip_stage": ("mean", "accumulated", "none"),
+    "optimizer.track_noise_scale": (False,),
+}
+"""Values of fields with which a loss sees the whole batch of a step at once."""
 STATUSES = ("measured here", "planned by the TPU compiler", "not yet run")
 
 
@@ -252,10 +262,7 @@ def _check_carried_state(config: TrainConfig) -> None:
     """Check that nothing stands in the way of a state that is carried from batch to batch."""
     if not config.data.carry_state:
         return
-    parallel = config.parallel
-    optimizer = config.optimizer
     two = config.phase2
-
     fix = "the state of text belongs to one batch size; leave it None"
     require(two is None, "phase2", two, fix, code="conflict")
 
@@ -263,21 +270,7 @@ def _check_carried_state(config: TrainConfig) -> None:
         "{carry_state} needs the whole batch of a step in one program, under 'jit'; leave this at "
         "its default"
     )
-    for field, value, fits in (
-        ("parallel.backend", parallel.backend, parallel.backend in ("jit", "pjit")),
-        ("parallel.num_microsteps", parallel.num_microsteps, parallel.num_microsteps == 1),
-        ("parallel.reduce_dtype", parallel.reduce_dtype, parallel.reduce_dtype is None),
-        ("parallel.reduce_scatter", parallel.reduce_scatter, not parallel.reduce_scatter),
-        ("aggregator.name", config.aggregator.name, config.aggregator.name == "none"),
-        ("optimizer.clip_stage", optimizer.clip_stage, optimizer.clip_stage != "replica"),
-        (
-            "optimizer.track_noise_scale",
-            optimizer.track_noise_scale,
-            not optimizer.track_noise_scale,
-        ),
-    ):
-        also = {"carry_state": "data.carry_state"}
-        require(fits, field, value, fix, code="conflict", also=also)
+    _checks.require_among(config, _WHOLE_BATCH, fix, {"carry_state": "data.carry_state"})
 
 
 def _check_model_fits_data(config: TrainConfig) -> None:

@@ -28,6 +28,7 @@ from ._lstm import (
 )
 from ._mlp import MLP as MLP
 from ._norm import RUNNING_FROM as RUNNING_FROM, BatchNorm as BatchNorm
+from ._randomness import require_drop_rate as require_drop_rate
 from ._resnet import (
     RESNET_SIZES as RESNET_SIZES,
     ResNet as ResNet,

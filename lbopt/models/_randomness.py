@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.extend import random
 
 from lbopt import replicas
-from lbopt.errors import UserError
+from lbopt.errors import require
 
 _LEVELS = 2**16
 """Number of values of a random integer of 16 bits.
@@ -90,16 +90,21 @@ def _draw_kept(
     shape: tuple[int, ...],
     train: bool,
 ) -> tuple[jax.Array | None, float]:
-    dropped = round(module.rate * _LEVELS)
     if not train or not module.rate:
         return None, 1.0
-    if not 0 <= dropped < _LEVELS:
-        raise UserError(name, module.rate, f"give a number in [0, {1 - 1 / _LEVELS:.6f}]")
+    dropped = round(require_drop_rate(name, module.rate) * _LEVELS)
     # The first parameters do not depend on dropout, so `init` needs no random stream for it.
     if module.is_initializing():
         return None, 1.0
     keep = draw(module.make_rng("example"), num_examples, shape) >= dropped
     return keep, 1 - dropped / _LEVELS
+
+
+def require_drop_rate(field: str, rate: float) -> float:
+    """Return a rate of dropout or stochastic depth; raise `UserError` if it would drop all."""
+    fits = 0 <= rate < 1 and round(rate * _LEVELS) < _LEVELS
+    require(fits, field, rate, f"give a number in [0, {1 - 1 / _LEVELS:.6f}]")
+    return rate
 
 
 def _scaled(x: jax.Array, keep: jax.Array, share: float) -> jax.Array:

@@ -4,7 +4,7 @@ from ._backends import (
     make_eval_step as make_eval_step,
     make_train_step as make_train_step,
 )
-from ._clip import GradientClip as GradientClip
+from ._clip import CLIP_STAGES as CLIP_STAGES, GradientClip as GradientClip
 from ._compiled import Step as Step
 from ._loss_form import mean_and_weight as mean_and_weight
 from ._mesh import (
@@ -20,7 +20,7 @@ from ._mesh import (
     replicated_sharding as replicated_sharding,
     torus_grid as torus_grid,
 )
-from ._options import StepOptions as StepOptions
+from ._options import BACKENDS as BACKENDS, StepOptions as StepOptions
 from ._parts import (
     leaf_as_rows as leaf_as_rows,
     leaf_from_rows as leaf_from_rows,

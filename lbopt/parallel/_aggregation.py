@@ -11,15 +11,13 @@ of a slice send the same message.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lbopt import tree, types
+from lbopt import errors, tree, types
 from lbopt.aggregators import (
     Aggregated,
     Aggregator,
@@ -39,9 +37,6 @@ from lbopt.parallel._state import TrainState
 
 REPLICA_AXIS = "replica"
 WITHIN_AXIS = "within"
-
-_ITS_SURROUNDINGS = ("opt_state", "tx")
-"""Fields of errors of an aggregator that does not go with the optimizer."""
 
 
 class Aggregation:
@@ -79,11 +74,8 @@ class Aggregation:
         require(alone, field, replicas_per_device, fix, code="conflict")
         devices = 1 if mesh is None else mesh.size
         self.num_replicas = devices * self.replicas_per_device // self._within
-        try:
+        with errors.about(field, replicas_per_device, code="mismatch"):
             aggregator.check_replicas(self.num_replicas)
-        except UserError as error:
-            reason = error.reason
-            raise UserError(field, replicas_per_device, reason, code="mismatch") from error
         self._mesh = None if mesh is None else _two_axes(mesh, self._within)
         self._in_parts = self._within > 1 and aggregator.takes_parts
         self._pmapped_on = mesh if pmapped else None
@@ -99,12 +91,12 @@ class Aggregation:
         Raises:
           UserError: If the aggregator does not fit the parameters.
         """
-        with self._refusing():
-            return self.aggregator.first_state(self._parts_of(params), self.num_replicas)
+        return self.aggregator.first_state(self._parts_of(params), self.num_replicas)
 
     def check(self, state: TrainState) -> None:
         """Raise `UserError` unless the state and the optimizer fit this aggregator."""
-        with self._refusing():
+        about = errors.about("aggregator", self.aggregator, code="conflict")
+        with about, errors.under("", opt_state="aggregator", tx="aggregator"):
             self.aggregator.check_chain(state.opt_state, state.params)
             if self.aggregator.needs_second_moment:
                 second_moment_of(state.opt_state)
@@ -121,21 +113,6 @@ class Aggregation:
                 reason = f"it has shape {jnp.shape(there)}, {self.num_replicas} replicas need "
                 reason += f"{needed.shape}; use lbopt.aggregators.rebuilt_state for another number"
                 raise UserError(f"aggregator_state/{name}", reason=reason, code="mismatch")
-
-    @contextlib.contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """Name the aggregator in its errors about the replicas and the optimizer."""
-        try:
-            yield
-        except UserError as error:
-            if error.field not in _ITS_SURROUNDINGS:
-                raise
-            raise self._conflict(error.reason) from error
-        except ValueError as error:
-            raise self._conflict(str(error)) from error
-
-    def _conflict(self, reason: str) -> UserError:
-        return UserError("aggregator", self.aggregator, reason, code="conflict")
 
     def warn(self, params: types.Params) -> None:
         """Warn if more is sent than a plain mean would send."""

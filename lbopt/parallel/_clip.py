@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from lbopt import _scalars, types
-from lbopt.errors import require, require_choice
+from lbopt.errors import require_choice
 from lbopt.parallel._gradients import Gradients, MicrobatchFn, MicrobatchSquares
-from lbopt.transforms import global_norm, scale_to_norm
+from lbopt.transforms import clip_by_global_norm, global_norm
 
-STAGES = ("replica", "mean", "accumulated")
+CLIP_STAGES = ("replica", "mean", "accumulated")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +33,8 @@ class GradientClip:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_norm", _scalars.known(self.max_norm))
-        number = isinstance(self.max_norm, numbers.Real)
-        fix = "give a finite number > 0, or leave the clip out"
-        require(number and 0 < self.max_norm < math.inf, "max_norm", self.max_norm, fix)
-        require_choice("stage", self.stage, STAGES)
+        clip_by_global_norm(self.max_norm)  # checks the norm
+        require_choice("stage", self.stage, CLIP_STAGES)
 
 
 def clip_at(
@@ -51,9 +47,9 @@ def clip_at(
     """
     if clip is None or clip.stage != stage:
         return grads, {}
-    norm = global_norm(grads)
-    metrics = {f"gradient_norm/{stage}": (norm.astype(jnp.float32), jnp.ones(()))}
-    return scale_to_norm(grads, norm, clip.max_norm), metrics
+    tx = clip_by_global_norm(clip.max_norm)
+    clipped, state = tx.update(grads, tx.init(grads))
+    return clipped, {f"gradient_norm/{stage}": (state.global_norm, jnp.ones(()))}
 
 
 def treat_microbatch(

@@ -5,9 +5,15 @@ from ._build import (
     check_batch_fits as check_batch_fits,
     with_averaged_params as with_averaged_params,
 )
+from ._classification import check_pairs as check_pairs
 from ._initial import TEXT_NORMALIZATION_KEY as TEXT_NORMALIZATION_KEY
 from ._language_model import CARRY as CARRY
 from ._networks import make_network as make_network
 from ._patterns import check_patterns as check_patterns
-from ._problem import Problem as Problem, check_batch as check_batch, make_problem as make_problem
+from ._problem import (
+    Problem as Problem,
+    check_batch as check_batch,
+    check_size as check_size,
+    make_problem as make_problem,
+)
 from ._step import make_step as make_step

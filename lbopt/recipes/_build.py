@@ -179,9 +179,7 @@ def check_batch_fits(config: TrainConfig, problem: _problem.Problem, mesh: Mesh)
     """Check the batch against data, devices and batch norm, and the names of metrics."""
     size = config.global_batch_size
     parts = config.parallel.num_microsteps
-    examples = len(problem.splits.train)
-    fix = f"the training set has {examples} examples; use at most that"
-    require(size <= examples, "global_batch_size", size, fix, code="mismatch")
+    _problem.check_size(problem, size)
     rows = config.aggregator.replicas_per_device
     check_divisible(size, mesh, parts, rows)
     _problem.check_batch(

@@ -46,7 +46,7 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
         labels = batch["label"]
         weights = None
         if loss.mixup_alpha:
-            with errors.under("", alpha="loss.mixup_alpha"):
+            with errors.about("loss.mixup_alpha", loss.mixup_alpha):
                 key = jax.random.fold_in(rng, _MIXUP)
                 weights = mixup_weights(key, len(labels), loss.mixup_alpha)
             images = mixed(images, weights)
@@ -95,6 +95,12 @@ def mixed(images: jax.Array, weights: jax.Array) -> jax.Array:
     return weights * images + (1 - weights) * swapped(images)
 
 
+def check_pairs(num_examples: int) -> None:
+    """Raise `UserError` unless every example has a neighbour that mixup mixes it with."""
+    fix = "mixup mixes pairs of examples; give each device an even number"
+    require(num_examples % 2 == 0, "num_examples", num_examples, fix)
+
+
 def mixup_weights(key: jax.Array, num_examples: int, alpha: float) -> jax.Array:
     """Return the weights of mixup [num_examples], fp32.
 
@@ -103,10 +109,7 @@ def mixup_weights(key: jax.Array, num_examples: int, alpha: float) -> jax.Array:
     Raises:
       UserError: If the number of examples is odd.
     """
-    fix = (
-        f"it mixes pairs, and {num_examples} examples are no pairs; give each device an even number"
-    )
-    require(num_examples % 2 == 0, "alpha", alpha, fix)
+    check_pairs(num_examples)
     pairs = replicas.example_numbers(num_examples)[::2]
     keys = jax.vmap(lambda pair: jax.random.fold_in(key, pair))(pairs)
     drawn = jax.vmap(lambda one: jax.random.beta(one, alpha, alpha))(keys)

@@ -13,7 +13,7 @@ from typing import Any, NotRequired, TypedDict
 import jax
 import numpy as np
 
-from lbopt import _typed_json, tree, types
+from lbopt import _typed_json, errors, tree, types
 from lbopt.config import ModelConfig, TrainConfig, naming
 from lbopt.data.text import (
     VOCABULARY_FILE,
@@ -24,7 +24,7 @@ from lbopt.data.text import (
     read_vocabulary,
     stated_normalization,
 )
-from lbopt.errors import EnvironmentProblem, LboptError, UserError, brief, require
+from lbopt.errors import EnvironmentProblem, UserError, brief, require
 from lbopt.interchange import (
     load_huggingface,
     load_safetensors,
@@ -270,19 +270,11 @@ def _activation(model: str, place: str) -> str | None:
         raise UserError("init_from", place, fix, code="damaged") from error
 
 
-_OURS = ("init_from", "--workdir")
-
-
 @contextlib.contextmanager
 def _naming(place: str) -> Iterator[None]:
     """Let errors about a workdir, a file or a folder name `init_from`."""
-    try:
+    with errors.about("init_from", place), errors.under("", workdir="init_from"):
         yield
-    except LboptError as error:
-        known = error.field in _OURS
-        reason = error.reason if known else str(error)
-        also = error.also if known else {}
-        raise type(error)("init_from", place, reason, code=error.code, also=also) from error
 
 
 def merged(

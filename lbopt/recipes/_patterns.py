@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lbopt import errors
 from lbopt.config import TrainConfig, check_masks, scaled_modules
-from lbopt.errors import UserError
 from lbopt.recipes._problem import Problem
 from lbopt.transforms import resolve_labels
 
@@ -14,8 +14,7 @@ def check_patterns(config: TrainConfig, problem: Problem) -> None:
     labels = scaled_modules(config.aggregator)
     if labels is None:
         return
-    try:
+    place = "aggregator.modules"
+    modules = config.aggregator.modules
+    with errors.about(place, modules, code="mismatch"), errors.under("", labels=place):
         resolve_labels(labels, problem.params)
-    except UserError as error:
-        modules = config.aggregator.modules
-        raise UserError("aggregator.modules", modules, error.reason, code="mismatch") from error

@@ -142,6 +142,14 @@ def _with_l2(plain: types.LossFn, weight: float) -> types.LossFn:
     return loss_fn
 
 
+def check_size(problem: Problem, global_batch_size: int) -> None:
+    """Raise `UserError` if a batch has more examples than the training set."""
+    examples = len(problem.splits.train)
+    fix = f"the training set has {examples} examples; use at most that"
+    fits = global_batch_size <= examples
+    require(fits, "global_batch_size", global_batch_size, fix, code="mismatch")
+
+
 def check_batch(model: ModelConfig, here: Replicas, num_examples: int) -> None:
     """Raise `UserError` if folds or batch norm's groups do not fit the replicas or a microstep."""
     if model.name not in BATCH_NORMED:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from lbopt import errors
 from lbopt.config import (
     Arm,
     ResolvedSchedule,
@@ -19,9 +20,16 @@ from lbopt.config import (
     resolve_schedule,
     step_options,
 )
-from lbopt.errors import UserError, require, require_choice
+from lbopt.errors import require, require_choice
 from lbopt.parallel import on_one_device
-from lbopt.recipes import Problem, check_batch, check_patterns, make_problem
+from lbopt.recipes import (
+    Problem,
+    check_batch,
+    check_pairs,
+    check_patterns,
+    check_size,
+    make_problem,
+)
 from lbopt.replicas import Replicas
 from lbopt.schedules import Units
 from lbopt.sweep.search import Factors, Proposal, search_cost
@@ -223,26 +231,17 @@ def _check_microsteps(cell: Cell) -> None:
     options = step_options(cell.train, cell.problem.stacked)
     with naming_step():
         on_one_device(options.reduction)  # an aggregator may ask for an even number of replicas
-
-    # The noise scale needs gradients of two slices of the batch at least.
-    slices = microsteps * replicas
-    measured = cell.train.optimizer.track_noise_scale
-    fix = f"batch {size} is not split; accumulate 2 or more microsteps"
-    place = "optimizer.track_noise_scale"
-    require(not measured or slices > 1, place, measured, fix, code="conflict")
-    check_batch(cell.train.model, Replicas(rows=replicas), size // slices)
+        options.check_parts(replicas)
+    check_batch(cell.train.model, Replicas(rows=replicas), size // (microsteps * replicas))
 
 
 def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
     """Check batch sizes, probes and metrics of an arm against its problem."""
     train = config.arm_train(index)
     sizes = config.global_batch_sizes
-    examples = len(problem.splits.train)
-    fix = (
-        f"the training set of arm {config.arms[index].name!r} has {examples} examples; use at "
-        "most that"
-    )
-    require(sizes[-1] <= examples, "config.global_batch_sizes", sizes, fix, code="mismatch")
+    in_arm = errors.under(f"in arm {config.arms[index].name!r}, ")
+    with errors.about("config.global_batch_sizes", sizes), in_arm:
+        check_size(problem, sizes[-1])
 
     check_patterns(train, problem)
     _check_probes(config, train, problem)
@@ -265,20 +264,19 @@ def _check_probes(config: SweepConfig, train: TrainConfig, problem: Problem) -> 
     measure = config.measure
     if not measure.num_probes:
         return
-    examples = len(problem.splits.train)
-    size = measure.probe_part_size
     modules = measure.phi_modules
     if modules:
-        try:
+        place = "config.measure.phi_modules"
+        with errors.about(place, modules, code="mismatch"), errors.under("", labels=place):
             resolve_labels(dict(modules), problem.params)
-        except ValueError as error:
-            place = "config.measure.phi_modules"
-            raise UserError(place, modules, f"{error}", code="mismatch") from error
+
+    size = measure.probe_part_size
     place = "config.measure.probe_part_size"
-    fix = f"the training set has {examples} examples; use at most that in all slices"
-    require(measure.probe_parts * size <= examples, place, size, fix, code="mismatch")
-    mixes = train.loss.mixup_alpha and size % 2
-    require(not mixes, place, size, "mixup mixes pairs; give an even number", code="conflict")
+    with errors.about(place, size):
+        check_size(problem, measure.probe_parts * size)
+    if train.loss.mixup_alpha:
+        with errors.about(place, size, "num_examples", code="conflict"):
+            check_pairs(size)
     check_batch(train.model, Replicas(), size)
 
 

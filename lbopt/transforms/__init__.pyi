@@ -5,7 +5,6 @@ from ._arguments import (
 from ._clipping import (
     clip_by_global_norm as clip_by_global_norm,
     global_norm as global_norm,
-    scale_to_norm as scale_to_norm,
 )
 from ._describe import describe as describe
 from ._ema import (
@@ -25,6 +24,7 @@ from ._module_scale import (
     Labels as Labels,
     ModuleOf as ModuleOf,
     ModuleScaleState as ModuleScaleState,
+    module_patterns as module_patterns,
     resolve_labels as resolve_labels,
     scale_by_agvm as scale_by_agvm,
 )

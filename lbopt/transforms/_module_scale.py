@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import tree, types
-from lbopt.errors import UserError
+from lbopt import errors, tree, types
+from lbopt.errors import UserError, require
 from lbopt.transforms import _arguments, _per_path
 
 Labels = types.PyTree | Mapping[str, str] | Callable[[types.Params], types.PyTree]
@@ -67,6 +67,22 @@ class ModuleOf:
                     "the same labels"
                 )
                 raise UserError(f"labels/{name}", module, fix, code="mismatch")
+
+
+def module_patterns(modules: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return (name, regular expression) of each module as `Labels`: name -> expression.
+
+    Raises:
+      UserError: Naming `modules`, if there is none, two have one name, or an expression is none.
+    """
+    modules = tuple(modules)
+    fix = "name the modules of the model, for instance (('head', '^head/'), ('body', ''))"
+    require(len(modules) > 0, "modules", modules, fix, code="missing")
+    found = dict(modules)
+    require(len(found) == len(modules), "modules", modules, "give each module a name of its own")
+    with errors.about("modules", modules):
+        tree.check_patterns(tuple(found.values()))
+    return found
 
 
 def resolve_labels(labels: Labels, params: types.Params) -> types.PyTree:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import replicas, tree, types
-from lbopt.aggregators import phi, phi_layers, phi_modules, square_norm
+from lbopt.aggregators import phi, phi_layers, phi_modules, require_halves, square_norm
 from lbopt.errors import require
 from lbopt.parallel import mean_and_weight
 from lbopt.transforms import estimate_noise, resolve_labels
@@ -88,8 +88,7 @@ def make_probe(
         divide the batch.
       ValueError: From the function, if a parameter has no module or a module no parameter.
     """
-    fix = "give an even number >= 2, for two halves"
-    require(num_parts >= 2 and num_parts % 2 == 0, "num_parts", num_parts, fix)
+    require_halves("num_parts", num_parts)
 
     def probe(
         params: types.Params, model_state: types.ModelState, batch: types.Batch, key: jax.Array

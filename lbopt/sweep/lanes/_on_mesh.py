@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lbopt import tree
+from lbopt import errors, tree
 from lbopt.config import SweepConfig, TrainConfig, naming
 from lbopt.data import DAMAGED, Dataset, Reading, TrainBatches, example_indices, train_iterator
-from lbopt.errors import UserError
 from lbopt.job import beat
 from lbopt.parallel import TrainState, local_parts, put_batch, put_replicated
 from lbopt.recipes import (
@@ -95,13 +94,10 @@ def check_cells(cells: list[Cell]) -> None:
       UserError: Naming `config.global_batch_sizes`, with the arm and the field in conflict.
     """
     for cell in cells:
-        try:
-            with naming("config.train", TrainConfig):
-                check_batch_fits(cell.train, cell.problem, build_mesh(cell.train.parallel))
-        except UserError as error:
-            reason = f"in arm {cell.arm.name!r}, {error}"
-            place = "config.global_batch_sizes"
-            raise UserError(place, cell.global_batch_size, reason, code=error.code) from error
+        place = errors.about("config.global_batch_sizes", cell.global_batch_size)
+        in_arm = errors.under(f"in arm {cell.arm.name!r}, ")
+        with place, in_arm, naming("config.train", TrainConfig):
+            check_batch_fits(cell.train, cell.problem, build_mesh(cell.train.parallel))
 
 
 class MeshSession:
