@@ -208,7 +208,8 @@ class Tests:
         """Return the first test that fails among those of a selection, None if all pass."""
         waiting = self.tests_of(module, line)
         for stage in STAGES:
-            now, waiting = waiting[:stage], waiting[stage:] if stage else []
+            now = waiting[:stage]
+            waiting = waiting[stage:] if stage else []
             if not now:
                 return None
             deselected = [f"--deselect={test}" for test in sorted(self.unsound)]

@@ -58,7 +58,8 @@ def pytest_collection_modifyitems(config, items):
         everyday = item.get_closest_marker("everyday")
         if everyday is None:
             continue
-        function, case = (item.path, item.originalname), item.callspec.id
+        function = (item.path, item.originalname)
+        case = item.callspec.id
         if function not in unknown:
             unknown[function] = set(everyday.args)
         named = {name for name in everyday.args if fnmatch.fnmatchcase(case, name)}

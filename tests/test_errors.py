@@ -22,7 +22,8 @@ def nested(contexts):
 
 def test_prefixes_nest_and_renamed_fields_keep_what_comes_after_the_dot():
     error = UserError("group.0", 3, "with {size}, use less", also=["size"], code="conflict")
-    inner, outer = errors.under("aggregator", group="over"), errors.under("config")
+    inner = errors.under("aggregator", group="over")
+    outer = errors.under("config")
     found = raised(outer, inner, error=error)
     assert found.field == "config.over.0"
     assert str(found) == "config.over.0 = 3: with config.aggregator.size, use less"

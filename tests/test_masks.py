@@ -556,7 +556,8 @@ def of_pytorch(module, name):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_roles_of_hugging_faces_pytorch_names(family):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(family)
     for depth in (
         "num_hidden_layers",
@@ -570,11 +571,13 @@ def test_roles_of_hugging_faces_pytorch_names(family):
             setattr(config, depth, 1)
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(config)
-    expected, shapes = {}, {}
+    expected = {}
+    shapes = {}
     for path, module in model.named_modules():
         for name, leaf in module.named_parameters(recurse=False):
             full = f"{path}.{name}".lstrip(".").replace(".", "/")
-            shapes[full], expected[full] = tuple(leaf.shape), of_pytorch(module, name)
+            shapes[full] = tuple(leaf.shape)
+            expected[full] = of_pytorch(module, name)
     stacks_of_two = {name: (2, *shape) for name, shape in shapes.items()}
     for names in (shapes, stacks_of_two):
         roles = role_names(names)
@@ -652,10 +655,13 @@ def module(name, *fields):
 
 
 def test_roles_of_module_objects_come_from_their_classes():
-    layer_norm, linear = module("LayerNorm", "weight"), module("Linear", "weight", "bias")
-    weight_norm, net = module("WeightNorm", "layer", "g"), module("Net", "layers", "norm", "gain")
+    layer_norm = module("LayerNorm", "weight")
+    linear = module("Linear", "weight", "bias")
+    weight_norm = module("WeightNorm", "layer", "g")
+    net = module("Net", "layers", "norm", "gain")
     box = module("Box", "value")
-    matrix, vector = np.zeros((2, 3)), np.zeros(3)
+    matrix = np.zeros((2, 3))
+    vector = np.zeros(3)
     params = net(
         [
             layer_norm(matrix),

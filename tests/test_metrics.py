@@ -41,7 +41,8 @@ def test_cross_entropy(smoothing, examples):
 
 def test_label_smoothing_is_zero_by_default_and_changes_the_loss(examples):
     logits, labels = examples
-    plain, smooth = reference_losses(logits, labels, 0.0), reference_losses(logits, labels, 0.1)
+    plain = reference_losses(logits, labels, 0.0)
+    smooth = reference_losses(logits, labels, 0.1)
     assert np.abs(plain - smooth).max() > 0.1
     np.testing.assert_allclose(
         losses.softmax_cross_entropy(jnp.asarray(logits), labels), plain, rtol=2e-6, atol=1e-6

@@ -53,7 +53,8 @@ def run(params):
         rows = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
         if mesh is not None:
             state = state._replace(local=jax.device_put(state.local, rows))
-        updates, aux = [], {}
+        updates = []
+        aux = {}
         for step, one in enumerate(grads):
             one = one if mesh is None else jax.device_put(one, rows)
             extra = {} if second_moments is None else {"second_moment": second_moments[step]}

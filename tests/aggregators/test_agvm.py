@@ -22,7 +22,10 @@ OPTIONS = {
     "alpha": 0.9,
 }  # the first measurement is at step 25, as in the hook
 STEPS = 200
-RATE, B1, B2, EPS = 0.05, 0.9, 0.99, 1e-8
+RATE = 0.05
+B1 = 0.9
+B2 = 0.99
+EPS = 1e-8
 
 
 def hook(grads, adam):
@@ -30,10 +33,13 @@ def hook(grads, adam):
 
     Return the parameters of every step, the factors, and the measured quotients.
     """
-    names, replicas = list(grads[0]), len(next(iter(grads[0].values())))
+    names = list(grads[0])
+    replicas = len(next(iter(grads[0].values())))
     weights = {name: np.zeros(grads[0][name].shape[1]) for name in names}
     first, second = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
-    scale, visited, quotients = dict.fromkeys(names, 1.0), [], []
+    scale = dict.fromkeys(names, 1.0)
+    visited = []
+    quotients = []
     for step, rows in enumerate(grads):
         active = OPTIONS["start"] <= step <= OPTIONS["stop"]
         if active and step % OPTIONS["interval"] == 0:
@@ -95,7 +101,8 @@ def test_equals_the_published_hook_over_200_steps(adam, noisy):
     base = optax.adam(RATE, B1, B2, EPS) if adam else optax.sgd(RATE)
     tx = lbopt.aggregate(aggregator, optax.chain(base, lbopt.scale_by_agvm(labels)), 8)
     params = {"body": jnp.zeros(30), "head": jnp.zeros(20)}
-    state, update = tx.init(params), jax.jit(tx.update)
+    state = tx.init(params)
+    update = jax.jit(tx.update)
     for step, rows in enumerate(noisy):
         updates, state = update(rows, state, params)
         params = optax.apply_updates(params, updates)
@@ -111,7 +118,8 @@ def test_equals_the_published_hook_over_200_steps(adam, noisy):
 
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 3.0])
 def test_phi_of_gaussian_gradients_is_known(sigma):
-    size, replicas = 200_000, 8
+    size = 200_000
+    replicas = 8
     rng = np.random.default_rng(1)
     signal = rng.normal(size=size)
     rows = {"w": (signal + sigma * rng.normal(size=(replicas, size))).astype(np.float32)}
@@ -167,7 +175,9 @@ def test_without_a_change_of_scale_it_is_the_base_optimizer_bit_for_bit(
     plain = base(0.1)
 
     def end(tx, steps):
-        params, state, update = start, tx.init(start), jax.jit(tx.update)
+        params = start
+        state = tx.init(start)
+        update = jax.jit(tx.update)
         for one in steps:
             updates, state = update(one, state, params)
             params = optax.apply_updates(params, updates)
@@ -183,7 +193,8 @@ def test_a_steady_difference_saturates_at_the_bound():
     labels = {"body": "body", "head": "head"}
     tx = as_optax(lbopt.agvm(labels, "body", interval=1, start=0), 8)
     params = {"body": jnp.zeros(200), "head": jnp.zeros(200)}
-    state, update = tx.init(params), jax.jit(tx.update)
+    state = tx.init(params)
+    update = jax.jit(tx.update)
     for _ in range(300):
         shared = rng.normal(size=200)
         rows = {
@@ -201,7 +212,8 @@ def test_eps_is_added_to_both_sides_inside_the_bounds(clip, quotient):
         name: np.array([[1, 0], [np.cos(angle), np.sin(angle)]], np.float32)
         for name, angle in (("body", 2e-3), ("head", 2e-3 / np.sqrt(2)))
     }
-    labels, params = {"body": "body", "head": "head"}, {"body": jnp.zeros(2), "head": jnp.zeros(2)}
+    labels = {"body": "body", "head": "head"}
+    params = {"body": jnp.zeros(2), "head": jnp.zeros(2)}
     tx = as_optax(lbopt.agvm(labels, "body", 1, 0, alpha=0.0, clip=clip), 2)
     (_, aux), _ = tx.update(rows, tx.init(params), params)
     assert float(aux["agvm_scale"]["head"]) == pytest.approx(np.sqrt(quotient), rel=1e-3)
@@ -229,11 +241,9 @@ def test_before_a_trust_ratio_the_scale_has_no_effect(gradients):
         "agvm_phi": dict.fromkeys(LABELS, jnp.float32(0.1)),
     }
     ratio = lambda: lbopt.scale_by_layerwise_trust_ratio(trust_ratio_mask=None)  # noqa: E731
-    before, after, none = (
-        chained(lbopt.scale_by_agvm(LABELS), ratio()),
-        chained(ratio(), lbopt.scale_by_agvm(LABELS)),
-        ratio(),
-    )
+    before = chained(lbopt.scale_by_agvm(LABELS), ratio())
+    after = chained(ratio(), lbopt.scale_by_agvm(LABELS))
+    none = ratio()
 
     def updates(tx):
         tx = optax.with_extra_args_support(tx)

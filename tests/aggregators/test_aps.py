@@ -18,7 +18,9 @@ def updates_of(aggregator, grads, steps):
     """Return the updates of some steps with the same gradients."""
     tx = as_optax(aggregator, REPLICAS)
     params = jax.tree.map(lambda g: g[0], grads)
-    state, update, found = tx.init(params), jax.jit(tx.update), []
+    state = tx.init(params)
+    update = jax.jit(tx.update)
+    found = []
     for _ in range(steps):
         (updates, _), state = update(grads, state, params)
         found.append(updates)
@@ -86,10 +88,8 @@ def test_with_all_bits_it_is_the_sum(grads):
 @pytest.mark.parametrize("accumulate", ["fp32", "same", "kahan"])
 def test_powers_of_two_do_not_matter(accumulate, grads):
     aggregator = lbopt.aps(4, 3, accumulate)
-    once, larger = (
-        summed(aggregator, grads),
-        summed(aggregator, jax.tree.map(lambda g: g * np.float32(2**20), grads)),
-    )
+    once = summed(aggregator, grads)
+    larger = summed(aggregator, jax.tree.map(lambda g: g * np.float32(2**20), grads))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a * np.float32(2**20), b), once, larger)
 
 

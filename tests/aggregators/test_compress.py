@@ -139,7 +139,8 @@ def test_message_bytes_are_those_of_its_arrays(compressor, shape):
 
 
 def test_break_even_of_topk_is_at_one_over_the_replicas():
-    n, replicas = 1_000_000, 64
+    n = 1_000_000
+    replicas = 64
     ring = 2 * 4 * n * (replicas - 1) / replicas
     assert (
         _compress.topk(0.99 / replicas).wire_bytes([n], replicas)
@@ -159,7 +160,9 @@ def test_randk_wins_on_any_number_of_replicas():
 
 
 def test_cast_sends_pieces_sums_and_the_largest_number_of_each_vector():
-    pieces, sums, largest = 300 * 7 / 8, 4 * 300 * 7 / 8, 2 * 4 * 2 * 7 / 8
+    pieces = 300 * 7 / 8
+    sums = 4 * 300 * 7 / 8
+    largest = 2 * 4 * 2 * 7 / 8
     assert _compress.cast(5, 2).wire_bytes([100, 200], 8) == pieces + sums + largest
 
 

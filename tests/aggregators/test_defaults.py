@@ -60,6 +60,7 @@ def test_defaults_are_the_published_ones(function):
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_the_config_has_the_same(function, fields):
-    config, found = AggregatorConfig(), defaults(function)
+    config = AggregatorConfig()
+    found = defaults(function)
     for name, field in fields.items():
         assert getattr(config, field or name) == found[name], name

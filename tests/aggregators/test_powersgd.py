@@ -20,7 +20,8 @@ def by_hand(grads, left, right):
     The order is that of epfml/powersgd: float64, QR, separate errors.
     """
     factors = {"left": left.astype(np.float64), "right": right.astype(np.float64)}
-    errors, updates = np.zeros(grads[0].shape), []
+    errors = np.zeros(grads[0].shape)
+    updates = []
     for step, rows in enumerate(grads):
         matrices = rows.astype(np.float64) + errors
         seen = matrices if step % 2 == 0 else matrices.transpose(0, 2, 1)
@@ -49,7 +50,8 @@ def test_equals_the_published_code(devices, gradients, params, run):
         rows = [one[module][kind] for one in grads]
         got = [one[module][kind] for one in ours]
         if kind == "bias":
-            wanted, errors = [row.mean(0) for row in rows], None
+            wanted = [row.mean(0) for row in rows]
+            errors = None
         else:
             wanted, errors = by_hand(
                 rows, np.asarray(first.left[leaf])[0], np.asarray(first.right[leaf])[0]
@@ -92,7 +94,8 @@ def test_a_gradient_of_low_rank_is_exact_after_one_sweep(run, params, largest_ga
         ).astype(np.float32),
         params,
     )
-    aggregator, mean = lbopt.powersgd(2, start=0), jax.tree.map(lambda g: g.mean(0), rows)
+    aggregator = lbopt.powersgd(2, start=0)
+    mean = jax.tree.map(lambda g: g.mean(0), rows)
     one, _, after_one = run(aggregator, [rows])
     assert largest_gap(one[0], mean) > 0.1
     # A sweep is a step on each side. The second step also sends the remainder of the first, so that

@@ -44,7 +44,8 @@ def behind(name):
 @pytest.mark.parametrize("name", ALL)
 def test_one_device_and_four_agree(name, gradients, run, largest_gap):
     grads = gradients(4)
-    alone, spread = run(ALL[name], grads, 1), run(ALL[name], grads, 4)
+    alone = run(ALL[name], grads, 1)
+    spread = run(ALL[name], grads, 4)
     assert largest_gap(alone[0], spread[0]) < 2e-6
     assert largest_gap(alone[2], spread[2]) < 5e-6
 
@@ -67,11 +68,13 @@ def test_gradients_of_1e20_and_of_1e_minus_25_are_what_their_multiples_are(
     """Scaling by a power of two changes no digit, and no square leaves the range of fp32."""
     if name == "powersgd":
         monkeypatch.setattr(jnp.linalg, "qr", squaring_qr)
-    tx, grads = _protocol.as_optax(ALL[name], 8), gradients(3)
+    tx = _protocol.as_optax(ALL[name], 8)
+    grads = gradients(3)
     update = jax.jit(tx.update)
 
     def walk(factor):
-        state, moved = tx.init(params), []
+        state = tx.init(params)
+        moved = []
         for one in grads:
             (out, aux), state = update(
                 jax.tree.map(lambda x: x * np.float32(factor), one), state, params
@@ -104,7 +107,8 @@ RANKED = {
 @pytest.mark.parametrize("x64", [False, True], ids=["fp32", "x64"])
 @pytest.mark.parametrize("name", RANKED)
 def test_nothing_is_promoted_implicitly(name, x64, gradients, params):
-    tx, rows = _protocol.as_optax(RANKED[name], 8), gradients(1)[0]
+    tx = _protocol.as_optax(RANKED[name], 8)
+    rows = gradients(1)[0]
 
     def step(params, state, rows):
         return tx.update(rows, state, params, second_moment=params)
@@ -177,7 +181,8 @@ def test_with_and_without_the_module_of_optax(name, gradients, params, largest_g
     )
     found = []
     for tx in (ours, theirs):
-        weights, state = jax.tree.map(lambda p: p + 1.0, params), tx.init(params)
+        weights = jax.tree.map(lambda p: p + 1.0, params)
+        state = tx.init(params)
         update = jax.jit(tx.update)
         for one in gradients(2):
             updates, state = update(one, state, weights)
@@ -274,7 +279,8 @@ def test_replicas_have_to_fit_the_mesh():
 
 def test_gradients_have_to_be_rows(gradients, params):
     tx = lbopt.aggregate(_protocol.plain_mean(), optax.sgd(0.1), 8)
-    state, rows = tx.init(params), gradients(1)[0]
+    state = tx.init(params)
+    rows = gradients(1)[0]
     for wrong in (
         params,
         jax.tree.map(lambda g: g[:4], rows),
@@ -296,7 +302,8 @@ def test_gradients_have_to_be_rows(gradients, params):
 
 @pytest.mark.parametrize("name", ["agvm", "ef", "econtrol", "powersgd"])
 def test_a_state_without_its_type_or_of_others_is_refused(name, gradients, params):
-    tx, rows = _protocol.as_optax(ALL[name], 8), gradients(1)[0]
+    tx = _protocol.as_optax(ALL[name], 8)
+    rows = gradients(1)[0]
     with refused("opt_state", code="type"):
         tx.update(rows, tx.init(params)._asdict(), params)
     if name != "agvm":  # agvm remembers nothing per replica or parameter
@@ -328,7 +335,8 @@ def test_what_the_optimizer_skips_leaves_nothing_behind(name, gradients, params)
     spike = jax.tree.map(lambda g: 1000 * g, grads[6])
 
     def end(steps):
-        weights, state = params, tx.init(params)
+        weights = params
+        state = tx.init(params)
         for rows in steps:
             updates, state = update(rows, state, weights)
             weights = optax.apply_updates(weights, updates)
@@ -344,7 +352,8 @@ def test_what_the_optimizer_skips_leaves_nothing_behind(name, gradients, params)
 
 def test_what_optax_skips_leaves_nothing_behind(gradients, params):
     tx = lbopt.aggregate(lbopt.ef(topk(0.2)), optax.apply_if_finite(optax.sgd(0.1), 3), 8)
-    update, (first, second) = jax.jit(tx.update), gradients(2)
+    update = jax.jit(tx.update)
+    (first, second) = gradients(2)
     _, plain = update(first, tx.init(params), params)
     _, after = update(jax.tree.map(lambda g: jnp.nan * g, second), plain, params)
     assert int(after[1].total_notfinite) == 1
@@ -359,7 +368,8 @@ def test_updates_that_only_wait_are_remembered(gradients, params):
     )
     grads = gradients(8)
     grads[5] = jax.tree.map(lambda g: 1000 * g, grads[5])
-    state, counts = tx.init(params), []
+    state = tx.init(params)
+    counts = []
     for rows in grads:
         _, state = jax.jit(tx.update)(rows, state, params)
         counts.append(int(state[0].shared))

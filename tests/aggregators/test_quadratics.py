@@ -13,7 +13,11 @@ import pytest
 import lbopt
 from lbopt.aggregators import _protocol, topk
 
-REPLICAS, SIZE, RATE, STEPS, LAST = 8, 40, 0.003, 12_000, 3_000
+REPLICAS = 8
+SIZE = 40
+RATE = 0.003
+STEPS = 12_000
+LAST = 3_000
 NOISES = (0.0, 5.0)
 
 
@@ -40,7 +44,8 @@ ROWS = {
 def distances(name):
     """Return the mean squared distance from the minimum over the last steps, for each noise."""
     rng = np.random.default_rng(0)
-    curvature, minima = rng.uniform(0.5, 2, (REPLICAS, SIZE)), 3 * rng.normal(size=(REPLICAS, SIZE))
+    curvature = rng.uniform(0.5, 2, (REPLICAS, SIZE))
+    minima = 3 * rng.normal(size=(REPLICAS, SIZE))
     goal = (curvature * minima).sum(0) / curvature.sum(0)
     tx = _protocol.aggregate(ROWS[name], optax.sgd(RATE), REPLICAS)
 

@@ -28,7 +28,8 @@ def bits(x):
 
 def same(ours, theirs):
     """Compare bit for bit; any NaN equals any other."""
-    ours, theirs = np.asarray(ours, np.float32), np.asarray(theirs, np.float32)
+    ours = np.asarray(ours, np.float32)
+    theirs = np.asarray(theirs, np.float32)
     return np.array_equal(np.isnan(ours), np.isnan(theirs)) and np.array_equal(
         bits(ours)[~np.isnan(ours)], bits(theirs)[~np.isnan(theirs)]
     )

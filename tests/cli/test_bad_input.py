@@ -7,7 +7,8 @@ import pytest
 
 from lbopt.cli import _sweep, _train
 
-DIGITS, LIMIT = "digits_cnn.py:lamb-256", "sweeps/digits_limit.py:smoke"
+DIGITS = "digits_cnn.py:lamb-256"
+LIMIT = "sweeps/digits_limit.py:smoke"
 
 
 def train(*overrides, config=DIGITS):

@@ -5,8 +5,10 @@ import pytest
 
 from lbopt.cli import _sweep, _train
 
-RESNET, EFFICIENTNET = "digits_resnet.py:lamb-256", "digits_efficientnet.py:lamb-256"
-BERT, LSTM = "pydoc_bert.py:lamb-256", "pydoc_lstm.py:lamb-256"
+RESNET = "digits_resnet.py:lamb-256"
+EFFICIENTNET = "digits_efficientnet.py:lamb-256"
+BERT = "pydoc_bert.py:lamb-256"
+LSTM = "pydoc_lstm.py:lamb-256"
 
 # Name: the config, the fields that are changed, and what the message must contain.
 CASES = {

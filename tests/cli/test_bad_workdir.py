@@ -82,7 +82,8 @@ def test_a_study_whose_candidates_were_drawn_by_another_version(refused, study):
     flags, folder = study
     file = folder / "config.json"
     saved = json.loads(file.read_text())
-    saved["config"]["search"]["method"], saved["versions"]["scipy"] = "halton", "1.0.0"
+    saved["config"]["search"]["method"] = "halton"
+    saved["versions"]["scipy"] = "1.0.0"
     file.write_text(json.dumps(saved))
     err = refused(2, "sweep", *flags, "--config.search.method=halton", f"--workdir={folder}")
     assert "scipy is 1.0.0 there and " in err

@@ -118,9 +118,11 @@ def test_recipes_shows_a_row_in_full(lbopt, configs, row, command, workdir, show
     flag = configs / row
     code, out, err = lbopt("recipes", f"--config={flag}")
     assert (code, err) == (0, "")
-    found, name = {}, ""
+    found = {}
+    name = ""
     for line in out.splitlines():
-        label, text = line[:18].strip(), line[18:]
+        label = line[:18].strip()
+        text = line[18:]
         name = label or name
         found[name] = f"{found[name]} {text}" if name in found else text
     assert list(found) == FIELDS
@@ -279,7 +281,8 @@ def test_the_spaced_form_and_four_devices_by_pmap(lbopt, configs, trained, tmp_p
     assert code == 0, err
     assert "starting at step 0 of 16, global batch 128, 4 devices" in err
     assert out.splitlines()[-1] == str(tmp_path / "run" / "metrics.jsonl")
-    ours, theirs = metrics_of(tmp_path / "run"), metrics_of(trained)
+    ours = metrics_of(tmp_path / "run")
+    theirs = metrics_of(trained)
     assert ours.keys() == theirs.keys()
     for step, line in ours.items():
         assert line["train/learning_rate"] == theirs[step]["train/learning_rate"]

@@ -258,7 +258,8 @@ def test_refusals(case, lbopt, trained, started_resnet, tmp_path, fingerprint):
     newer = tmp_path / "newer"
     newer.mkdir()
     saved = json.loads((trained / "config.json").read_text())
-    saved["config"]["model"]["heads"], saved["versions"]["lbopt"] = 2, "9.9"
+    saved["config"]["model"]["heads"] = 2
+    saved["versions"]["lbopt"] = "9.9"
     (newer / "config.json").write_text(json.dumps(saved))
     places = {"run": trained, "resnet": started_resnet, "newer": newer, "new": tmp_path / "new"}
     before = fingerprint(tmp_path), fingerprint(trained)

@@ -252,7 +252,8 @@ def test_numbers_with_which_no_study_goes_on(field, value, study):
 def test_metrics(trained, tmp_path, report, versions, some):
     run = shutil.copytree(trained, tmp_path / "run")
     file = run / "metrics.jsonl"
-    before, line = file.read_text().splitlines()[:-1], json.loads(file.read_text().splitlines()[-1])
+    before = file.read_text().splitlines()[:-1]
+    line = json.loads(file.read_text().splitlines()[-1])
     line |= {"target/steps": 3, "target/seconds": 1.0}
     accepted = []
     for path, value, data in versions(line):

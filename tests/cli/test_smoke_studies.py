@@ -37,7 +37,8 @@ def test_a_smoke_row_goes_the_whole_way(study, configs, data_dir, tmp_path, caps
     """Each runs at the larger of its batch sizes, with one seed."""
     flag = f"{configs / 'sweeps' / study}.py:smoke"
     config = call_get_config(flag)
-    largest, seed = config.global_batch_sizes[-1], config.final_seeds[0]
+    largest = config.global_batch_sizes[-1]
+    seed = config.final_seeds[0]
     flags = [
         f"--config={flag}",
         f"--workdir={tmp_path / 'study'}",

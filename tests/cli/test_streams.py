@@ -55,7 +55,8 @@ def test_a_stream_that_does_not_block_loses_nothing():
     ]
     with subprocess.Popen(command, stdin=reader, stdout=subprocess.PIPE, text=True) as slow:
         os.close(reader)
-        raw, sent = _streams.Outliving(writer), 0
+        raw = _streams.Outliving(writer)
+        sent = 0
         while sent < len(text):
             sent += raw.write(text[sent:])
         os.close(writer)

@@ -13,7 +13,8 @@ def init_optimizer_state(workload, model_params, model_state, hyperparameters, r
             params, batch, model_state, mode, key, update_batch_norm=True
         )
         found = workload.loss_fn(batch["targets"], logits, batch.get("weights"))
-        total, number = found["summed"], found["n_valid_examples"]
+        total = found["summed"]
+        number = found["n_valid_examples"]
         return total / number, (model_state, {"loss": (total, number)})
 
     batch = get_batch_size("mnist")

@@ -60,8 +60,10 @@ def main(algoperf, workdir, *steps):
         from algoperf import jax_sharding_utils
         from algoperf.workloads.mnist import workload
 
-    begin, last = 0, {}  # a resumed run takes the following batches
-    train, test = [examples(512) for _ in range(16)], examples(10_000)
+    begin = 0  # a resumed run takes the following batches
+    last = {}
+    train = [examples(512) for _ in range(16)]
+    test = examples(10_000)
 
     def queue(self, data_rng, split, *_, **__):
         return iter(train[begin:end] if split == "train" else [test] * len(train))
@@ -77,8 +79,10 @@ def main(algoperf, workdir, *steps):
         last.update(state)
         return save(**state)
 
-    log, utils = Log(), runner.checkpoint_utils
-    load, save = utils.flax_checkpoints.restore_checkpoint, utils.save_checkpoint
+    log = Log()
+    utils = runner.checkpoint_utils
+    load = utils.flax_checkpoints.restore_checkpoint
+    save = utils.save_checkpoint
     runner.FLAGS(["runner", "--framework=jax"])
     space = pathlib.Path(workdir, "space.json")
     space.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,9 @@ from flax import nnx
 
 import lbopt
 
-VOCABULARY, LENGTH, BATCH = 64, 16, 8
+VOCABULARY = 64
+LENGTH = 16
+BATCH = 8
 FIRST = np.random.default_rng(0).integers(VOCABULARY - 1, size=(64, BATCH, 1))
 SENTENCES = (FIRST + np.arange(LENGTH + 1)) % (VOCABULARY - 1) + 1
 MODEL = {
@@ -41,7 +43,8 @@ def optimizer(learning_rate, b1, b2, eps, weight_decay):
 class Sums(nnx.MultiMetric):
     """The example's metrics, recording their sums when they are read, which is after every step."""
 
-    made, sums = [], {}
+    made = []
+    sums = {}
 
     def __init__(self, **metrics):
         super().__init__(**metrics)
@@ -83,7 +86,8 @@ def main(example, workdir, fsdp, tensor, *steps):
             for x in SENTENCES
         ]
         encoder = mock.MagicMock()
-        encoder.vocab_size.return_value, encoder.pad_id.return_value = VOCABULARY, 0
+        encoder.vocab_size.return_value = VOCABULARY
+        encoder.pad_id.return_value = 0
         return batches[begin:], batches, encoder
 
     foreign.module("input_pipeline", get_datasets=get_datasets)
@@ -99,7 +103,10 @@ def main(example, workdir, fsdp, tensor, *steps):
         num_eval_steps=1, prompts=(), use_bfloat16=False, learning_rate=0.02, warmup_steps=4
     )
 
-    adamw, make, losses, made = optax.adamw, nnx.Optimizer, [], []
+    adamw = optax.adamw
+    make = nnx.Optimizer
+    losses = []
+    made = []
 
     def make_optimizer(model, tx, wrt):
         theirs, ours = (make(model, tx=one, wrt=wrt) for one in (adamw(0.1), tx))

@@ -13,7 +13,10 @@ import optax
 
 import lbopt
 
-BATCH, SIZE, CLASSES, STEPS_PER_EPOCH = 16, 32, 4, 2
+BATCH = 16
+SIZE = 32
+CLASSES = 4
+STEPS_PER_EPOCH = 2
 RANDOM = np.random.default_rng(0)
 KINDS = RANDOM.normal(size=(CLASSES, SIZE, SIZE, 3))
 LABELS = RANDOM.integers(CLASSES, size=(16, BATCH))
@@ -50,7 +53,8 @@ def main(example, workdir, *steps):
     with mock.patch.object(optax, "sgd", optimizer):
         for number in steps:
             config.num_train_steps = int(number)
-            begin, state = int(number), train.train_and_evaluate(config, workdir)
+            begin = int(number)
+            state = train.train_and_evaluate(config, workdir)
     assert all(
         x.sharding.is_fully_replicated for x in jax.tree.leaves((state.params, state.opt_state))
     )

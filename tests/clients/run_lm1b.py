@@ -12,7 +12,9 @@ import optax
 
 import lbopt
 
-VOCABULARY, LENGTH, BATCH = 64, 16, 8
+VOCABULARY = 64
+LENGTH = 16
+BATCH = 8
 FIRST = np.random.default_rng(0).integers(VOCABULARY - 1, size=(64, BATCH, 1))
 BATCHES = foreign.tensors(
     [{"inputs": (first + np.arange(LENGTH)) % (VOCABULARY - 1) + 1} for first in FIRST]
@@ -55,12 +57,11 @@ def main(example, workdir, fsdp, tensor, *steps):
         ici_fsdp_parallelism=int(fsdp), ici_tensor_parallelism=int(tensor), per_device_batch_size=2
     )
 
-    adamw, setup, save = (
-        optax.adamw,
-        train.utils.setup_initial_state,
-        train.checkpoints.save_checkpoint_multiprocess,
-    )
-    first, last = [], []
+    adamw = optax.adamw
+    setup = train.utils.setup_initial_state
+    save = train.checkpoints.save_checkpoint_multiprocess
+    first = []
+    last = []
 
     def setup_initial_state(model, tx, *rest):
         theirs, _ = setup(model, adamw(0.1), *rest)

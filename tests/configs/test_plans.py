@@ -38,7 +38,8 @@ def test_every_recipe_that_names_a_pod_has_a_plan(monkeypatch):
 
 @pytest.mark.parametrize("recipe", PLANS)
 def test_a_plan_is_of_the_recipe_as_it_is(recipe):
-    found, config = json.loads(PLANS[recipe].read_text()), call_get_config(str(ROOT / recipe))
+    found = json.loads(PLANS[recipe].read_text())
+    config = call_get_config(str(ROOT / recipe))
     assert found["topology"] == config.about.topology
     assert found["published_seconds"] == config.about.published_seconds
     assert as_now(found["config"]) == json.loads(json.dumps(settings(config))), "run scripts/plans"
@@ -56,7 +57,8 @@ def test_the_plan_of_a_study_is_of_its_cells_as_they_are(monkeypatch):
     """Every arm fits at every batch size, and the README has the total time."""
     monkeypatch.chdir(ROOT)
     (study,) = MAKE["studies"]()
-    found, config = json.loads(MAKE["plan_file"](study).read_text()), call_get_config(study)
+    found = json.loads(MAKE["plan_file"](study).read_text())
+    config = call_get_config(study)
     assert (found["study"], found["topology"], found["fits"]) == (
         config.name,
         config.about.topology,

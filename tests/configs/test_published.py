@@ -29,7 +29,8 @@ from lbopt.transforms import VARIANTS
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 TRANSCRIPTION = json.loads((pathlib.Path(__file__).parent / "published.json").read_text())
-PUBLISHED, SOURCES = TRANSCRIPTION["rows"], TRANSCRIPTION["sources"]
+PUBLISHED = TRANSCRIPTION["rows"]
+SOURCES = TRANSCRIPTION["sources"]
 UNCONFIRMED = "source not confirmed: "
 CITATION = re.compile(
     rf"(?:{UNCONFIRMED})?"
@@ -140,13 +141,11 @@ def make(config: TrainConfig, numbers: ResolvedSchedule):
 
 def actual(config: TrainConfig, numbers: ResolvedSchedule, field: str):
     """Return a one-phase config's value of a published field that is compared by value."""
-    optimizer, schedule, model, loss, data = (
-        config.optimizer,
-        config.schedule,
-        config.model,
-        config.loss,
-        config.data,
-    )
+    optimizer = config.optimizer
+    schedule = config.schedule
+    model = config.model
+    loss = config.loss
+    data = config.data
     options = VARIANTS.get(optimizer.name, {}).get(optimizer.variant)
     options = vars(options.options) if options else {}
     ours = {
@@ -229,12 +228,14 @@ def mismatch(config: TrainConfig, field: str, entry: dict, row: dict) -> str | N
     """Compare one field; return a message about a mismatch, or None."""
     phase = config.phases()[int(field[5]) - 1] if field.startswith("phase") else config.phases()[0]
     numbers = resolved(phase)
-    kind, theirs = field.partition(".")[2] if field.startswith("phase") else field, entry["value"]
+    kind = field.partition(".")[2] if field.startswith("phase") else field
+    theirs = entry["value"]
     if kind in COMPARED_SPECIALLY:
         return COMPARED_SPECIALLY[kind](
             phase if field != kind else config, numbers, theirs, entry, row
         )
-    ours, theirs = actual(phase, numbers, kind), translated(kind, theirs)
+    ours = actual(phase, numbers, kind)
+    theirs = translated(kind, theirs)
     return None if agree(ours, theirs) else f"{ours!r} here, {theirs!r} published"
 
 
@@ -330,7 +331,8 @@ def _target_metric(config, numbers, theirs, entry, row):
 
 
 def _learning_rate_at(config, numbers, theirs, entry, row):
-    schedule, first = make(config, numbers), config.schedule.first_step
+    schedule = make(config, numbers)
+    first = config.schedule.first_step
     # In fp32 the error of 1 - progress is relative to 1, so the rate's is relative to the peak.
     rounding = np.finfo(np.float32).eps * numbers.learning_rate
     for step, rate in theirs:
@@ -358,18 +360,22 @@ WITH_CONFIG = [row for row in PUBLISHED if row["config"]]
 
 @pytest.mark.parametrize("row", WITH_CONFIG, ids=[row["config"] for row in WITH_CONFIG])
 def test_a_row_has_the_published_values(row):
-    config, wrong, compared = load(row["config"]), [], 0
+    config = load(row["config"])
+    wrong = []
+    compared = 0
     for field, entry in row["values"].items():
         if entry["mark"] not in SOURCED or field in ELSEWHERE:
             continue
         compared += 1
-        message, reason = mismatch(config, field, entry, row), KNOWN.get((row["config"], field))
+        message = mismatch(config, field, entry, row)
+        reason = KNOWN.get((row["config"], field))
         if message and not reason:
             wrong.append(f"{field}: {message} ({entry['where']})")
         if reason and not message:
             wrong.append(f"{field}: agrees now; take it out of KNOWN ({reason})")
     if row["first_step"] is not None:
-        first, theirs = float(make(config, resolved(config))(0)), row["first_step"]["value"]
+        first = float(make(config, resolved(config))(0))
+        theirs = row["first_step"]["value"]
         if first != theirs:
             wrong.append(f"first_step: rate {first} at the first update here, {theirs} published")
     assert not wrong, "\n".join([row["config"], *wrong])
@@ -472,7 +478,8 @@ def test_every_row_is_valid_named_after_itself_and_has_a_schedule(name):
     for number in (1, 2)[: len(config.phases())]:
         phase = config.phases()[number - 1]
         numbers = resolved(config, number == 1)
-        schedule, last = make(phase, numbers), numbers.num_steps - 1
+        schedule = make(phase, numbers)
+        last = numbers.num_steps - 1
         counts = np.unique([0, min(last, round(numbers.warmup_steps)), last // 2, last])
         rates = np.asarray(jax.vmap(schedule)(counts))
         assert np.all(np.isfinite(rates)), f"{name}, phase {number}: {rates}"
@@ -507,7 +514,8 @@ def runs_of(name: str) -> list[TrainConfig]:
 
 def closed_form(config: TrainConfig, examples: int):
     """Return peak, warmup steps, length, and a function count of updates -> learning rate."""
-    rule, batch = config.schedule, config.global_batch_size
+    rule = config.schedule
+    batch = config.global_batch_size
     peak = (
         rule.base_learning_rate
         * (batch / rule.base_batch_size) ** {"linear": 1, "sqrt": 0.5, "none": 0}[rule.scaling_rule]

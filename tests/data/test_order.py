@@ -46,7 +46,8 @@ def test_the_stream_does_not_depend_on_the_batch_size(batch_size):
 
 
 def test_a_batch_runs_on_across_an_epoch_end():
-    first, second = example_indices(10, 4, 0, 10), example_indices(10, 4, 10, 10)
+    first = example_indices(10, 4, 0, 10)
+    second = example_indices(10, 4, 10, 10)
     np.testing.assert_array_equal(
         example_indices(10, 4, 7, 6), np.concatenate([first[7:], second[:3]])
     )

@@ -304,7 +304,8 @@ def of_shape(name, *shape):
 
     def damage(place):
         arrays = load_file(place / "model.safetensors")
-        header, end = {}, 0
+        header = {}
+        end = 0
         for key, array in arrays.items():
             there = shape if key == name else array.shape
             size = 4 * int(np.prod(there, dtype=object))

@@ -15,7 +15,9 @@ TINY = {"vocab_size": 211, "hidden_size": 128, "num_hidden_layers": 2, "num_atte
 TINY |= {"intermediate_size": 512, "max_position_embeddings": 32}
 BASE = {**TINY, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 """The widths and heads of BERT-base in two layers."""
-BATCH, LENGTH, MASKED = 3, 17, 4
+BATCH = 3
+LENGTH = 17
+MASKED = 4
 
 
 @pytest.fixture
@@ -52,7 +54,8 @@ def take(logits, positions):
 def test_pretraining(shape, inputs, positions, moved, evaluated):
     model = torch_side.bert(BertForPreTraining, **shape)
     module, variables = moved(model)
-    out, expected = evaluated(module, variables, inputs), theirs(model, inputs)
+    out = evaluated(module, variables, inputs)
+    expected = theirs(model, inputs)
     close(out["prediction_logits"], expected.prediction_logits)
     close(out["next_sentence_logits"], expected.seq_relationship_logits)
     assert expected.seq_relationship_logits.std(0).min() > 0.05
@@ -68,7 +71,8 @@ def test_pretraining(shape, inputs, positions, moved, evaluated):
 def test_question_answering(shape, inputs, moved, evaluated):
     model = torch_side.bert(BertForQuestionAnswering, **shape)
     module, variables = moved(model)
-    out, expected = evaluated(module, variables, inputs), theirs(model, inputs)
+    out = evaluated(module, variables, inputs)
+    expected = theirs(model, inputs)
     close(out["start_logits"], expected.start_logits)
     close(out["end_logits"], expected.end_logits)
     assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == torch_side.count(
@@ -109,10 +113,8 @@ def test_gradients_of_pretraining(inputs, positions, moved):
     model = torch_side.bert(BertForPreTraining, **TINY).train()
     module, variables = moved(model)
     rng = np.random.default_rng(1)
-    tokens, follows = (
-        rng.integers(0, TINY["vocab_size"], (BATCH, MASKED)),
-        rng.integers(0, 2, BATCH),
-    )
+    tokens = rng.integers(0, TINY["vocab_size"], (BATCH, MASKED))
+    follows = rng.integers(0, 2, BATCH)
     labels = np.full((BATCH, LENGTH), -100)
     np.put_along_axis(labels, positions, tokens, 1)
 

@@ -38,7 +38,8 @@ def test_evaluation(name, moved, evaluated):
     model = torch_side.resnet(**SIZES[name])
     module, variables = moved(model)
     x = torch_side.images(side(name))
-    theirs, ours = torch_side.classify(model, x), evaluated(module, variables, x)
+    theirs = torch_side.classify(model, x)
+    ours = evaluated(module, variables, x)
     assert torch_side.spread(theirs) > 0.02
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
     assert sum(leaf.size for leaf in jax.tree.leaves(variables["params"])) == torch_side.count(

@@ -364,7 +364,8 @@ def test_what_transformers_does_not_have(case, tmp_path):
 
 
 def test_variables_of_another_module(tmp_path):
-    module, x = Bert(20, 1, 8, 2), {"input_ids": np.zeros((1, 4), int)}
+    module = Bert(20, 1, 8, 2)
+    x = {"input_ids": np.zeros((1, 4), int)}
     variables = torch_side.randomized_variables(module, x)
 
     def save(module, variables):

@@ -25,7 +25,8 @@ from lbopt.models import (
 
 SMALL = {"depths": (2, 1), "widths": (16, 32), "stem_width": 8, "num_classes": 5}
 TINY = {"vocab_size": 61, "num_layers": 2, "width": 16, "num_heads": 2, "max_length": 12}
-IMAGES, TOKENS = torch_side.images(36), {"input_ids": np.arange(20).reshape(2, 10)}
+IMAGES = torch_side.images(36)
+TOKENS = {"input_ids": np.arange(20).reshape(2, 10)}
 
 # Name: the module, its inputs, the class of `transformers`, and output names there and here.
 NETWORKS = {

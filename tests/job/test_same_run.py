@@ -71,7 +71,8 @@ def test_a_state_in_parts(start, tmp_path):
 def test_evaluation_by_two_processes_is_that_of_one(start, tmp_path):
     assert train_alone(tmp_path / "run", devices=2) == 0
     command = ["evaluate", *train_command(tmp_path / "run")[1:]]
-    two, one = start(command, count=2, devices=1), start(command, count=1, devices=1)
+    two = start(command, count=2, devices=1)
+    one = start(command, count=1, devices=1)
     assert (two.codes(), one.codes()) == ([0, 0], [0])
     assert two.said(1) == []
     assert json.loads(two.last(0)) == pytest.approx(json.loads(one.last(0)), rel=1e-6)

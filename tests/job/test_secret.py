@@ -124,7 +124,8 @@ def test_it_is_said_nowhere(start, tmp_path):
 
     The hub and JAX's service listen at one address.
     """
-    workdir, port = tmp_path / "run", free_ports()
+    workdir = tmp_path / "run"
+    port = free_ports()
     job = start(train_command(workdir, "--config.num_epochs=2000"), port=port)
     words = b"known to the processes of a test"
     job.wait_for(

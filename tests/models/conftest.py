@@ -39,7 +39,8 @@ def reference():
         for rows in groups:
             group = x[rows]
             axes = tuple(range(group.ndim - 1))
-            mean, var = group.mean(axes), group.var(axes)
+            mean = group.mean(axes)
+            var = group.var(axes)
             inverse = 1 / np.sqrt(var + EPSILON)
             normal = (group - mean) * inverse
             y = normal * scale + bias

@@ -88,7 +88,8 @@ def run(backend, devices, scopes, arrays, grid=None, **options):
         arguments = (split(x), scale, bias, split(weights))
         compiled = mapped.lower(*arguments).compile()
     else:
-        split, same = batch_sharding(mesh), replicated_sharding(mesh)
+        split = batch_sharding(mesh)
+        same = replicated_sharding(mesh)
         jitted = jax.jit(part, in_shardings=(split, same, same, split), out_shardings=(split, same))
         arguments = jax.device_put((x, scale, bias, weights), (split, same, same, split))
         compiled = jitted.lower(*arguments).compile()

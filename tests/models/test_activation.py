@@ -19,7 +19,8 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_values_and_gradients_in_float64(name):
     with jax.enable_x64(True):
-        x, weights = jnp.asarray(X), jnp.cos(jnp.asarray(X))
+        x = jnp.asarray(X)
+        weights = jnp.cos(jnp.asarray(X))
         ours, theirs = (
             jax.value_and_grad(lambda x, f=f: jnp.sum(weights * f(x)))(x) for f in PAIRS[name]
         )

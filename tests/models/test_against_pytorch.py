@@ -38,7 +38,9 @@ class Theirs:
 
         self.params = jax.tree.map(wide, params)
         self.state = jax.tree.map(lambda leaf: np.array(leaf, np.float64), state)
-        self.num_groups, self.momentum, self.epsilon = num_groups, momentum, epsilon
+        self.num_groups = num_groups
+        self.momentum = momentum
+        self.epsilon = epsilon
 
     def at(self, path):
         return functools.reduce(lambda node, name: node[name], path.split("/"), self.params)
@@ -55,12 +57,12 @@ class Theirs:
 
     def norm(self, path, x):
         """Normalize each contiguous group; move running statistics by the mean over groups."""
-        parts, means, variances = [], 0, 0
+        parts = []
+        means = 0
+        variances = 0
         for part in x.chunk(self.num_groups):
-            mean, var = (
-                part.mean((0, 2, 3), keepdim=True),
-                part.var((0, 2, 3), unbiased=False, keepdim=True),
-            )
+            mean = part.mean((0, 2, 3), keepdim=True)
+            var = part.var((0, 2, 3), unbiased=False, keepdim=True)
             parts.append((part - mean) / torch.sqrt(var + self.epsilon))
             means = means + mean.detach().numpy().ravel() / self.num_groups
             variances = variances + var.detach().numpy().ravel() / self.num_groups
@@ -100,10 +102,8 @@ def their_efficientnet(module, theirs, x):
     number = 0
     for stage in module.stages:
         for repeat in range(stage.depth):
-            block, stride = (
-                functools.partial("block{}/{}".format, number),
-                1 if repeat else stage.stride,
-            )
+            block = functools.partial("block{}/{}".format, number)
+            stride = 1 if repeat else stage.stride
             y = x
             if stage.expansion != 1:
                 y = F.silu(theirs.norm(block("expand_norm"), theirs.conv(block("expand_conv"), y)))
@@ -197,7 +197,8 @@ def test_image_networks_in_training(case):
     run = jax.jit(jax.grad(loss, (0, 1), has_aux=True), compiler_options=QUICKLY)
     (grads, of_images), (logits, new_state) = jax.device_get(run(params, x))
 
-    momentum, epsilon = module.batch_norm_momentum, module.batch_norm_epsilon
+    momentum = module.batch_norm_momentum
+    epsilon = module.batch_norm_epsilon
     theirs = Theirs(params, state["batch_stats"], num_groups, momentum, epsilon)
     images = torch.tensor(np.float64(x.transpose(0, 3, 1, 2)), requires_grad=True)
     network = their_resnet if isinstance(module, ResNet) else their_efficientnet

@@ -7,7 +7,11 @@ import pytest
 
 from lbopt.models import _attention
 
-BATCH, HEADS, WIDTH, QUERIES, KEYS = 3, 2, 4, 5, 6
+BATCH = 3
+HEADS = 2
+WIDTH = 4
+QUERIES = 5
+KEYS = 6
 SHARE = 0.75
 
 
@@ -77,7 +81,8 @@ def test_bf16_is_as_near_to_fp32_as_it_usually_is():
     rng = np.random.default_rng(0)
     shapes = [(8, 2, 16, 32)] * 3
     inputs = [jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in shapes]
-    mask, keep = jnp.ones((8, 32), bool), jnp.asarray(rng.random((8, 2, 32, 32)) < SHARE)
+    mask = jnp.ones((8, 32), bool)
+    keep = jnp.asarray(rng.random((8, 2, 32, 32)) < SHARE)
     weights = jnp.asarray(rng.standard_normal(shapes[0]), jnp.float32)
     exact = results(
         rounding_probabilities,

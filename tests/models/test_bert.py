@@ -21,7 +21,12 @@ from refusal import refused
 import lbopt
 from lbopt.models import _bert
 
-BATCH, LENGTH, HEADS, WIDTH, INNER, LAYERS = 3, 7, 2, 16, 20, 2
+BATCH = 3
+LENGTH = 7
+HEADS = 2
+WIDTH = 16
+INNER = 20
+LAYERS = 2
 SIZE = {
     "vocab_size": 50,
     "num_layers": LAYERS,
@@ -34,11 +39,9 @@ DROPS = {"dropout_rate": 0.3, "attention_dropout_rate": 0.2}
 NO_DROPS = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
 POLICIES = ("attention", "dots", "inner", "layer")
 # Shapes of arrays that a layer could keep for its backward pass.
-SQUARE, HIDDEN, WIDE = (
-    (BATCH, HEADS, LENGTH, LENGTH),
-    (BATCH, LENGTH, WIDTH),
-    (BATCH, LENGTH, INNER),
-)
+SQUARE = (BATCH, HEADS, LENGTH, LENGTH)
+HIDDEN = (BATCH, LENGTH, WIDTH)
+WIDE = (BATCH, LENGTH, INNER)
 
 
 def network(**options):
@@ -228,10 +231,8 @@ def test_lamb_gives_each_scanned_layer_its_own_ratio(params, inputs):
     }  # ratios of different sizes
 
     def three_updates(current, scan, stacked):
-        tx, module = (
-            lbopt.lamb(0.02, weight_decay=0.01, stacked=stacked),
-            network(scan=scan, **NO_DROPS),
-        )
+        tx = lbopt.lamb(0.02, weight_decay=0.01, stacked=stacked)
+        module = network(scan=scan, **NO_DROPS)
 
         @functools.partial(jax.jit, compiler_options=UNOPTIMIZED)
         def update(current, state):
@@ -383,7 +384,8 @@ def test_bf16_keeps_parameters_and_logits_in_fp32(params, inputs):
     def outputs(module):
         return jax.jit(lambda params: module.apply({"params": params}, inputs, False))(small)
 
-    ours, theirs = outputs(narrow), outputs(network(**NO_DROPS))
+    ours = outputs(narrow)
+    theirs = outputs(network(**NO_DROPS))
     for name, logits in ours.items():
         assert logits.dtype == jnp.float32
         gap = np.abs(logits - theirs[name]).max() / np.abs(theirs[name]).max()

@@ -10,7 +10,10 @@ import pytest
 
 from lbopt.models import CNN
 
-WIDTHS, HIDDEN, TRIALS, BATCH = (6, 12), 16, 3, 16
+WIDTHS = (6, 12)
+HIDDEN = 16
+TRIALS = 3
+BATCH = 16
 MODEL = CNN(widths=WIDTHS, hidden=HIDDEN)
 BY_XLA = MODEL.clone(by_patches=False)
 
@@ -129,6 +132,7 @@ def test_compiled_for_several_trials_the_gradient_is_the_one_op_by_op(
     found = program.lower(trials).compile(options)(trials)
     for number, expected in enumerate(op_by_op):
         for layer in ("PatchConv_0", "PatchConv_1"):
-            ours, theirs = found[layer]["kernel"][number], expected[layer]["kernel"]
+            ours = found[layer]["kernel"][number]
+            theirs = expected[layer]["kernel"]
             by_channel = np.abs(ours - theirs).max((0, 1, 2)) / np.abs(theirs).max()
             assert by_channel.max() < 1e-4, (layer, number, by_channel)

@@ -18,7 +18,10 @@ from lbopt.models import EfficientNet, ResNet, Stage, _fold
 from lbopt.models._fold import Fold
 from lbopt.models._randomness import StochasticDepth
 
-HEIGHT, WIDTH, CHANNELS, OUT = 6, 24, 3, 5
+HEIGHT = 6
+WIDTH = 24
+CHANNELS = 3
+OUT = 5
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,8 @@ def images():
 
 
 def test_neighbours_share_the_last_axis_slowest(images):
-    columns, examples = _fold.fold_columns(images, 4), _fold.fold_examples(jnp.asarray(images), 2)
+    columns = _fold.fold_columns(images, 4)
+    examples = _fold.fold_examples(jnp.asarray(images), 2)
     for column, example in itertools.product(range(4), range(2)):
         np.testing.assert_array_equal(
             columns[..., 3 * column : 3 * column + 3], images[:, :, column::4]
@@ -231,7 +235,8 @@ def test_networks_are_the_same_function(name):
         static_argnums=0,
         compiler_options=QUICKLY,
     )
-    variables, others = init(make()), init(make(**folding))
+    variables = init(make())
+    others = init(make(**folding))
     jax.tree.map(np.testing.assert_array_equal, variables, others)
     keys = iter(jax.random.split(jax.random.key(2), 500))
     params = jax.tree.map(

@@ -7,7 +7,11 @@ import pytest
 
 from lbopt.models import _lstm, from_linen
 
-BATCH, LENGTH, VOCAB, HIDDEN, LAYERS = 3, 6, 11, 5, 2
+BATCH = 3
+LENGTH = 6
+VOCAB = 11
+HIDDEN = 5
+LAYERS = 2
 TINY = _lstm.LSTMLanguageModel(vocab_size=VOCAB, hidden=HIDDEN, num_layers=LAYERS)
 
 
@@ -94,7 +98,10 @@ def layered(params, tokens, masks):
     p = jax.tree.map(np.float64, params)
     x = p["embedding"]["embedding"][tokens] * masks[0]
     for number in range(LAYERS):
-        layer, cell, hidden, states = p[f"layer{number}"], 0.0, np.zeros((BATCH, HIDDEN)), []
+        layer = p[f"layer{number}"]
+        cell = 0.0
+        hidden = np.zeros((BATCH, HIDDEN))
+        states = []
         for now in np.moveaxis(x, 1, 0):
             i, f, g, o = np.split(
                 now @ layer["kernel"] + hidden @ layer["recurrent_kernel"] + layer["bias"], 4, -1

@@ -15,7 +15,8 @@ from lbopt.models import LSTMClassifier, _cnn, _conv, from_linen
 )
 def test_patch_conv_equals_flax_conv(size, shape):
     rng = np.random.default_rng(0)
-    x, weights = rng.normal(size=shape), rng.normal(size=(*shape[:3], 4))
+    x = rng.normal(size=shape)
+    weights = rng.normal(size=(*shape[:3], 4))
     variables = {"params": {"kernel": rng.normal(size=(size, size, shape[-1], 4))}}
 
     def loss(variables, x, module):
@@ -156,7 +157,9 @@ def test_lstm_equals_its_equations():
     logits, _ = jax.jit(lambda params, x: model.apply(params, state, x, True))(params, x)
 
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    cell, c, h = p["OptimizedLSTMCell_0"], np.zeros((3, 5)), np.zeros((3, 5))
+    cell = p["OptimizedLSTMCell_0"]
+    c = np.zeros((3, 5))
+    h = np.zeros((3, 5))
     for row in np.moveaxis(x.astype(np.float64), 1, 0):
         gates = {
             gate: row @ cell["i" + gate]["kernel"]

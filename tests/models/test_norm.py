@@ -11,7 +11,9 @@ import lbopt
 from lbopt import losses, metrics
 from lbopt.models import from_linen
 
-DEVICES, BATCH, MOMENTUM = 4, 16, 0.75
+DEVICES = 4
+BATCH = 16
+MOMENTUM = 0.75
 # Scope -> number of contiguous groups in a global batch of 16. Each of the 4 replicas has 4
 # examples.
 GROUPS = {
@@ -34,11 +36,9 @@ def arrays():
     x = rng.standard_normal((BATCH, 3, 2)) * rng.uniform(
         0.5, 2, (BATCH, 1, 1)
     ) + rng.standard_normal((BATCH, 1, 2))
-    scale, bias, weights = (
-        rng.uniform(0.5, 2, 2),
-        rng.standard_normal(2),
-        rng.standard_normal(x.shape),
-    )
+    scale = rng.uniform(0.5, 2, 2)
+    bias = rng.standard_normal(2)
+    weights = rng.standard_normal(x.shape)
     return [array.astype(np.float32) for array in (x, scale, bias, weights)]
 
 
@@ -109,7 +109,8 @@ def test_bf16_inputs_have_fp32_statistics(backend, arrays, reference, normalized
 
 def test_global_scope_equals_flax(arrays):
     x, scale, bias, weights = arrays
-    ours, theirs = lbopt.BatchNorm(momentum=MOMENTUM), nn.BatchNorm(momentum=MOMENTUM, epsilon=1e-5)
+    ours = lbopt.BatchNorm(momentum=MOMENTUM)
+    theirs = nn.BatchNorm(momentum=MOMENTUM, epsilon=1e-5)
     variables = {
         "params": {"scale": scale, "bias": bias},
         "batch_stats": {"mean": jnp.zeros(2), "var": jnp.ones(2)},
@@ -136,7 +137,8 @@ def test_global_scope_equals_flax(arrays):
 
 def test_running_statistics_normalize_at_inference(arrays):
     x, scale, bias, _ = arrays
-    mean, var = np.array([0.5, -1.0], np.float32), np.array([2.0, 0.25], np.float32)
+    mean = np.array([0.5, -1.0], np.float32)
+    var = np.array([2.0, 0.25], np.float32)
     variables = {
         "params": {"scale": scale, "bias": bias},
         "batch_stats": {"mean": mean, "var": var},
@@ -213,10 +215,8 @@ def test_unbiased_global_batch_norm_is_pytorchs():
     """Two steps and inference as torch.nn.BatchNorm2d: output, gradients, running statistics."""
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(4)
-    scale, bias = (
-        rng.uniform(0.5, 2, 3).astype(np.float32),
-        rng.standard_normal(3).astype(np.float32),
-    )
+    scale = rng.uniform(0.5, 2, 3).astype(np.float32)
+    bias = rng.standard_normal(3).astype(np.float32)
     theirs = torch.nn.BatchNorm2d(3, momentum=0.1, eps=1e-5)
     theirs.load_state_dict(
         {**theirs.state_dict(), "weight": torch.tensor(scale), "bias": torch.tensor(bias)}
@@ -259,7 +259,8 @@ def test_averaging_running_statistics_at_the_end_is_averaging_them_at_every_step
     module = lbopt.BatchNorm("examples:4", momentum=MOMENTUM, use_scale=False, use_bias=False)
     alone = lbopt.BatchNorm("global", momentum=MOMENTUM, use_scale=False, use_bias=False)
     start = {"batch_stats": {"mean": jnp.zeros(2), "var": jnp.ones(2)}}
-    ours, theirs = start, [start] * 4
+    ours = start
+    theirs = [start] * 4
     for step in range(3):
         x = (1 + step) * arrays[0] + step
         _, ours = module.apply(ours, x, use_running_average=False, mutable=["batch_stats"])
@@ -295,7 +296,8 @@ def test_microsteps_normalize_each_part_on_its_own(
     Statistics are the mean over microsteps.
     """
     model = from_linen(Normalized(scope))
-    x, labels = np.concatenate([arrays[0], 2 * arrays[0][::-1] + 1]), np.arange(32) % 3
+    x = np.concatenate([arrays[0], 2 * arrays[0][::-1] + 1])
+    labels = np.arange(32) % 3
 
     def loss_fn(params, model_state, batch, rng):
         logits, model_state = model.apply(params, model_state, batch["x"], True, rng)
@@ -308,7 +310,8 @@ def test_microsteps_normalize_each_part_on_its_own(
         loss_fn, tx, lbopt.make_mesh(DEVICES), backend, num_microsteps=2, donate=False
     )
     after, sums = jax.block_until_ready(step(state, {"x": x, "y": labels}))
-    expected, rows = {"mean": 0, "var": 0}, []
+    expected = {"mean": 0, "var": 0}
+    rows = []
     kernel, bias = (
         np.asarray(state.params["Dense_0"][name], np.float64) for name in ("kernel", "bias")
     )

@@ -14,7 +14,9 @@ import lbopt
 from lbopt import replicas
 from lbopt.models import StatsScope
 
-DEVICES, BATCH, MOMENTUM = 8, 16, 0.75
+DEVICES = 8
+BATCH = 16
+MOMENTUM = 0.75
 GRIDS = {
     "2x4": ["2x2", "1x2", "2x1", "2x4", "1x4", "1x1"],
     "4x2": ["2x2", "1x2", "2x1", "4x2", "4x1", "1x1"],
@@ -37,7 +39,8 @@ def examples_of(scope):
         examples = int(size) * (BATCH // DEVICES if kind == "replicas" else 1)
         return [np.arange(start, start + examples) for start in range(0, BATCH, examples)]
     rows, columns, height, width = (int(number) for number in re.findall(r"\d+", scope))
-    part, groups = BATCH // DEVICES, {}
+    part = BATCH // DEVICES
+    groups = {}
     for replica, (row, column) in enumerate(itertools.product(range(height), range(width))):
         examples = range(replica * part, (replica + 1) * part)
         groups.setdefault((row // rows, column // columns), []).extend(examples)
@@ -51,11 +54,9 @@ def arrays():
     x = rng.standard_normal((BATCH, 2, 3)) * rng.uniform(
         0.5, 2, (BATCH, 1, 1)
     ) + rng.standard_normal((BATCH, 1, 3))
-    scale, bias, weights = (
-        rng.uniform(0.5, 2, 3),
-        rng.standard_normal(3),
-        rng.standard_normal(x.shape),
-    )
+    scale = rng.uniform(0.5, 2, 3)
+    bias = rng.standard_normal(3)
+    weights = rng.standard_normal(x.shape)
     return [array.astype(np.float32) for array in (x, scale, bias, weights)]
 
 
@@ -96,7 +97,8 @@ def moved(start, batch):
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 @pytest.mark.parametrize("scope", WIDE + GROUPED)
 def test_outputs_gradients_and_running_statistics(scope, backend, on_eight, arrays, reference):
-    result, expected = on_eight["wide", backend][0][scope], reference(*arrays, examples_of(scope))
+    result = on_eight["wide", backend][0][scope]
+    expected = reference(*arrays, examples_of(scope))
     for name in ("y", "dx", "dscale", "dbias"):
         np.testing.assert_allclose(result[name], expected[name], rtol=2e-5, atol=1e-5, err_msg=name)
     np.testing.assert_allclose(result["mean"], moved(5.0, expected["mean"]), rtol=2e-6)
@@ -121,7 +123,8 @@ def test_the_groups_of_tiles_are_not_contiguous():
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 def test_the_grid_may_be_the_meshs(backend, on_eight, arrays, reference):
     """The grid may come from the mesh. The first tile is replica 0's."""
-    result, groups = on_eight["mesh", backend][0]["tiles:2x2"], examples_of("tiles:2x2@4x2")
+    result = on_eight["mesh", backend][0]["tiles:2x2"]
+    groups = examples_of("tiles:2x2@4x2")
     expected = reference(*arrays, groups)
     for name in ("y", "dx", "dscale", "dbias"):
         np.testing.assert_allclose(result[name], expected[name], rtol=2e-5, atol=1e-5, err_msg=name)
@@ -133,7 +136,8 @@ def test_the_grid_may_be_the_meshs(backend, on_eight, arrays, reference):
 @pytest.mark.process
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 def test_bf16_inputs_and_unbiased_variance(backend, on_eight, arrays, reference):
-    result, groups = on_eight["narrow", backend][0]["tiles:2x2@2x4"], examples_of("tiles:2x2@2x4")
+    result = on_eight["narrow", backend][0]["tiles:2x2@2x4"]
+    groups = examples_of("tiles:2x2@2x4")
     narrow = (arrays[0] + 20).astype(jnp.bfloat16).astype(np.float64)
     expected = reference(narrow, *arrays[1:], groups)
     assert result["y"].dtype == jnp.bfloat16

@@ -12,7 +12,10 @@ from lbopt import replicas
 from lbopt.models import CNN, _packed
 from lbopt.sweep.lanes import _gauges
 
-WIDTHS, HIDDEN, TRIALS, BATCH = (6, 12), 16, 11, 16
+WIDTHS = (6, 12)
+HIDDEN = 16
+TRIALS = 11
+BATCH = 16
 MODEL = CNN(widths=WIDTHS, hidden=HIDDEN, by_patches=False)
 
 
@@ -79,7 +82,8 @@ def close(ours, theirs, tolerance=1e-5):
     """Compare leaf by leaf, relative to the largest element of each."""
 
     def compare(path, one, other):
-        one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        one = np.asarray(one, np.float64)
+        other = np.asarray(other, np.float64)
         assert np.abs(one - other).max() <= tolerance * np.abs(other).max(), jax.tree_util.keystr(
             path
         )
@@ -189,7 +193,8 @@ def trained(module, steps, variables, images, labels):
 
 
 def test_steps_in_a_loop_on_four_devices(trials):
-    eight, parts = some(trials, slice(8)), PartitionSpec("trials")
+    eight = some(trials, slice(8))
+    parts = PartitionSpec("trials")
     fn = jax.vmap(functools.partial(trained, MODEL), (None, 0, 0, 0))
     mesh = Mesh(np.array(jax.devices()), ("trials",))
     spread = jax.shard_map(
@@ -248,8 +253,10 @@ def rows(trials, fn, calls):
 @pytest.mark.everyday("0", "2")
 @pytest.mark.parametrize("order", [0, 1, 2, 3])
 def test_derivatives_of_any_order(order):
-    calls, rng = [], np.random.default_rng(0)
-    x, w = rng.standard_normal((5, 4, 3)), rng.standard_normal((5, 3))
+    calls = []
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((5, 4, 3))
+    w = rng.standard_normal((5, 3))
 
     def fn(x, w):
         return jnp.sin(x * w) + jnp.mean(x, 0) ** 3
@@ -267,7 +274,8 @@ def test_derivatives_of_any_order(order):
 
 
 def test_vmap_takes_its_rule():
-    calls, x = [], jnp.ones((5, 4, 3))
+    calls = []
+    x = jnp.ones((5, 4, 3))
     fn = rows(5, lambda x, w: x * w, calls)
     fn(x[0], x[0, 0])
     assert set(calls) == {"alone"}

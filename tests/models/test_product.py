@@ -12,7 +12,10 @@ from lbopt import replicas
 from lbopt.models import _product, _stem
 from lbopt.parallel import batch_sharding, make_mesh, replicated_sharding
 
-DEVICES, BATCH, IN, OUT = 4, 16, 3, 5
+DEVICES = 4
+BATCH = 16
+IN = 3
+OUT = 5
 SCOPES = {"global": 1, "local": 4, "replicas:2": 2, "examples:2": 8, "examples:8": 2}
 TILES = {"tiles:2x1@2x2": [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]]}
 STATISTICS = {"mean": 5.0, "var": 3.0}
@@ -25,11 +28,9 @@ def arrays():
     x = rng.standard_normal((BATCH, 3, 2, IN)) * rng.uniform(
         0.5, 2, (BATCH, 1, 1, 1)
     ) + rng.standard_normal((BATCH, 1, 1, IN))
-    kernel, scale, bias = (
-        rng.standard_normal((IN, OUT)),
-        rng.uniform(0.5, 2, OUT),
-        rng.standard_normal(OUT),
-    )
+    kernel = rng.standard_normal((IN, OUT))
+    scale = rng.uniform(0.5, 2, OUT)
+    bias = rng.standard_normal(OUT)
     return [
         a.astype(np.float32)
         for a in (x, kernel, scale, bias, rng.standard_normal((BATCH, 3, 2, OUT)))
@@ -138,8 +139,10 @@ def test_fused_only_where_channels_grow_and_images_are_large(pixels, out, fused)
 def test_pooling_before_scaling_changes_nothing():
     """With a negative scale, the maximum after scaling is the minimum before: signs are flipped."""
     rng = np.random.default_rng(1)
-    x, weights = rng.standard_normal((4, 6, 6, 4)), rng.standard_normal((4, 3, 3, 4))
-    scale, bias = np.array([1.5, -0.5, -2.0, 1e-3]), rng.standard_normal(4)
+    x = rng.standard_normal((4, 6, 6, 4))
+    weights = rng.standard_normal((4, 3, 3, 4))
+    scale = np.array([1.5, -0.5, -2.0, 1e-3])
+    bias = rng.standard_normal(4)
     module = lbopt.BatchNorm(momentum=0.5)
     stats = {"mean": jnp.full(4, 0.3), "var": jnp.full(4, 2.0)}
 

@@ -40,7 +40,8 @@ RESNETS = {
 
 
 def resnet_count(depths, expansion, num_classes=1000):
-    total, inputs = conv(7, 3, 64), 64
+    total = conv(7, 3, 64)
+    inputs = 64
     for stage, depth in enumerate(depths):
         inside = 64 * 2**stage
         outputs = inside * expansion
@@ -128,7 +129,8 @@ def efficientnet_count(width, depth, num_classes=1000):
     for kernel, expansion, channels, blocks in TABLE:
         outputs = widened(channels, width)
         for _ in range(-(-blocks * depth // 10)):
-            inside, squeezed = inputs * expansion, inputs // 4
+            inside = inputs * expansion
+            squeezed = inputs // 4
             total += conv(1, inputs, inside) if expansion > 1 else 0
             total += kernel**2 * inside + 2 * inside
             total += inside * squeezed + squeezed + squeezed * inside + inside

@@ -28,17 +28,16 @@ def apply(params, model_state, inputs, train, rng=None):
 def logistic_regression(params, batch, learning_rate, num_steps):
     """Descend in float64 NumPy; return the kernel, the bias and the loss before each step."""
     kernel, bias = (np.asarray(params[name], np.float64) for name in ("kernel", "bias"))
-    x, target, history = (
-        batch["image"].reshape(-1, 64).astype(np.float64),
-        np.eye(10)[batch["label"]],
-        [],
-    )
+    x = batch["image"].reshape(-1, 64).astype(np.float64)
+    target = np.eye(10)[batch["label"]]
+    history = []
     for _ in range(num_steps):
         logits = x @ kernel + bias
         log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         history.append(-np.mean((target * log_p).sum(-1)))
         error = (np.exp(log_p) - target) / len(x)
-        kernel, bias = kernel - learning_rate * x.T @ error, bias - learning_rate * error.sum(0)
+        kernel = kernel - learning_rate * x.T @ error
+        bias = bias - learning_rate * error.sum(0)
     return kernel, bias, history
 
 

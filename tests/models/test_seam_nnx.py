@@ -32,7 +32,8 @@ class Classifier(nnx.Module):
 
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 def test_an_nnx_classifier_trains(backend):
-    model, mesh = from_nnx(Classifier), lbopt.make_mesh(4)
+    model = from_nnx(Classifier)
+    mesh = lbopt.make_mesh(4)
     batch = load_digits().train.take(np.arange(64))
 
     def loss_fn(params, model_state, batch, rng):
@@ -79,7 +80,8 @@ class Dropped(nnx.Module):
             return nnx.Dropout(0.5, rngs=rngs)
 
         self.weights = nnx.Param(jnp.ones(64))
-        self.dropout, self.stack = nnx.Dropout(0.5, rngs=rngs), stacked(rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.stack = stacked(rngs)
 
     def __call__(self, x, train):
         if not train:

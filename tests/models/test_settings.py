@@ -15,7 +15,8 @@ from lbopt.recipes import build_run
 
 
 def test_a_step_and_an_evaluation_promote_no_rank_and_no_dtype_implicitly():
-    model, mesh = from_linen(CNN(widths=(4,), hidden=8)), lbopt.make_mesh(4)
+    model = from_linen(CNN(widths=(4,), hidden=8))
+    mesh = lbopt.make_mesh(4)
     rng = np.random.default_rng(0)
     batch = {"image": rng.normal(size=(16, 4, 4)).astype(np.float32), "label": np.arange(16) % 10}
 

@@ -10,7 +10,8 @@ class Named:
     """An array with named axes, as in Haliax."""
 
     def __init__(self, array, names):
-        self.array, self.names = array, names
+        self.array = array
+        self.names = names
 
     def spec(self):
         return PartitionSpec(*self.names)

@@ -58,7 +58,10 @@ class Browser:
         )
         os.close(theirs_in)
         os.close(theirs_out)
-        self._in, self._buffer, self._count, self._session = ours_in, b"", 0, None
+        self._in = ours_in
+        self._buffer = b""
+        self._count = 0
+        self._session = None
         self.events = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[

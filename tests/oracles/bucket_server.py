@@ -80,7 +80,8 @@ class Server(http.server.BaseHTTPRequestHandler):
         match = re.fullmatch(BASE + r"(?:/o(?:/(?P<name>.*))?)?", url.path)
         if not match:
             return self.refuse(404, f"no such place: {self.path}")
-        bucket, name = match["bucket"], match["name"] and urllib.parse.unquote(match["name"])
+        bucket = match["bucket"]
+        name = match["name"] and urllib.parse.unquote(match["name"])
         with LOCK:
             if match["way"] == "upload/":
                 return self.upload(bucket, query, body)
@@ -144,8 +145,10 @@ class Server(http.server.BaseHTTPRequestHandler):
         return self.reply(206, data[first : last + 1], headers)
 
     def listing(self, bucket, query):
-        prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
-        items, prefixes = [], []
+        prefix = query.get("prefix", "")
+        delimiter = query.get("delimiter")
+        items = []
+        prefixes = []
         for name in sorted(OBJECTS):
             if not name.startswith(prefix) or name < query.get("startOffset", ""):
                 continue

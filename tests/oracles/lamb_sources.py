@@ -18,7 +18,9 @@ def paper(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, phi=None, skipped=la
     `phi=(low, high)` clamps ||w||; the zero test looks at the clamped norm. `skipped` leaves: no
     decay, ratio 1.
     """
-    m, v, t = {}, {}, 0
+    m = {}
+    v = {}
+    t = 0
 
     def step(w, g, lr):
         nonlocal t
@@ -54,7 +56,9 @@ def optax(*, b1=0.9, b2=0.999, eps=1e-6, eps_root=0.0, weight_decay=0.0, decayed
     The mask (`decayed`) touches the decay only: the ratio is taken on all leaves. `eps_root` is
     inside the root.
     """
-    mu, nu, count = {}, {}, 0
+    mu = {}
+    nu = {}
+    count = 0
 
     def step(w, g, lr):
         nonlocal count
@@ -94,7 +98,8 @@ def tfa(
     """
     epsilon = eps or 1e-7
     not_adapted = excluded_from_adaptation or excluded_from_decay
-    first, second = {}, {}
+    first = {}
+    second = {}
     iterations = 0
 
     def step(w, g, lr):
@@ -137,7 +142,8 @@ def albert(
     No debias; global-norm clip outside the optimizer; one list switches off the decay and the
     ratio.
     """
-    m, v = {}, {}
+    m = {}
+    v = {}
 
     def step(w, g, lr):
         divisor = 1.0
@@ -180,7 +186,8 @@ def you_rn50(
     No debias; the ratio sits inside the decay branch, so weight_decay 0 leaves Adam; biases are
     decayed.
     """
-    m, v = {}, {}
+    m = {}
+    v = {}
 
     def step(w, g, lr):
         scale = 1.0
@@ -222,7 +229,8 @@ def you_mnist(
     No debias; the ratio sits outside the decay branch, so every variable is adapted, the excluded
     ones too.
     """
-    m, v = {}, {}
+    m = {}
+    v = {}
 
     def step(w, g, lr):
         if max_grad_norm is None:
@@ -266,7 +274,9 @@ def apex(
     only where the group decays. adam_w_mode=False adds wd * w to the clipped gradient before the
     moments instead.
     """
-    m, v, t = {}, {}, 0
+    m = {}
+    v = {}
+    t = 0
 
     def step(w, g, lr):
         nonlocal t
@@ -321,7 +331,9 @@ def nvlamb(
     As the plain kernel (clip inside, over all groups; 0 zeroes the gradient, None is no clip), but
     every leaf is adapted, whether its group decays or not.
     """
-    exp_avg, exp_avg_sq, steps = {}, {}, 0
+    exp_avg = {}
+    exp_avg_sq = {}
+    steps = 0
 
     def step(w, g, lr):
         nonlocal steps
@@ -343,14 +355,16 @@ def nvlamb(
             else:
                 exp_avg[name] = b1 * exp_avg.get(name, 0.0) + d
             exp_avg_sq[name] = b2 * exp_avg_sq.get(name, 0.0) + (1 - b2) * np.square(d)
-            mean, square = exp_avg[name], exp_avg_sq[name]
+            mean = exp_avg[name]
+            square = exp_avg_sq[name]
             if bias_correction:
                 mean = mean / (1 - b1**steps)
                 square = square / (1 - b2**steps)
             u = mean / (np.sqrt(square) + eps)
             if adam_w_mode:
                 u = u + wd * p
-            norm_p, norm_u = np.linalg.norm(np.ravel(p)), np.linalg.norm(np.ravel(u))
+            norm_p = np.linalg.norm(np.ravel(p))
+            norm_u = np.linalg.norm(np.ravel(u))
             if norm_p > 0 and norm_u > 0:
                 u = u * (norm_p / norm_u)
             new[name] = np.asarray(p - lr * u)
@@ -378,7 +392,9 @@ def timm(
     `trust_clip` caps it at 1. `decoupled_decay` shrinks w by lr * wd before the norms and leaves wd
     out of the direction.
     """
-    m, v, t = {}, {}, 0
+    m = {}
+    v = {}
+    t = 0
 
     def step(w, g, lr):
         nonlocal t
@@ -436,7 +452,9 @@ def nus(
     With `bias_correction` the state itself is divided at each step and carried on so (the source's
     bug).
     """
-    m, v, t = {}, {}, 0
+    m = {}
+    v = {}
+    t = 0
 
     def step(w, g, lr):
         nonlocal t
@@ -475,7 +493,8 @@ def cybertron(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.0, max_norm=10.0, ad
     The paper's first version: no debias, no clip, ||w|| clamped to [0, 10], every leaf decayed and
     adapted. `adam` forces the ratio to 1.
     """
-    m, v = {}, {}
+    m = {}
+    v = {}
 
     def step(w, g, lr):
         new = {}
@@ -514,7 +533,9 @@ def mlperf_tf(
     of rank 2 or more has 24 of them (stacked layers). The clip is on local gradients; here there is
     one replica.
     """
-    m, v, t = {}, {}, 0
+    m = {}
+    v = {}
+    t = 0
 
     def step(w, g, lr):
         nonlocal t
@@ -564,7 +585,9 @@ def mlperf_jax(
     first axis where a leaf of rank 2 or more has 24 of them. The clip is on local gradients; here
     there is one replica.
     """
-    grad_ema, grad_sq_ema, count = {}, {}, 0
+    grad_ema = {}
+    grad_sq_ema = {}
+    count = 0
 
     def step(w, g, lr):
         nonlocal count
@@ -611,7 +634,9 @@ def flax(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.0, no_decay=lambda name: 
     Debiased, every leaf adapted. The ratio is ||w||/||u|| unless BOTH norms are 0: a zero w has
     ratio 0 and never moves, a non-zero w with u = 0 becomes inf * 0 = NaN.
     """
-    m, v, t = {}, {}, 0
+    m = {}
+    v = {}
+    t = 0
 
     def step(w, g, lr):
         nonlocal t
@@ -642,7 +667,9 @@ def lans(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, skipped=lambda name: 
     (weight b1) and a normalised gradient direction (1 - b1). `skipped` leaves: no decay, both
     ratios 1 (gradient still normalised).
     """
-    m, v, t = {}, {}, 0
+    m = {}
+    v = {}
+    t = 0
 
     def step(w, g, lr):
         nonlocal t

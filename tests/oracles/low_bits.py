@@ -31,7 +31,9 @@ def rounded(x, exponent_bits, mantissa_bits, overflow="inf"):
 def cpd_cast(value, exponent_bits, mantissa_bits):
     """Cast one fp32 number as CPD's kernel does, in Python integers."""
     bits = int(np.float32(value).view(np.uint32))
-    field, mantissa, negative = bits >> 23 & 0xFF, bits & 0x7FFFFF, bits >> 31
+    field = bits >> 23 & 0xFF
+    mantissa = bits & 0x7FFFFF
+    negative = bits >> 31
     if field == 0xFF or bits & 0x7FFFFFFF == 0:
         return np.float32(value)
     if field == 0:
@@ -46,7 +48,8 @@ def cpd_cast(value, exponent_bits, mantissa_bits):
         exponent = 1
     dropped = 23 - mantissa_bits
     if dropped:
-        half, low = 1 << dropped - 1, mantissa & ((1 << dropped) - 1)
+        half = 1 << dropped - 1
+        low = mantissa & ((1 << dropped) - 1)
         odd = mantissa >> dropped & 1
         mantissa -= low
         if low > half or (low == half and odd):

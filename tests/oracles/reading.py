@@ -9,7 +9,8 @@ class Recorder:
     """A config group that remembers which of its fields were read."""
 
     def __init__(self, group):
-        self._group, self.names = group, set()
+        self._group = group
+        self.names = set()
 
     def __getattr__(self, name):
         value = getattr(self._group, name)

@@ -11,7 +11,8 @@ from lbopt.sweep import _fits
 
 SIZES = (16, 64, 256)
 SEEDS = (1, 2, 3, 4, 5)
-NUM_EXAMPLES, NUM_EPOCHS = 1024, 8.0
+NUM_EXAMPLES = 1024
+NUM_EPOCHS = 8.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +227,8 @@ class _Cell:
 
     def final(self):
         """Return the cell's final records, with seeds evenly spread around the truth."""
-        seeds, rows = self.config["final_seeds"], []
+        seeds = self.config["final_seeds"]
+        rows = []
         for place, seed in enumerate(seeds):
             shift = self.truth.spread * (place / max(1, len(seeds) - 1) - 0.5)
             row = self.row("final", self.chosen, seed, 1.0, self.score(0), self.score(shift))
@@ -315,7 +317,8 @@ class _Cell:
         return found | ({"probes": probes} if len(probes) > 1 else {})
 
     def probes(self, seed_place):
-        truth, steps = self.truth, _fits.log_spaced_steps(self.steps, 9)
+        truth = self.truth
+        steps = _fits.log_spaced_steps(self.steps, 9)
         probes = {"step": list(steps)}
         if truth.noise_scale is not None:
             # A single seed's |G|^2 is off by more than its own size; only sums over seeds are

@@ -43,9 +43,11 @@ def trained(aggregator, devices):
         if aggregator.name.startswith("agvm")
         else lbopt.lamb(0.02)
     )
-    mesh, rows = lbopt.make_mesh(devices), 8 // devices
+    mesh = lbopt.make_mesh(devices)
+    rows = 8 // devices
     step = lbopt.make_train_step(loss_fn, tx, mesh, reduction=lbopt.Aggregate(aggregator, rows))
-    state, rng = step.place(lbopt.TrainState.create(params(), {}, tx)), np.random.default_rng(1)
+    state = step.place(lbopt.TrainState.create(params(), {}, tx))
+    rng = np.random.default_rng(1)
     for _ in range(3):
         batch = {
             "x": rng.normal(size=(16, 12)).astype(np.float32),
@@ -59,6 +61,7 @@ if __name__ == "__main__":
     start = np.concatenate([np.ravel(x) for x in jax.tree.leaves(params())])
     gaps = {}
     for name, aggregator in AGGREGATORS.items():
-        one, eight = trained(aggregator, 1), trained(aggregator, 8)
+        one = trained(aggregator, 1)
+        eight = trained(aggregator, 8)
         gaps[name] = float(np.abs(one - eight).max() / np.linalg.norm(one - start))
     pathlib.Path(sys.argv[1]).write_text(json.dumps(gaps))

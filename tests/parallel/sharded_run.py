@@ -18,7 +18,8 @@ from lbopt import losses, tree
 from lbopt.data import example_indices, load_digits
 from lbopt.models import from_linen
 
-STEPS, BATCH = 20, 16
+STEPS = 20
+BATCH = 16
 OPTIMIZERS = {
     "lamb": lambda: lbopt.lamb(0.01, weight_decay=0.01),
     "lars": lambda: lbopt.lars(0.1, weight_decay=1e-4),

@@ -190,7 +190,8 @@ def test_leaves_without_axes_or_without_numbers(backend, over):
             {"loss": (jnp.sum(each), len(each))},
         )
 
-    tx, batch = optax.sgd(0.1), {"x": np.arange(8.0, dtype=np.float32).reshape(4, 2)}
+    tx = optax.sgd(0.1)
+    batch = {"x": np.arange(8.0, dtype=np.float32).reshape(4, 2)}
     params = {"scale": jnp.float32(0.5), "w": jnp.array([0.1, 0.2]), "none": jnp.zeros((0, 3))}
     ends = []
     for reduction in (None, lbopt.Aggregate(lbopt.ef21(identity()), over=over)):
@@ -255,7 +256,8 @@ def test_a_skipped_spike_leaves_nothing_behind(backend, mlp, batches):
 
 def test_parts_of_a_slice_are_compressed_for_themselves(mlp, batches):
     loss_fn, state_of = mlp
-    tx, params = optimizer("ef"), state_of(optimizer("ef")).params
+    tx = optimizer("ef")
+    params = state_of(optimizer("ef")).params
     aggregator = lbopt.ef(topk(0.1))
     step = lbopt.make_train_step(
         loss_fn, tx, lbopt.make_mesh(4), reduction=lbopt.Aggregate(aggregator, over=2), donate=False
@@ -302,14 +304,16 @@ def test_lamb_on_top_trains_the_digits_cnn(name, problem):
     Chance is a loss of 2.3 and an accuracy of 0.1.
     """
     loss_fn, state_of = problem(CNN(widths=(8, 16), hidden=32, batch_norm_scope="local"))
-    tx, train = optimizer(name), load_digits().train
+    tx = optimizer(name)
+    train = load_digits().train
     step = lbopt.make_train_step(
         loss_fn,
         tx,
         lbopt.make_mesh(2),
         reduction=lbopt.Aggregate(AGGREGATORS[name], REPLICAS // 2),
     )
-    state, last = step.place(state_of(tx)), []
+    state = step.place(state_of(tx))
+    last = []
     for number in range(60):
         state, metrics = step(
             state, train.take(example_indices(len(train), 3, 128 * (number % 10), 128))

@@ -13,7 +13,8 @@ WEIGHTS = 64 * 256 + 256 + 256 * 16
 """20,736: the elements that the plain mean sums."""
 KEPT = 164 + 3 + 41
 """A hundredth of each leaf, rounded up."""
-WIDE, NARROW = (64 + 1 + 3) * 256, 256 * 16
+WIDE = (64 + 1 + 3) * 256
+NARROW = 256 * 16
 """Elements of the two sharded groups.
 
 Wide: 64 rows, the biases, and three rows of zeros as padding for four devices. Narrow: the other

@@ -11,7 +11,8 @@ import lbopt
 from lbopt.models import CNN
 
 MAX_NORM = 1.5
-MICROSTEPS, REPLICAS = 2, 4
+MICROSTEPS = 2
+REPLICAS = 4
 
 
 class Perceptron(nn.Module):
@@ -148,7 +149,8 @@ def test_noise_is_measured_from_the_parts(backend, microsteps, parts, start):
     examples = [part for row in parts_of(32, REPLICAS if mapped else 1, microsteps) for part in row]
     assert len(examples) == parts
     small = [gradient(loss_fn, state, batch, part) for part in examples]
-    mean_square, big = np.mean([g @ g for g in small]), np.mean(small, 0) @ np.mean(small, 0)
+    mean_square = np.mean([g @ g for g in small])
+    big = np.mean(small, 0) @ np.mean(small, 0)
     step = lbopt.make_train_step(
         loss_fn,
         tx,

@@ -136,7 +136,8 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("option", ["jit", "pmap", "reduced in bf16", "scattered"])
 def test_a_state_or_a_batch_that_nobody_placed_is_traced_once(option):
-    traces, tx = [], optax.adam(0.1)
+    traces = []
+    tx = optax.adam(0.1)
 
     def loss_fn(params, state, batch, rng):
         traces.append(None)
@@ -146,7 +147,8 @@ def test_a_state_or_a_batch_that_nobody_placed_is_traced_once(option):
         traces.append(None)
         return {"sum": (jnp.sum(batch["x"] @ params["w"]), len(batch["x"]))}
 
-    mesh, batch = lbopt.make_mesh(4), {"x": np.arange(64, dtype=np.float32).reshape(16, 4)}
+    mesh = lbopt.make_mesh(4)
+    batch = {"x": np.arange(64, dtype=np.float32).reshape(16, 4)}
     step = lbopt.make_train_step(loss_fn, tx, mesh, donate=False, **OPTIONS[option])
     evaluate = lbopt.make_eval_step(metric_fn, mesh, OPTIONS[option].get("backend", "jit"))
     for name, put in ELSEWHERE.items():
@@ -241,7 +243,8 @@ def test_where_they_differ_leaves_without_a_mean_are_the_first_replicas_after_it
         state["mean"] = jnp.mean(batch["number"].astype(jnp.float16))
         return jnp.sum(params["w"]), (state, {"loss": (jnp.zeros(()), jnp.ones(()))})
 
-    tx, key = optax.sgd(0.1), jax.random.key(3)
+    tx = optax.sgd(0.1)
+    key = jax.random.key(3)
     before = {
         "int": jnp.zeros((), jnp.int32),
         "odd": jnp.zeros((), bool),
@@ -306,7 +309,8 @@ def test_a_mean_over_what_is_counted_in_the_batch_is_refused_in_parts(counted, o
     def loss_fn(params, state, batch, rng):
         each = batch["x"] @ params["w"]
         weight = batch["tokens"] if counted else jnp.ones_like(batch["tokens"])
-        total, count = jnp.sum(each * weight), jax.jit(jnp.sum)(weight)
+        total = jnp.sum(each * weight)
+        count = jax.jit(jnp.sum)(weight)
         return total / count, (
             state,
             {"loss": (total, count), "tokens": (jnp.sum(batch["tokens"]), count)},

@@ -25,7 +25,8 @@ class Linear(nn.Module):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_donation_deletes_the_old_state(backend, problem, batches):
     loss_fn, create = problem(Linear())
-    tx, mesh = lbopt.lamb(0.01), lbopt.make_mesh(4)
+    tx = lbopt.lamb(0.01)
+    mesh = lbopt.make_mesh(4)
     step = lbopt.make_train_step(loss_fn, tx, mesh, backend)
     state = put_replicated(mesh, create(tx))
     new_state, _ = jax.block_until_ready(step(state, batches[0]))
@@ -43,10 +44,8 @@ def test_arrays_that_are_in_a_state_twice_are_copied_and_a_state_taken_twice_is_
     def loss_fn(params, model_state, batch, rng):
         return jnp.mean(batch @ params["in"] @ params["out"]), (model_state, {})
 
-    tx, tied = (
-        optax.contrib.schedule_free_sgd(0.1),
-        jnp.ones((2, 2)),
-    )  # its average starts at the parameters
+    tx = optax.contrib.schedule_free_sgd(0.1)  # its average starts at the parameters
+    tied = jnp.ones((2, 2))
     state = lbopt.TrainState.create({"in": tied, "out": tied}, {"before": tied}, tx)
     step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(1))
     after, _ = step(state, jnp.ones((4, 2)))
@@ -66,7 +65,8 @@ def test_arrays_that_are_in_a_state_twice_are_copied_and_a_state_taken_twice_is_
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_donation_the_old_state_lives(backend, problem, batches):
     loss_fn, create = problem(Linear())
-    tx, mesh = lbopt.lamb(0.01), lbopt.make_mesh(4)
+    tx = lbopt.lamb(0.01)
+    mesh = lbopt.make_mesh(4)
     step = lbopt.make_train_step(loss_fn, tx, mesh, backend, donate=False)
     state = put_replicated(mesh, create(tx))
     before = jax.tree.map(np.array, state)
@@ -78,7 +78,8 @@ def test_without_donation_the_old_state_lives(backend, problem, batches):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_state_stays_replicated(backend, problem, batches):
     loss_fn, create = problem(Linear())
-    tx, mesh = lbopt.lamb(0.01), lbopt.make_mesh(4)
+    tx = lbopt.lamb(0.01)
+    mesh = lbopt.make_mesh(4)
     step = lbopt.make_train_step(loss_fn, tx, mesh, backend)
     state = create(tx)
     shapes = jax.tree.map(lambda leaf: leaf.shape, state)
@@ -96,7 +97,8 @@ def test_the_state_stays_replicated(backend, problem, batches):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_batch_on_the_mesh_equals_a_host_batch(backend, problem, batches):
     loss_fn, create = problem(Linear())
-    tx, mesh = optax.sgd(0.1), lbopt.make_mesh(4)
+    tx = optax.sgd(0.1)
+    mesh = lbopt.make_mesh(4)
     step = lbopt.make_train_step(loss_fn, tx, mesh, backend, donate=False)
     laid_out = put_batch(mesh, batches[0])
     assert laid_out["image"].sharding.shard_shape(laid_out["image"].shape) == (8, 8, 8)
@@ -107,7 +109,8 @@ def test_a_batch_on_the_mesh_equals_a_host_batch(backend, problem, batches):
 
 def test_the_state_moves_between_backends(problem, batches):
     loss_fn, create = problem(Linear())
-    tx, mesh = optax.sgd(0.1), lbopt.make_mesh(4)
+    tx = optax.sgd(0.1)
+    mesh = lbopt.make_mesh(4)
     steps = [lbopt.make_train_step(loss_fn, tx, mesh, backend) for backend in BACKENDS]
     state = create(tx)
     for step in (*steps, *steps):

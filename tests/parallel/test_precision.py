@@ -39,7 +39,8 @@ def test_bf16_computation_keeps_an_fp32_state_and_gets_near_the_fp32_loss(
     narrow_loss, _ = (
         problem(module.clone(dtype=jnp.bfloat16)) if how == "model" else (wide_loss, None)
     )
-    tx, mesh = lbopt.lamb(0.05), lbopt.make_mesh(4)
+    tx = lbopt.lamb(0.05)
+    mesh = lbopt.make_mesh(4)
     options = {"compute_dtype": jnp.bfloat16} if how == "compute_dtype" else {}
     wide_step = lbopt.make_train_step(wide_loss, tx, mesh, backend, num_microsteps=num_microsteps)
     narrow_step = lbopt.make_train_step(

@@ -251,7 +251,8 @@ def test_models_that_draw_train_the_same_on_one_and_four_devices_under_both_back
     start = lbopt.TrainState.create(params, model_state, tx, 5)
 
     def run(num_devices, backend):
-        mesh, loss = lbopt.make_mesh(num_devices), functools.partial(loss_fn, models[num_devices])
+        mesh = lbopt.make_mesh(num_devices)
+        loss = functools.partial(loss_fn, models[num_devices])
         step = lbopt.make_train_step(loss, tx, mesh, backend, key_per_replica=False, donate=False)
         return step, trajectory(step, start, [batch] * 3)
 

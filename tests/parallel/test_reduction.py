@@ -110,7 +110,8 @@ class Core:
     """A device of a torus, reduced to its coordinates."""
 
     def __init__(self, *coords, core=0):
-        self.coords, self.core_on_chip = coords, core
+        self.coords = coords
+        self.core_on_chip = core
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from lbopt.parallel import _mesh, _shards
 
 class Device:
     def __init__(self, number, slice_index):
-        self.id, self.slice_index = number, slice_index
+        self.id = number
+        self.slice_index = slice_index
 
 
 @pytest.fixture

@@ -134,7 +134,8 @@ def test_microsteps_with_batch_norm_are_groups_of_the_dealt_batch(
 
 def test_the_tolerance_sees_local_batch_norm(problem, trajectory, relative_gap, batches):
     tx = OPTIMIZERS["lamb"]()
-    (global_loss, create), (local_loss, _) = problem(small_cnn()), problem(small_cnn("local"))
+    (global_loss, create) = problem(small_cnn())
+    (local_loss, _) = problem(small_cnn("local"))
     one = trajectory(make_step(global_loss, tx, 1, "jit"), create(tx), batches[:1])
     local = trajectory(make_step(local_loss, tx, 4, "jit"), create(tx), batches[:1])
     assert relative_gap(one[0], one[1], local[1]) > 100 * TOLERANCE
@@ -155,7 +156,8 @@ def test_the_tolerance_sees_one_missing_example(problem, trajectory, relative_ga
 def test_metrics_are_sums_over_the_global_batch(backend, num_microsteps, problem, batches):
     loss_fn, create = problem(Perceptron())
     tx = optax.sgd(0.1)
-    state, batch = create(tx), batches[0]
+    state = create(tx)
+    batch = batches[0]
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), state.params)
     x = batch["image"].reshape(len(batch["label"]), -1).astype(np.float64)
     x = np.tanh(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])
@@ -181,8 +183,10 @@ def test_narrow_weights_do_not_wrap(backend, num_microsteps):
     def loss_fn(params, model_state, batch, rng):
         return params["w"], (model_state, counted(batch))
 
-    mesh, batch = lbopt.make_mesh(4), {"x": np.full((8, 25), 1, np.uint8)}
-    state, tx = lbopt.TrainState.create({"w": jnp.ones(())}, {}, optax.sgd(0.1)), optax.sgd(0.1)
+    mesh = lbopt.make_mesh(4)
+    batch = {"x": np.full((8, 25), 1, np.uint8)}
+    state = lbopt.TrainState.create({"w": jnp.ones(())}, {}, optax.sgd(0.1))
+    tx = optax.sgd(0.1)
     step = lbopt.make_train_step(loss_fn, tx, mesh, backend, num_microsteps=num_microsteps)
     _, metrics = jax.block_until_ready(step(state, batch))
     parts = num_microsteps * (4 if backend == "pmap" else 1)
@@ -250,7 +254,8 @@ def test_complex_parameters_train_as_their_two_parts_do(options):
             ),
         ),
     ]
-    ends, losses_seen = [], []
+    ends = []
+    losses_seen = []
     tracks = lbopt.track_noise_scale(16) if "measure_noise" in options else optax.identity()
     tx = optax.chain(tracks, optax.sgd(0.05, momentum=0.9))
     for params, loss_fn in forms:

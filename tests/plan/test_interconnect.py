@@ -7,7 +7,8 @@ from lbopt.plan._collectives import Collective
 
 pytestmark = pytest.mark.tpu_compiler
 
-LINK, HOP = 82e9, 1e-6
+LINK = 82e9
+HOP = 1e-6
 
 
 def exchange(op, num_bytes, group, count=1):

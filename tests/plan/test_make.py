@@ -217,7 +217,8 @@ def test_a_local_batch_norm_talks_with_nobody(place):
 def test_what_does_not_fit_is_refused():
     place = open_topology("v3:1x1")
     config = planned.cnn(global_batch_size=49152)
-    config.model.widths, config.model.dtype = (32, 64), "float32"
+    config.model.widths = (32, 64)
+    config.model.dtype = "float32"
     found = make_plan(config, "cnn", place, with_evaluation=False)
     assert not found.fits
     step = found.phases[0].step

@@ -16,7 +16,8 @@ CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 def taps(side, channels_in, channels, size=3, stride=1):
     """Multiply-adds of a convolution to side x side outputs whose padding is not multiplied."""
     pad = max(0, size - stride)
-    left, right = pad // 2, pad - pad // 2
+    left = pad // 2
+    right = pad - pad // 2
     outside = sum(
         max(0, left - stride * place) + max(0, right - stride * place) for place in range(side)
     )
@@ -42,10 +43,12 @@ def test_operations_of_resnet_18_without_folding():
     """
     assert round(MULTIPLY_ADDS / 1e9, 1) == 1.7  # the paper's 1.8e9 with the padding
     config = call_get_config(f"{CONFIGS}/resnet50_lars.py:official-32768")
-    config.model.size, config.model.zero_init_residual = "18", False
+    config.model.size = "18"
+    config.model.zero_init_residual = False
     config.global_batch_size = 16
     config.schedule = ScheduleConfig(warmup_rule="none")
-    config.model.fold_columns, config.model.batch_norm_scope = False, "global"
+    config.model.fold_columns = False
+    config.model.batch_norm_scope = "global"
     plan = make_plan(config, "resnet", open_topology("v3:1x1"), with_evaluation=False)
     step = plan.phases[0].step
     wanted = 2 * (3 * MULTIPLY_ADDS - STEM) * 8

@@ -42,7 +42,9 @@ def text():
     """Return the devices' global batches, the training losses, and the evaluation."""
     run = build_run(text_config())
     whole = jax.jit(lambda batch: batch["tokens"], out_shardings=replicated_sharding(run.mesh))
-    state, tokens, losses = run.init(), [], []
+    state = run.init()
+    tokens = []
+    losses = []
     for step in range(run.num_steps):
         batch = put_batch(run.mesh, run.batches[step])
         tokens.append(np.asarray(whole(batch)).tolist())

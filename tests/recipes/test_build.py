@@ -75,7 +75,9 @@ STUDIES = [
 
 def test_each_layer_of_a_scanned_bert_has_a_trust_ratio_of_its_own():
     config = load("pydoc_bert.py:smoke")
-    config.model.scan_layers, config.parallel.num_devices, config.global_batch_size = True, 1, 8
+    config.model.scan_layers = True
+    config.parallel.num_devices = 1
+    config.global_batch_size = 8
     run = _build.build_run(config)
     state, _ = jax.block_until_ready(run.train_step(run.init(), run.batches[0]))
     metrics = lbopt.optimizer_metrics(state.opt_state)
@@ -165,7 +167,8 @@ def test_a_study_can_be_laid_out(row):
     cells = make_cells(config, make_problems(config))
     assert len(cells) == len(config.arms) * len(config.global_batch_sizes)
     for cell in cells:
-        size, examples = cell.global_batch_size, len(cell.problem.splits.train)
+        size = cell.global_batch_size
+        examples = len(cell.problem.splits.train)
         peak, warmup, steps = closed_form(
             cell.arm.schedule, size, config.train.num_epochs, examples
         )
@@ -190,7 +193,8 @@ def test_no_config_is_forgotten_here():
 @pytest.mark.parametrize("row", ["digits_cnn.py", *STUDIES])
 def test_two_loads_share_nothing(row):
     """A config is mutable; changes for one run must not appear in the next one's."""
-    first, second = load(row), load(row)
+    first = load(row)
+    second = load(row)
     assert first == second
     assert first is not second
     (
@@ -224,7 +228,9 @@ def test_warmup_must_end_before_training():
 def test_a_run_and_a_study_start_from_the_same_state():
     """Both take `make_state`, and its seed may be traced."""
     config = load("digits_cnn.py:lamb-64")
-    config.model.widths, config.model.hidden, config.seed = (4,), 8, 5
+    config.model.widths = (4,)
+    config.model.hidden = 8
+    config.seed = 5
     problem = make_problem(config.data, config.model)
     tx = make_optimizer(config.optimizer, 0.1)
     traced = jax.jit(lambda seed: _build.build_state(problem, tx, seed).params)(np.uint32(5))

@@ -16,7 +16,8 @@ from lbopt.models import from_linen, make_lstm_language_model
 from lbopt.parallel import make_mesh
 from lbopt.recipes import _build, _language_model
 
-STREAMS, LENGTH = 8, 16
+STREAMS = 8
+LENGTH = 16
 
 
 def config_of(**changes):
@@ -96,7 +97,8 @@ def test_a_step_goes_on_where_the_one_before_ended(run, source):
 def test_the_state_is_zero_where_a_pass_begins(run, source):
     steps = source.splits.train.num_steps
     batches = _build.TrainBatches(source.splits.train, 0, STREAMS, steps + 2)
-    first, again = batches[0], batches[steps]
+    first = batches[0]
+    again = batches[steps]
     for name in first:
         np.testing.assert_array_equal(first[name], again[name])
     assert first["is_first"].all()

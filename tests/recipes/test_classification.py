@@ -13,7 +13,8 @@ from lbopt.data.from_config import Source
 from lbopt.models import Model
 from lbopt.recipes import _classification
 
-BATCH, CLASSES = 8, 120
+BATCH = 8
+CLASSES = 120
 SCALE = ((0.5, 0.25, 0.125), (0.2, 0.4, 0.8))
 
 

@@ -59,7 +59,8 @@ def mean_over(problem, state, split):
 
 def test_a_run_evaluates_on_validation_and_tests_on_test():
     config = small()
-    run, problem = build_run(config), make_problem(config.data, config.model)
+    run = build_run(config)
+    problem = make_problem(config.data, config.model)
     state = run.init()
     expected = [mean_over(problem, state, split) for split in problem.splits]
     assert len({round(scores["loss"], 4) for scores in expected}) == 3  # the three splits differ
@@ -71,7 +72,8 @@ def test_a_run_evaluates_on_validation_and_tests_on_test():
 
 
 def test_label_smoothing_mixes_the_target_with_the_uniform_one():
-    plain, smooth = problem_of(), problem_of(LossConfig(label_smoothing=0.25))
+    plain = problem_of()
+    smooth = problem_of(LossConfig(label_smoothing=0.25))
     loss, model_state, _, params, batch = first_loss(plain)
     uniform = []
     for label in range(10):
@@ -125,11 +127,9 @@ def test_dtype_is_of_the_computation_and_not_of_the_parameters(model):
 @pytest.mark.parametrize("metric", ["eval/accuracy", "eval/loss"])
 def test_what_is_best_kept_and_due(metric):
     config = small(log_every_steps=3, eval_every_steps=4)
-    config.checkpoint.best_metric, config.checkpoint.keep, config.checkpoint.every_steps = (
-        metric,
-        7,
-        5,
-    )
+    config.checkpoint.best_metric = metric
+    config.checkpoint.keep = 7
+    config.checkpoint.every_steps = 5
     run = build_run(config)
     assert (run.best_metric, run.keep_checkpoints) == (metric, 7)
     assert tuple(vars(run.cadence).values()) == (3, 4, 5)

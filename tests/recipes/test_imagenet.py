@@ -26,7 +26,8 @@ from lbopt.recipes import build_run, make_network
 from lbopt.train import Checkpoints
 
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "resnet50_lamb.py"
-NUM_TRAIN, NUM_VALIDATION = 30, 21
+NUM_TRAIN = 30
+NUM_VALIDATION = 21
 SMALL = (
     "--config.model.size=18",
     "--config.model.width_coefficient=0.125",
@@ -45,7 +46,8 @@ SMALL = (
     "--config.data.reader_threads=2",
 )
 """Flags for a small run; loss, optimizer, scaling rule and preparation are the recipe's."""
-BAD_TRAIN, BAD_VALIDATION = {3, 17}, {0, 20}
+BAD_TRAIN = {3, 17}
+BAD_VALIDATION = {0, 20}
 
 
 @pytest.fixture(scope="module")

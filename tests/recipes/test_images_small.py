@@ -16,7 +16,9 @@ from lbopt.data.from_config import _images
 from lbopt.recipes import build_run
 
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "cifar10.py"
-NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 24, 6, 10
+NUM_TRAIN = 24
+NUM_VALIDATION = 6
+NUM_TEST = 10
 PARTS = ("--config.data.train_split=train[:24]", "--config.data.validation_split=train[24:]")
 """Splits of thirty images in place of the recipe's 45,000 and 5,000."""
 
@@ -81,7 +83,8 @@ def test_the_parts_of_the_training_set_are_what_the_notation_says(splits, pictur
 
 
 def test_a_training_draw_is_a_place_in_the_padded_image_or_its_mirror_image(splits, pictures):
-    index, count = 5, 64
+    index = 5
+    count = 64
     drawn = splits.train.draw(np.full(count, index), np.arange(count), seed=3)
     assert drawn["image"].shape == (count, 32, 32, 3)
     assert drawn["image"].dtype == np.uint8

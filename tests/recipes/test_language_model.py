@@ -13,7 +13,9 @@ from lbopt.data.from_config import Source
 from lbopt.models import Model
 from lbopt.recipes import _language_model, make_network
 
-BATCH, LENGTH, VOCABULARY = 5, 4, 7
+BATCH = 5
+LENGTH = 4
+VOCABULARY = 7
 
 
 def recall(params, model_state, inputs, train, rng=None):

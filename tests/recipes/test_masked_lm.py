@@ -14,7 +14,10 @@ from lbopt.models import Model
 from lbopt.parallel import TrainState, make_mesh, make_train_step, put_batch
 from lbopt.recipes import _masked_lm, make_problem
 
-BATCH, PREDICTIONS, VOCABULARY, MEAN = 6, 3, 11, 2.25
+BATCH = 6
+PREDICTIONS = 3
+VOCABULARY = 11
+MEAN = 2.25
 KEYS: list = []
 
 
@@ -65,7 +68,8 @@ def nll(logits, labels):
 def expected(params, batch, rows):
     """Return loss and metrics of some examples by their definitions."""
     tokens = nll(params["prediction_logits"], batch["masked_labels"])[rows]
-    weights, labels = batch["masked_weights"][rows], batch["masked_labels"][rows]
+    weights = batch["masked_weights"][rows]
+    labels = batch["masked_labels"][rows]
     hits = params["prediction_logits"][rows].argmax(-1) == labels
     each = (tokens * weights).sum(1) / MEAN
     found = {
@@ -120,10 +124,8 @@ def test_where_all_examples_have_as_many_predictions_the_loss_is_googles(params)
     task = _masked_lm.make(Model(None, recall), source, ModelConfig("bert", size="tiny"))
     batch = make_batch()
     batch["masked_weights"] = np.tile(np.asarray([1, 1, 0], np.float32), (BATCH, 1))
-    tokens, weights = (
-        nll(params["prediction_logits"], batch["masked_labels"]),
-        batch["masked_weights"],
-    )
+    tokens = nll(params["prediction_logits"], batch["masked_labels"])
+    weights = batch["masked_weights"]
     google = (tokens * weights).sum() / weights.sum()
     google += nll(params["next_sentence_logits"], batch["next_sentence_label"]).mean()
     assert float(task.loss_fn(params, {}, batch, jax.random.key(0))[0]) == pytest.approx(
@@ -189,7 +191,8 @@ def test_one_gradient_by_jit_by_pmap_and_in_microsteps(dropout):
 def test_evaluation_does_not_depend_on_the_batch():
     problem = bert()
     params, state = problem.init(jax.random.key(0))
-    metric_fn, dataset = jax.jit(problem.metric_fn), problem.splits.test
+    metric_fn = jax.jit(problem.metric_fn)
+    dataset = problem.splits.test
     found = []
     for size in (len(dataset), 37):
         found.append(

@@ -19,7 +19,8 @@ from lbopt.recipes import build_run
 from lbopt.sweep import make_cells, make_problems, run_sweep
 
 FILE = pathlib.Path(__file__).parents[2] / "configs" / "mnist.py"
-NUM_TRAIN, NUM_TEST = 1024, 387
+NUM_TRAIN = 1024
+NUM_TEST = 387
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +93,11 @@ def test_a_plan_lowers_what_train_does(row, data_dir):
     """
     prepare_environment()
     config = call_get_config(f"{FILE}:{row}")
-    config.data.data_dir, config.global_batch_size = str(data_dir), NUM_TRAIN
-    config.model.widths, config.model.hidden, config.model.patch_convolutions = (4,), 16, False
+    config.data.data_dir = str(data_dir)
+    config.global_batch_size = NUM_TRAIN
+    config.model.widths = (4,)
+    config.model.hidden = 16
+    config.model.patch_convolutions = False
     pod = open_topology("v3:1x2")
     texts = []
     for devices, load in ((None, load_source), (pod.devices, known_source)):
@@ -139,15 +143,19 @@ def test_the_study_goes_to_the_whole_training_set(data_dir, tmp_path):
     is accumulated.
     """
     config = call_get_config(str(FILE.parent / "sweeps" / "mnist_limit.py"))
-    data, model = config.train.data, config.train.model
-    data.data_dir, data.validation_split, data.test_split = (
-        str(data_dir),
-        "test[:200]",
-        "test[200:]",
-    )
-    model.widths, model.hidden = (4,), 16
-    config.global_batch_sizes, config.microstep_size, config.final_seeds = (NUM_TRAIN,), 300, (100,)
-    config.search.num_candidates, config.measure.probe_parts, config.measure.num_probes = 1, 2, 1
+    data = config.train.data
+    model = config.train.model
+    data.data_dir = str(data_dir)
+    data.validation_split = "test[:200]"
+    data.test_split = "test[200:]"
+    model.widths = (4,)
+    model.hidden = 16
+    config.global_batch_sizes = (NUM_TRAIN,)
+    config.microstep_size = 300
+    config.final_seeds = (100,)
+    config.search.num_candidates = 1
+    config.measure.probe_parts = 2
+    config.measure.num_probes = 1
     for arm in config.arms:
         arm.schedule.base_batch_size = NUM_TRAIN
     config.validate()

@@ -142,7 +142,8 @@ def descend(tx, num_steps=5):
 @pytest.mark.parametrize("name", SAME)
 def test_it_takes_the_same_steps(name):
     config, expected = SAME[name]
-    ours, theirs = descend(make_optimizer(config, SCHEDULE)), descend(expected)
+    ours = descend(make_optimizer(config, SCHEDULE))
+    theirs = descend(expected)
     start = make_params()
     for ours_leaf, theirs_leaf, start_leaf in zip(
         *map(jax.tree.leaves, (ours, theirs, start)), strict=True
@@ -155,7 +156,8 @@ def test_it_takes_the_same_steps(name):
 def test_rmsprop_is_tensorflows():
     """In float64: squares start at 1, eps is under the root, the rate is inside the momentum."""
     config = OptimizerConfig("rmsprop", rmsprop_decay=0.9, momentum=0.8, eps=1e-3)
-    got, params = descend(make_optimizer(config, SCHEDULE)), jax.tree.map(np.asarray, make_params())
+    got = descend(make_optimizer(config, SCHEDULE))
+    params = jax.tree.map(np.asarray, make_params())
     squares = jax.tree.map(np.ones_like, params)
     velocity = jax.tree.map(np.zeros_like, params)
     for step in range(5):
@@ -179,7 +181,8 @@ def test_rmsprop_is_tensorflows():
 @pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
 def test_a_gradient_whose_square_is_infinite_stops_no_weight(name):
     """A gradient that is itself not finite must not be hidden either."""
-    tx, params = make_optimizer(OptimizerConfig(name), 0.1), make_params()
+    tx = make_optimizer(OptimizerConfig(name), 0.1)
+    params = make_params()
     state = tx.init(params)
     for _ in range(2):
         updates, state = tx.update(

@@ -20,7 +20,8 @@ from lbopt.evaluation._answers import best_span
 from lbopt.models import Bert, Model, from_linen
 from lbopt.recipes import _question_answering
 
-BATCH, LENGTH = 6, 9
+BATCH = 6
+LENGTH = 9
 KEYS: list = []
 
 
@@ -60,12 +61,11 @@ def task():
 
 def expected(params, batch, rows):
     """Return loss and accuracy of some examples by their definitions."""
-    each, right = np.zeros(len(rows)), np.ones(len(rows), bool)
+    each = np.zeros(len(rows))
+    right = np.ones(len(rows), bool)
     for name in ("start", "end"):
-        logits, place = (
-            params[f"{name}_logits"][rows].astype(np.float64),
-            batch[f"{name}_position"][rows],
-        )
+        logits = params[f"{name}_logits"][rows].astype(np.float64)
+        place = batch[f"{name}_position"][rows]
         p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
         each -= np.log(p[np.arange(len(rows)), place]) / 2
         right &= logits.argmax(-1) == place
@@ -139,7 +139,8 @@ def test_the_best_span_of_all(kind, longest):
 
 def test_only_the_start_needs_most_context():
     """The best pair ends at a token that cannot start; a better one exceeds the longest answer."""
-    start, end = np.zeros((1, 8), np.float32), np.arange(8, dtype=np.float32)[None]
+    start = np.zeros((1, 8), np.float32)
+    end = np.arange(8, dtype=np.float32)[None]
     may_start = np.asarray([[0, 1, 1, 0, 0, 0, 0, 0]])
     may_end = np.asarray([[0, 1, 1, 1, 1, 1, 1, 0]])
     found = [float(one[0]) for one in best_span(start, end, may_start, may_end, 3)]
@@ -147,7 +148,8 @@ def test_only_the_start_needs_most_context():
 
 
 def test_spans_that_are_not_allowed_are_no_answer():
-    logits, none = np.full((2, 4), 9, np.float32), np.zeros((2, 4), np.int32)
+    logits = np.full((2, 4), 9, np.float32)
+    none = np.zeros((2, 4), np.int32)
     score, start, end = best_span(logits, logits, none, none + 1, 30)
     assert np.isneginf(score).all()
     assert not start.any()
@@ -160,7 +162,8 @@ def test_spans_that_are_not_allowed_are_no_answer():
 
 def test_sums_are_in_fp32():
     """bf16 cannot represent 257."""
-    logits, allowed = jnp.full((1, 2), 128.5, jnp.float32), np.ones((1, 2), bool)
+    logits = jnp.full((1, 2), 128.5, jnp.float32)
+    allowed = np.ones((1, 2), bool)
     score, _, _ = best_span(
         logits.at[0, 1].set(-1), jnp.full((1, 2), 128, jnp.bfloat16), allowed, allowed, 30
     )
@@ -200,12 +203,14 @@ class Gold:
     """A step that knows the answers, and records the sizes of its batches."""
 
     def __init__(self, devices):
-        self.mesh, self.sizes = lbopt.make_mesh(devices), []
+        self.mesh = lbopt.make_mesh(devices)
+        self.sizes = []
 
     def __call__(self, params, model_state, batch):
         batch = jax.device_get(batch)
         self.sizes.append(len(batch["mask"]))
-        start, end = batch["start_position"], batch["end_position"]
+        start = batch["start_position"]
+        end = batch["end_position"]
         own = np.take_along_axis(batch["may_start"], start[:, None], 1)[:, 0] > 0
         score = np.where(own & batch["mask"], np.float32(0), -np.inf)
         return {"score": np.where(batch["mask"], score, 99), "start": start, "end": end}
@@ -271,7 +276,8 @@ def by_all_spans(dataset, everything, outputs):
         strict=True,
     )
     spans = [all_spans(*row, 3) for row in rows]
-    same, overlap = 0, 0.0
+    same = 0
+    overlap = 0.0
     for number, question in enumerate(dataset.questions):
         windows = np.flatnonzero(dataset.question_of == number)
         best = max(windows, key=lambda window: spans[window][0])
@@ -297,7 +303,8 @@ def test_a_step_of_training_lowers_the_loss(dataset):
     params, model_state = jax.jit(network.init)(jax.random.key(0), task.inputs(batch))
     tx = optax.adam(0.01)
     step = lbopt.make_train_step(task.loss_fn, tx, lbopt.make_mesh(1))
-    state, losses = lbopt.TrainState.create(params, model_state, tx), []
+    state = lbopt.TrainState.create(params, model_state, tx)
+    losses = []
     for _ in range(60):
         state, found = step(state, batch)
         losses.append(metrics.means([jax.device_get(found)])["loss"])

@@ -134,7 +134,8 @@ def test_answers_are_cut_out_of_the_text_as_it_is_written(data_dir):
         max_query_length=16,
     )
     splits, _ = _text.load_questions(data)
-    windows, batch = splits.validation, splits.validation.take(np.arange(len(splits.validation)))
+    windows = splits.validation
+    batch = splits.validation.take(np.arange(len(splits.validation)))
     scores = np.where(batch["start_position"] > 0, 1.0, -np.inf)
     chosen = _answers.choose_answers(
         windows, scores, batch["start_position"], batch["end_position"]
@@ -306,7 +307,8 @@ def test_a_run_is_evaluated_where_its_start_is_gone(trained, flags, pretrained, 
 
 
 def test_a_question_without_an_answer_is_counted_by_its_number(data_dir, tmp_path):
-    text_of, number = tfds.features.Text(), tfds.features.Scalar(np.int32)
+    text_of = tfds.features.Text()
+    number = tfds.features.Scalar(np.int32)
     answers_of = tfds.features.Sequence({"text": text_of, "answer_start": number})
     features = {"id": text_of, "context": text_of, "question": text_of, "answers": answers_of}
     good = {"context": "a b", "question": "c", "answers": {"text": ["a"], "answer_start": [0]}}

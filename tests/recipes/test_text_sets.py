@@ -84,7 +84,8 @@ def test_bert_trains_on_a_prepared_corpus_in_two_phases(data_dir, tmp_path):
 
 
 def test_a_run_knows_how_the_text_of_its_corpus_was_changed(tmp_path):
-    pieces, settings = (*SPECIAL_TOKENS, *"abcdefgh"), TextNormalization(do_lower_case=False)
+    pieces = (*SPECIAL_TOKENS, *"abcdefgh")
+    settings = TextNormalization(do_lower_case=False)
     with StoreWriter(tmp_path / "lbopt_text" / "mine", pieces, "a test", settings) as writer:
         for _ in range(12):
             writer.append(Document(np.arange(5, 13, dtype=np.int32), np.asarray([0, 4])))

@@ -11,7 +11,8 @@ from lbopt.report import _training
 @pytest.fixture
 def drawn(monkeypatch):
     """Return (number of points, marker) of every line in a figure."""
-    seen, plot = [], matplotlib.axes.Axes.plot
+    seen = []
+    plot = matplotlib.axes.Axes.plot
 
     def spy(self, *arguments, **options):
         lines = plot(self, *arguments, **options)

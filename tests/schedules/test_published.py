@@ -33,7 +33,8 @@ MLPERF = [(32768, 29.0, 18, 64, 2512), (65536, 23.080977304670448, 33, 92, 1817)
 @pytest.mark.parametrize(("batch", "base", "warmup_epochs", "epochs", "steps"), MLPERF)
 def test_mlperf_resnet50(batch, base, warmup_epochs, epochs, steps):
     per_epoch = math.ceil(4 * NUM_EXAMPLES / batch) / 4
-    warm, train = warmup_epochs * per_epoch, round(epochs * per_epoch)
+    warm = warmup_epochs * per_epoch
+    train = round(epochs * per_epoch)
     assert train == steps
 
     def formula(t):
@@ -56,7 +57,10 @@ def test_efficientnet_ends_at_a_tenth_and_not_at_a_tenth_of_the_peak():
 
 
 def test_mlperf_bert_climbs_from_a_negative_step_and_jumps():
-    base, warm, start, total = 2.88293e-3, 287, -76, 560
+    base = 2.88293e-3
+    warm = 287
+    start = -76
+    total = 560
 
     def formula(t):
         return base * (t - start) / warm if t - start < warm else base * (1 - t / total)

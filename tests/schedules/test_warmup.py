@@ -22,7 +22,8 @@ SHAPES = {
 
 
 def closed_form(shape, peak, warmup, total, end, count, first_step):
-    t, last = count + first_step, total + first_step
+    t = count + first_step
+    last = total + first_step
     if t < warmup:
         return peak * t / warmup
     factor = SHAPES[shape][1](min((t - warmup) / (last - warmup), 1.0))
@@ -84,7 +85,8 @@ def test_rate_and_warmup_may_be_traced_in_one_program():
     def rates(peak, warmup):
         return jax.vmap(lbopt.warmup_schedule(peak, warmup, 20, first_step=1))(jnp.arange(20))
 
-    peaks, warmups = jnp.asarray([0.1, 0.5, 2.0]), jnp.asarray([0.0, 3.0, 7.5])
+    peaks = jnp.asarray([0.1, 0.5, 2.0])
+    warmups = jnp.asarray([0.0, 3.0, 7.5])
     table = jax.jit(jax.vmap(rates))(peaks, warmups)
     expected = [
         [closed_form("linear", peak, warmup, 20, 0.0, count, 1) for count in range(20)]
@@ -165,7 +167,8 @@ def test_a_peak_below_its_floor_is_refused(floor, kind):
 
 
 def test_drives_an_optimizer():
-    schedule, params = lbopt.warmup_schedule(0.5, 2, 6), {"w": jnp.ones(3)}
+    schedule = lbopt.warmup_schedule(0.5, 2, 6)
+    params = {"w": jnp.ones(3)}
     tx = optax.sgd(schedule)
     state = tx.init(params)
     for count in range(6):

@@ -83,7 +83,8 @@ def trapezoid(x):
 @pytest.mark.parametrize("kind", ["log", "power"])
 def test_the_log_fit_is_numpys(kind):
     steps = np.array(_fits.log_spaced_steps(3000, 40))
-    distances, weights = noisy(kind, steps), trapezoid(np.log(steps))
+    distances = noisy(kind, steps)
+    weights = trapezoid(np.log(steps))
     log = _fits.fit_diffusion(steps, distances, 1).log
     expected = np.polyfit(np.log(steps), distances, 1, w=np.sqrt(weights))
     assert (log.slope, log.intercept) == pytest.approx(tuple(expected), rel=1e-9)
@@ -92,7 +93,8 @@ def test_the_log_fit_is_numpys(kind):
 @pytest.mark.parametrize("kind", ["log", "power"])
 def test_the_power_fit_is_scipys(kind):
     steps = np.array(_fits.log_spaced_steps(3000, 40))
-    distances, weights = noisy(kind, steps), trapezoid(np.log(steps))
+    distances = noisy(kind, steps)
+    weights = trapezoid(np.log(steps))
     power = _fits.fit_diffusion(steps, distances, 1).power
     # curve_fit is another method: Levenberg-Marquardt on both parameters, to 1e-12.
     (scale, exponent), _ = optimize.curve_fit(
@@ -113,7 +115,8 @@ def test_the_power_fit_is_scipys(kind):
 def test_each_decade_weighs_alike_however_dense_the_points_are():
     """Three decades have one slope and the last, nine tenths of the points, another."""
     kinked = lambda t: np.log(t) + np.maximum(np.log(t / 1000), 0)  # noqa: E731
-    dense, sparse = np.arange(1, 10_001), np.array(_fits.log_spaced_steps(10_000, 200))
+    dense = np.arange(1, 10_001)
+    sparse = np.array(_fits.log_spaced_steps(10_000, 200))
     slopes = [_fits.fit_diffusion(steps, kinked(steps), 1).log.slope for steps in (dense, sparse)]
     unweighted = np.polyfit(np.log(dense), kinked(dense), 1)[0]
     assert slopes[0] == pytest.approx(slopes[1], rel=0.01)

@@ -14,7 +14,10 @@ from lbopt.sweep import Probes, noise_scales
 from lbopt.sweep.lanes import _gauges
 
 KEY = jax.random.key(0)
-NUM_PARTS, PART_SIZE, DIM, SIGNAL = 8, 4, 4000, 0.5
+NUM_PARTS = 8
+PART_SIZE = 4
+DIM = 4000
+SIGNAL = 0.5
 NOISE = {"quiet": 0.5, "loud": 3.0}
 
 
@@ -52,7 +55,8 @@ def assert_mean(values, expected, relative_spread):
 
 def test_the_noise_scale_of_gaussian_gradients():
     probes = gaussian_probes()
-    signal, trace = 2 * SIGNAL**2, sum(sigma**2 for sigma in NOISE.values())
+    signal = 2 * SIGNAL**2
+    trace = sum(sigma**2 for sigma in NOISE.values())
     assert_mean(probes.noise_trace, trace, 0.002)
     assert_mean(probes.gradient_square_norm, signal, 0.01)
     seeds = [
@@ -134,14 +138,16 @@ def test_bf16_gradients_are_summed_in_fp32():
 
 
 def test_phi_keeps_its_digits_where_the_angle_is_small():
-    one, other = jnp.array([1.0, 0.0]), jnp.array([1.0, 1e-4])
+    one = jnp.array([1.0, 0.0])
+    other = jnp.array([1.0, 1e-4])
     assert _gauges.phi(one, other) == pytest.approx(5e-9, rel=1e-3)
     assert (
         1 - jnp.dot(one, other) / jnp.linalg.norm(other) == 0
     )  # the plain formula loses all digits
 
 
-NUM_EXAMPLES, SIDE = 8, 6
+NUM_EXAMPLES = 8
+SIDE = 6
 
 
 def quadratic(params, model_state, batch, rng):
@@ -215,7 +221,8 @@ def test_each_part_has_random_numbers_of_its_own_and_both_passes_the_same():
         del batch
         return jax.random.uniform(rng) * 0.5 * jnp.sum(params**2), (model_state, {})
 
-    num_parts, w = 4, jnp.array([3.0, 4.0])
+    num_parts = 4
+    w = jnp.array([3.0, 4.0])
     probe = _gauges.make_probe(loss_fn, num_parts)(w, {}, jnp.zeros(num_parts), KEY)
     norm = np.sqrt(
         probe.gradient_square_norm + probe.noise_trace / num_parts
@@ -301,7 +308,8 @@ def test_memory_does_not_grow_with_the_number_of_parts():
     """100,000 parameters are 400 kB, and a gradient for each slice would be 6 MB more."""
 
     def scratch(num_parts):
-        params, batch = {"x": jnp.zeros(100_000)}, {"x": jnp.zeros((num_parts, 1))}
+        params = {"x": jnp.zeros(100_000)}
+        batch = {"x": jnp.zeros((num_parts, 1))}
         compiled = (
             jax.jit(_gauges.make_probe(squares, num_parts)).lower(params, {}, batch, KEY).compile()
         )

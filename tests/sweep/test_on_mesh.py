@@ -123,7 +123,8 @@ def test_arms_whose_searches_differ_share_a_program(tmp_path):
             global_batch_sizes=(1024,), trial_batching=batching, trials_per_program=64
         )
         other = copy.deepcopy(config.arms[1])
-        other.name, other.search = "one rate", SearchConfig(learning_rate_factors=(1.0,))
+        other.name = "one rate"
+        other.search = SearchConfig(learning_rate_factors=(1.0,))
         config.arms = (other, config.arms[1])
         config.search = SearchConfig(learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0))
         (tmp_path / batching).mkdir()

@@ -63,7 +63,8 @@ def test_two_processes_find_what_one_finds(
     assert again.said(1) == []
     alone = start([*command[:-1], f"--workdir={tmp_path / 'alone'}"], count=1, devices=1)
     assert alone.codes(200) == [0]
-    ours, theirs = rows_of(tmp_path / "study"), rows_of(tmp_path / "alone")
+    ours = rows_of(tmp_path / "study")
+    theirs = rows_of(tmp_path / "alone")
     assert ours.keys() == theirs.keys()
     for (
         key,

@@ -120,12 +120,14 @@ def train_alone(cell, wanted):
     outcomes = []
     for trial in wanted:
         train = copy.deepcopy(cell.train)
-        train.seed, train.global_batch_size = trial.seed, cell.global_batch_size
+        train.seed = trial.seed
+        train.global_batch_size = cell.global_batch_size
         train.schedule.base_learning_rate *= trial.factors.learning_rate
         train.parallel.num_devices = 1
         built = build_run(train)
         state = built.init()
-        start, losses = flat(state.params), []
+        start = flat(state.params)
+        losses = []
         for step in range(built.num_steps):
             state, metrics = built.train_step(state, built.batches[step])
             losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
@@ -244,10 +246,8 @@ class Spoilt(ArrayDataset):
 
 @pytest.mark.slow
 def test_a_damaged_record_among_the_probed_ones_changes_nothing(cells):
-    problem, config = (
-        cells[0].problem,
-        make_config(measure=MeasureConfig(num_probes=1, probe_parts=4, probe_part_size=8)),
-    )
+    problem = cells[0].problem
+    config = make_config(measure=MeasureConfig(num_probes=1, probe_parts=4, probe_part_size=8))
     train = problem.splits.train
     spoilt = problem._replace(splits=problem.splits._replace(train=Spoilt(train.arrays)))
     variables = jax.tree.map(lambda x: x[None], problem.init(jax.random.key(0)))

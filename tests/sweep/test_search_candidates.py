@@ -44,7 +44,8 @@ def test_a_grid_is_the_whole_product_with_the_learning_rate_slowest():
     strategies.floats(0.0, 1.0, exclude_max=True),
 )
 def test_no_draw_leaves_its_range(ends, part):
-    low, high = ends[0], ends[0] * ends[1]
+    low = ends[0]
+    high = ends[0] * ends[1]
     assert low <= Range(low, high).at(part) <= high
 
 

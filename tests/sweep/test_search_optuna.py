@@ -32,7 +32,8 @@ def bowl(proposal):
 
 
 def asked_of(config, objective):
-    search, rounds = make_searcher(config), []
+    search = make_searcher(config)
+    rounds = []
     while asked := search.ask():
         rounds.append(asked)
         search.tell([objective(one) for one in asked])

@@ -42,7 +42,8 @@ def valley(proposal):
 
 def run(config, objective=valley):
     """Return the rounds of a whole search, each with its proposals and scores."""
-    search, rounds = make_searcher(config), []
+    search = make_searcher(config)
+    rounds = []
     while asked := search.ask():
         rounds.append((asked, [objective(one) for one in asked]))
         search.tell(rounds[-1][1])

@@ -34,7 +34,8 @@ def whole(factors=RULE):
 
 def going_through(cell, config, value):
     """Return a cell's requests, round by round, when `value` scores a trial."""
-    going, asked = _drive.drive(cell, config), []
+    going = _drive.drive(cell, config)
+    asked = []
     wanted = next(going)
     while True:
         asked.append(wanted)
@@ -156,9 +157,11 @@ def test_steps_instead_of_epochs():
 def test_arms_that_learn_the_same_share_a_problem_and_others_do_not():
     config = make_config()
     other = copy.deepcopy(config.arms[1])
-    other.name, other.model = "lstm", ModelConfig("lstm", hidden=8)
+    other.name = "lstm"
+    other.model = ModelConfig("lstm", hidden=8)
     smoothed = copy.deepcopy(config.arms[1])
-    smoothed.name, smoothed.loss = "smoothed", LossConfig(label_smoothing=0.1)
+    smoothed.name = "smoothed"
+    smoothed.loss = LossConfig(label_smoothing=0.1)
     config.arms = (*config.arms, other, smoothed)
     config.validate()
     first, second, third, fourth = make_problems(config)
@@ -171,11 +174,10 @@ def test_trials_share_a_program_whatever_their_numbers_and_rules(cells):
     (lamb, full) = (cell for cell in cells if cell.arm.name == "lamb")
     (momentum, _) = (cell for cell in cells if cell.arm.name == "momentum")
     other_rule = copy.deepcopy(lamb)
-    other_rule.train.schedule.scaling_rule, other_rule.train.schedule.base_learning_rate = (
-        "linear",
-        3.0,
-    )
-    other_rule.train.schedule.base_warmup_epochs, other_rule.train.optimizer.weight_decay = 1.0, 0.5
+    other_rule.train.schedule.scaling_rule = "linear"
+    other_rule.train.schedule.base_learning_rate = 3.0
+    other_rule.train.schedule.base_warmup_epochs = 1.0
+    other_rule.train.optimizer.weight_decay = 0.5
     one = lamb.trial("search", whole(), 0)
     key = program_key(lamb, one)
     assert key == program_key(lamb, lamb.trial("final", Proposal(Factors(2.0, 0.5, 3.0), 0.5), 9))
@@ -210,7 +212,8 @@ def test_a_target_that_is_no_metric_of_the_data_is_refused():
 
 def test_more_probed_examples_than_there_are_are_refused():
     config = make_config()
-    config.measure.num_probes, config.measure.probe_part_size = 1, 65
+    config.measure.num_probes = 1
+    config.measure.probe_part_size = 65
     with refused("config.measure.probe_part_size", 65, "mismatch"):
         make_cells(config, make_problems(config))
 

@@ -56,7 +56,9 @@ class Cloud:
 
     def __init__(self, folder, checkout):
         """Lay out the folders."""
-        self.root, self.checkout, self.workdir = folder / "cloud", checkout, folder / "workdir"
+        self.root = folder / "cloud"
+        self.checkout = checkout
+        self.workdir = folder / "workdir"
         self.root.mkdir()
         self.started = []
         self.settings = folder / "env"

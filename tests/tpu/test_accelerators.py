@@ -16,7 +16,9 @@ DEVICES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 1, "v5p": 1, "v5e": 1, "v6e": 1}
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["accelerator"])
 def test_row(row):
-    generation, chips, hosts = row["generation"], int(row["chips"]), int(row["hosts"])
+    generation = row["generation"]
+    chips = int(row["chips"])
+    hosts = int(row["hosts"])
     prefix, number = row["accelerator"].rsplit("-", 1)
     assert prefix == ("v5litepod" if generation == "v5e" else generation)
     assert int(number) == chips * CORES_IN_NAME[generation]

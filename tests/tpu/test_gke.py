@@ -131,14 +131,15 @@ def _outcome(manifest, exit_code=None, condition=None, failed_before=0):
     rules decide.
     """
     job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
-    reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+    reason = "BackoffLimitExceeded"
+    message = "Job has reached the specified backoff limit"
     for index, rule in enumerate(job["podFailurePolicy"]["rules"]):
         assert rule["action"] == "FailJob"
         codes = rule.get("onExitCodes", {"values": []})
         if condition in [pattern["type"] for pattern in rule.get("onPodConditions", [])]:
-            reason, message = (
-                "PodFailurePolicy",
-                f"Pod default/a-0 has condition {condition} matching FailJob rule at index {index}",
+            reason = "PodFailurePolicy"
+            message = (
+                f"Pod default/a-0 has condition {condition} matching FailJob rule at index {index}"
             )
             break
         if (

@@ -74,7 +74,8 @@ def outcome(workdir):
 
 def go(folder, cases, arguments):
     os.environ.pop("FAULT_FOLDER", None)
-    whole, log = folder / "whole", folder / "log"
+    whole = folder / "whole"
+    log = folder / "log"
     os.environ.update(FAULT_FOLDER=str(whole), FAULT_AT="0", FAULT_LOG=str(log))
     code, seconds = run([*arguments, f"--workdir={whole}"], folder / "stderr")
     operations = log.read_text().splitlines()

@@ -76,7 +76,8 @@ def kill(pid, workdir, rng, before):
 
 
 def go(kills, seed, workdir, arguments):
-    rng, found = random.Random(seed), collections.Counter()
+    rng = random.Random(seed)
+    found = collections.Counter()
     for _ in range(kills):
         before = lines(workdir)
         kill(start(arguments), workdir, rng, before)

@@ -117,7 +117,8 @@ def test_other_groups_of_devices_have_what_was_remembered(before, after, tmp_pat
     other, like = make(MOMENTUM, *after)
     said = []
     back = through_a_checkpoint(tmp_path, state, like, said)
-    was, now = _replica_rows.count(state), _replica_rows.count(like)
+    was = _replica_rows.count(state)
+    now = _replica_rows.count(like)
     assert (_replica_rows.slices_of(state), _replica_rows.slices_of(like)) == tuple(
         1 if over == "replicas" else over for _, over in (before, after)
     )

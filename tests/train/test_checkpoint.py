@@ -122,7 +122,8 @@ def test_a_checkpoint_is_chosen_by_name_or_step(tmp_path):
 
 @pytest.mark.parametrize(("num_devices", "on"), [(1, 1), (4, 4), (1, 4), (4, 2)])
 def test_values_dtypes_and_layout_come_back(tmp_path, num_devices, on):
-    state, mesh = make_state(7, num_devices), make_mesh(on)
+    state = make_state(7, num_devices)
+    mesh = make_mesh(on)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state, None)
         checkpoints.wait()
@@ -149,7 +150,8 @@ class Device:
     """A stand-in for a device that reports its memory size and usage."""
 
     def __init__(self, device):
-        self.device, self.stats = device, {}
+        self.device = device
+        self.stats = {}
 
     def __eq__(self, other):
         return self.device == other
@@ -171,10 +173,8 @@ def test_the_state_is_copied_on_devices_if_there_is_room_beside_what_steps_use(
     """With a copy, a thread writes. Before the first step there would be room in either case."""
     devices = [Device(device) for device in jax.local_devices()[:2]]
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
-    state, size = (
-        make_state(1, num_devices=2),
-        sum(leaf.nbytes for leaf in jax.tree.leaves(make_state())),
-    )
+    state = make_state(1, num_devices=2)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(make_state()))
     for device in devices:
         device.stats = {"bytes_limit": 1000 + size, "peak_bytes_in_use": size, "bytes_in_use": size}
     threads = []
@@ -253,7 +253,8 @@ def test_a_checkpoint_from_before_there_were_aggregators_is_read(tmp_path, monke
     assert _seal.read(data).replicas == _seal.BEFORE_AGGREGATORS
 
 
-STACK, RATE = lbopt.stacked_paths("^layers/"), optax.linear_schedule(0.1, 0.01, 10)
+STACK = lbopt.stacked_paths("^layers/")
+RATE = optax.linear_schedule(0.1, 0.01, 10)
 OF_BEFORE = {
     "lamb": lambda: optax.chain(
         lbopt.lamb(RATE, weight_decay=0.01, stacked=STACK), lbopt.monitor_layers(STACK)

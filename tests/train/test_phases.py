@@ -16,7 +16,8 @@ from lbopt.transforms import LearningRateState
 from lbopt.transforms._moments import LambMomentsState
 
 BUILD = _build.build_run
-FIRST, SECOND = 6, 5
+FIRST = 6
+SECOND = 5
 """Steps of each phase."""
 
 
@@ -122,7 +123,8 @@ def test_the_second_phase_goes_on_with_its_own_batch_and_warms_up_from_zero(stra
     sizes = [64] * FIRST + [128] * SECOND
     assert [line["examples_seen"] for line in seen] == np.cumsum(sizes).tolist()
     rates = [line["train/learning_rate"] for line in seen]
-    first, second = rates[:FIRST], rates[FIRST:]
+    first = rates[:FIRST]
+    second = rates[FIRST:]
     # Warmup of two steps; updates count from 1, and the decay ends one step after the last.
     assert first == pytest.approx(
         [0.01, 0.02, *(0.02 * (1 - k / 5) for k in range(1, 5))], rel=1e-6

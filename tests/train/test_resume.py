@@ -90,7 +90,8 @@ def whole_checkpoints(workdir):
 def test_the_same_command_ends_in_the_same_state(
     name, workdir, train, reference, bits, saved_state, logged
 ):
-    overrides, workdir = KILLS[name][2], workdir(name)
+    overrides = KILLS[name][2]
+    workdir = workdir(name)
     assert train(workdir, *overrides) == 0
     whole = reference(*overrides)
     for step in (12, 20):
@@ -112,7 +113,8 @@ def test_the_same_command_ends_in_the_same_state(
 @pytest.mark.process
 def test_on_fewer_devices_what_replicas_remember_is_rebuilt(workdir, train, saved_state, capsys):
     """Nothing else changes: the next step starts from the mean of the saved replicas."""
-    workdir, seen = workdir("error feedback"), {}
+    workdir = workdir("error feedback")
+    seen = {}
     two = (*AGGREGATED, "--config.parallel.num_devices=2")
 
     def watch(step, state, batch):
@@ -167,7 +169,8 @@ def test_every_step_after_a_resume_sees_what_it_sees_in_one_run(
     def record(seen):
         return lambda step, state, batch: seen.update({step: (bits(state), bits(batch))})
 
-    straight, resumed = {}, {}
+    straight = {}
+    resumed = {}
     assert train(tmp_path / "straight", before=record(straight)) == 0
     assert train(workdir(name), before=record(resumed)) == 0
     assert sorted(straight) == list(range(1, 21))
@@ -208,7 +211,8 @@ def test_a_sharded_run_goes_on_without_sharding(
 
 def test_a_sharded_run_is_evaluated_and_exported(train, command, saved_state, tmp_path, capsys):
     """Both use the average, which is sharded."""
-    workdir, output = tmp_path / "run", tmp_path / "exported"
+    workdir = tmp_path / "run"
+    output = tmp_path / "exported"
     assert train(workdir, *SHARDED) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[0])
     assert main(["evaluate", *command(workdir, *SHARDED)[1:]]) == 0

@@ -355,7 +355,8 @@ def make(what, place, learned):
         shutil.copytree(learned, place)
     elif "folder" in what:
         place.mkdir()
-    config, step = place / "config.json", place / "checkpoints" / "2" / "default"
+    config = place / "config.json"
+    step = place / "checkpoints" / "2" / "default"
     if what == "a text":
         place.write_text("text")
     elif what == "a workdir without a checkpoint":

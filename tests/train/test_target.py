@@ -10,7 +10,8 @@ from refusal import refused
 from lbopt.train import Target
 
 EVERY = ("--config.eval_every_epochs=0.3", "--config.target_metric=eval/accuracy")
-LOW, NEVER = "--config.target_value=0.05", "--config.target_value=1.0"
+LOW = "--config.target_value=0.05"
+NEVER = "--config.target_value=1.0"
 STEPS_PER_EPOCH = 16
 
 

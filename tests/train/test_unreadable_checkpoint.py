@@ -341,7 +341,8 @@ def test_only_the_checksums_see_a_flipped_bit_of_an_array(noisy, looked_at, monk
     """Without checksums the flipped bit would reach the parameters unnoticed."""
     if not looked_at:
         monkeypatch.setattr(_checkpoint, "differing", lambda found, wanted: [])
-    rng, workdir = np.random.default_rng(1), noisy()
+    rng = np.random.default_rng(1)
+    workdir = noisy()
     flip_in_arrays(workdir, rng)
     state = newest(workdir)
     assert int(state.step) == (3 if looked_at else 6)

@@ -13,9 +13,12 @@ from refusal import ANY, refused
 
 import lbopt
 
-NAN, INF = float("nan"), float("inf")
-TRUST, MOMENTS = lbopt.scale_by_layerwise_trust_ratio, lbopt.scale_by_lamb_moments
-MOMENTUM, RATE = lbopt.scale_by_lars_momentum, lbopt.scale_by_learning_rate
+NAN = float("nan")
+INF = float("inf")
+TRUST = lbopt.scale_by_layerwise_trust_ratio
+MOMENTS = lbopt.scale_by_lamb_moments
+MOMENTUM = lbopt.scale_by_lars_momentum
+RATE = lbopt.scale_by_learning_rate
 BAD_BOUNDS = ((2.0, 1.0), (-1.0, 1.0), (NAN, 1.0), (0.0, 1.0, 2.0))
 
 AT_BUILD = [

@@ -221,7 +221,8 @@ def assert_close(ours, theirs, limit):
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         assert mine.dtype == other.dtype
-        mine, other = np.asarray(mine, np.float64), np.asarray(other, np.float64)
+        mine = np.asarray(mine, np.float64)
+        other = np.asarray(other, np.float64)
         assert np.linalg.norm(mine - other) <= limit * np.linalg.norm(other), (mine, other)
 
 
@@ -238,7 +239,8 @@ def kinds(tree):
 @each
 @narrow_too
 def test_update_under_jit_equals_eager(name, dtype):
-    tx, params = make(name), tree_of(0, dtype)
+    tx = make(name)
+    params = tree_of(0, dtype)
     eager = run(tx, params, steps=1)
     assert_close(
         run(tx, params, steps=1, update=jit(tx.update)),
@@ -250,7 +252,8 @@ def test_update_under_jit_equals_eager(name, dtype):
 @each
 @narrow_too
 def test_init_on_shapes_equals_init(name, dtype):
-    tx, params = make(name), tree_of(0, dtype)
+    tx = make(name)
+    params = tree_of(0, dtype)
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
     real = kinds(tx.init(params))
     assert kinds(jax.eval_shape(tx.init, shapes)) == real
@@ -272,7 +275,8 @@ def test_updates_keep_their_dtype_and_shape(name, dtype):
 @each
 @narrow_too
 def test_state_keeps_structure_shapes_and_dtypes(name, dtype):
-    tx, params = make(name), tree_of(0, dtype)
+    tx = make(name)
+    params = tree_of(0, dtype)
     expected = kinds(tx.init(params))
     for steps in (1, 3):
         assert kinds(run(tx, params, steps)[1]) == expected
@@ -292,7 +296,8 @@ WITHOUT_GLOBAL_NORM = {
 
 
 def test_a_masked_global_norm_counts_what_it_is_given():
-    params, gradient = tree_of(0), tree_of(100)
+    params = tree_of(0)
+    gradient = tree_of(100)
     mask = {key: jax.tree.map(lambda _, key=key: key == "first", params[key]) for key in params}
     updates, _ = run(optax.masked(lbopt.clip_by_global_norm(1.5), mask), params, steps=1)
     norm = np.sqrt(
@@ -310,7 +315,8 @@ def test_a_masked_global_norm_counts_what_it_is_given():
 
 @each
 def test_masked_leaves_are_untouched_and_the_others_unchanged_by_it(name):
-    tx, params = make(name), tree_of(0)
+    tx = make(name)
+    params = tree_of(0)
     tx = WITHOUT_GLOBAL_NORM.get(name, tx)
     mask = {
         "first": {"kernel": True, "bias": True},
@@ -330,7 +336,8 @@ def test_masked_leaves_are_untouched_and_the_others_unchanged_by_it(name):
 @each
 def test_inject_hyperparams_equals_the_plain_transform(name):
     factory, options, static, _ = TABLE[name]
-    injected, params = optax.inject_hyperparams(factory, static_args=static)(**options), tree_of(0)
+    injected = optax.inject_hyperparams(factory, static_args=static)(**options)
+    params = tree_of(0)
     updates, state = run(injected, params, update=jit(injected.update))
     assert set(state.hyperparams) >= {
         key for key, value in options.items() if isinstance(value, float)
@@ -341,7 +348,8 @@ def test_inject_hyperparams_equals_the_plain_transform(name):
 
 
 def test_inject_hyperparams_keeps_the_default_masks():
-    factory, options = lbopt.scale_by_layerwise_trust_ratio, {"weight_decay": 0.1}
+    factory = lbopt.scale_by_layerwise_trust_ratio
+    options = {"weight_decay": 0.1}
     updates, _ = run(optax.inject_hyperparams(factory)(**options), tree_of(0), steps=1)
     assert_close(updates, run(factory(**options), tree_of(0), steps=1)[0], 2e-6)
 
@@ -381,10 +389,8 @@ INJECTED = {
 def test_injected_hyperparams_take_effect(name):
     factory, options, static, _ = TABLE[name]
     constant = {"learning_rate": 0.1} if "learning_rate" in options else {}
-    injected, params = (
-        optax.inject_hyperparams(factory, static_args=static)(**{**options, **constant}),
-        tree_of(0),
-    )
+    injected = optax.inject_hyperparams(factory, static_args=static)(**{**options, **constant})
+    params = tree_of(0)
     state = injected.init(params)
     before, _ = injected.update(tree_of(100), state, params)
     key = INJECTED.get(name, "learning_rate")
@@ -395,10 +401,12 @@ def test_injected_hyperparams_take_effect(name):
 
 @each
 def test_multi_steps_equals_one_update_with_the_mean_gradient(name):
-    tx, params = make(name), tree_of(0)
+    tx = make(name)
+    params = tree_of(0)
     several = optax.MultiSteps(tx, every_k_schedule=4)
     gradients = [tree_of(seed) for seed in range(10, 18)]
-    state, plain_state = several.init(params), tx.init(params)
+    state = several.init(params)
+    plain_state = tx.init(params)
     update = jit(several.update)
     for start in (0, 4):
         for gradient in gradients[start : start + 4]:
@@ -410,7 +418,8 @@ def test_multi_steps_equals_one_update_with_the_mean_gradient(name):
 
 
 def test_injected_hyperparams_of_the_passive_ones_are_read():
-    injected, params = optax.inject_hyperparams(lbopt.track_ema)(decay=0.9, ramp=False), tree_of(0)
+    injected = optax.inject_hyperparams(lbopt.track_ema)(decay=0.9, ramp=False)
+    params = tree_of(0)
     state = injected.init(params)
     state.hyperparams["decay"] = jnp.asarray(0.0)
     _, state = injected.update(tree_of(100), state, params)
@@ -458,13 +467,15 @@ def test_schedule_free_with_ours_equals_schedule_free_with_optax():
 
 @each
 def test_multi_transform_equals_the_transform_on_its_group(name):
-    tx, params = make(name), tree_of(0)
+    tx = make(name)
+    params = tree_of(0)
     labels = {"first": "ours", "norm": "none", "last": "none", "gain": "none"}
     labels = {key: jax.tree.map(lambda _, label=labels[key]: label, params[key]) for key in params}
     updates, _ = run(
         optax.multi_transform({"ours": tx, "none": optax.set_to_zero()}, labels), params, steps=1
     )
-    group, gradient = {"first": params["first"]}, {"first": tree_of(100)["first"]}
+    group = {"first": params["first"]}
+    gradient = {"first": tree_of(100)["first"]}
     expected, _ = tx.update(gradient, tx.init(group), group)
     assert_identical({"first": updates["first"]}, expected)
     assert all(
@@ -479,7 +490,8 @@ def test_multi_transform_equals_the_transform_on_its_group(name):
     "name", [name for name in TABLE if name != "skip"]
 )  # "skip" acts before optax can
 def test_apply_if_finite_skips_a_bad_update_and_no_other(name):
-    tx, params = make(name), tree_of(0)
+    tx = make(name)
+    params = tree_of(0)
     guarded = optax.apply_if_finite(tx, max_consecutive_errors=3)
     good, state = run(guarded, params, steps=1)
     expected, inner = run(tx, params, steps=1)
@@ -495,7 +507,9 @@ def test_apply_if_finite_skips_a_bad_update_and_no_other(name):
 
 @each
 def test_params_none(name):
-    tx, params, gradient = make(name), tree_of(0), tree_of(100)
+    tx = make(name)
+    params = tree_of(0)
+    gradient = tree_of(100)
     if TABLE[name][3]:
         with refused("params", None, "missing"):
             tx.update(gradient, tx.init(params), None)
@@ -514,7 +528,9 @@ def without_types(state):
 
 @each
 def test_a_state_without_its_types_or_of_other_parameters_is_refused_in_one_line(name):
-    tx, params, gradient = make(name), tree_of(0), tree_of(100)
+    tx = make(name)
+    params = tree_of(0)
+    gradient = tree_of(100)
     state = tx.init(params)
     if name not in ("clip", "normalize", "add_weight_decay", "monitor"):  # these read no state
         with refused("opt_state", code="type"):
@@ -531,7 +547,9 @@ def test_a_state_without_its_types_or_of_other_parameters_is_refused_in_one_line
 
 @each
 def test_input_trees_are_not_changed(name):
-    tx, params, gradient = make(name), tree_of(0), tree_of(100)
+    tx = make(name)
+    params = tree_of(0)
+    gradient = tree_of(100)
     state = tx.init(params)
     tx.update(gradient, state, params)
     assert_identical((params, gradient), (tree_of(0), tree_of(100)))
@@ -613,7 +631,8 @@ def test_complex_leaves_beside_real_ones_equal_optax(name):
         ends = []
         for tx in (ours, theirs):
             params = jax.tree.map(jnp.asarray, draw(0))
-            state, update = tx.init(params), jax.jit(tx.update)
+            state = tx.init(params)
+            update = jax.jit(tx.update)
             for step in range(20):
                 updates, state = update(jax.tree.map(jnp.asarray, draw(1 + step)), state, params)
                 params = optax.apply_updates(params, updates)
@@ -639,7 +658,8 @@ def test_complex_leaves_beside_real_ones_equal_optax(name):
     ids=["float0", "int32", "number", "numeric_gradient"],
 )
 def test_leaves_that_are_no_floating_point_arrays_are_refused_by_name(name, param, gradient):
-    tx, params = make(name), {"kernel": jnp.ones((4, 4)), "steps": param}
+    tx = make(name)
+    params = {"kernel": jnp.ones((4, 4)), "steps": param}
     with refused(ANY, code="type") as caught:
         tx.update({"kernel": jnp.ones((4, 4)), "steps": gradient}, tx.init(params), params)
     assert caught.value.field in ("params/steps", "updates/steps")
@@ -693,7 +713,9 @@ def test_strict_promotion_changes_nothing(name):
     factory, options, _, _ = TABLE[name]
     if callable(options.get("learning_rate")):  # the table's own schedule divides by an integer
         options = {**options, "learning_rate": lbopt.warmup_schedule(0.1, 2, 8, decay="cosine")}
-    tx, params, gradient = factory(**options), tree_of(0, jnp.bfloat16), tree_of(100, jnp.bfloat16)
+    tx = factory(**options)
+    params = tree_of(0, jnp.bfloat16)
+    gradient = tree_of(100, jnp.bfloat16)
     expected = tx.update(gradient, tx.init(params), params)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         assert_identical(tx.update(gradient, tx.init(params), params), expected)
@@ -742,7 +764,8 @@ def test_the_state_of_parameters_in_boxes_can_be_sharded_as_they_are(name, kind)
 
 @each
 def test_tree_map_params_finds_what_is_like_the_parameters(name):
-    tx, params = make(name), tree_of(0)
+    tx = make(name)
+    params = tree_of(0)
     state = jax.eval_shape(tx.init, params)
     specs = jax.tree.map(lambda p: PartitionSpec(*boxes.AXES[: p.ndim]), params)
     mapped = optax.tree_utils.tree_map_params(

@@ -209,7 +209,8 @@ BUILD = [lbopt.lamb, lbopt.lans, lbopt.lars]
 
 @pytest.mark.parametrize("build", BUILD)
 def test_masks_and_stacks_that_do_not_fit_the_parameters(build):
-    select, stacked = lbopt.select_paths("attention"), lbopt.stacked_paths("layers")
+    select = lbopt.select_paths("attention")
+    stacked = lbopt.stacked_paths("layers")
     cases = [
         ("weight_decay_mask", select, "weight_decay_mask", select, "value"),
         ("trust_ratio_mask", lbopt.exclude_paths("dense"), "trust_ratio_mask", ANY, "value"),

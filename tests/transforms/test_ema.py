@@ -14,7 +14,8 @@ import lbopt
 
 
 def run(tx, params, steps=30):
-    state, path = tx.init(params), []
+    state = tx.init(params)
+    path = []
     update = jax.jit(tx.update)
     for step in range(steps):
         updates, state = update({"w": jnp.full_like(params["w"], np.sin(step))}, state, params)

@@ -108,10 +108,8 @@ def test_optimizers_equal_their_sources(name, decay, size):
         else {"skipped": lambda name: name == "bias"}
     )
     if build is lbopt.lars:
-        options, source_options = (
-            {**options, "trust_coefficient": 0.01},
-            {**source_options, "trust_coefficient": 0.01},
-        )
+        options = {**options, "trust_coefficient": 0.01}
+        source_options = {**source_options, "trust_coefficient": 0.01}
     gradient = tree_of(5, size)
     updates, _ = update(build(0.1, weight_decay=decay, **options), gradient)
     step = source(weight_decay=decay, **source_options)

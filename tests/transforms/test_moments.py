@@ -21,7 +21,8 @@ def test_moments_are_fp32_and_equal_to_float64_sums(dtype):
     for g in gradients(20, dtype):
         _, state = tx.update({"w": g}, state)
         wide = np.asarray(g, np.float64)
-        m, v = 0.9 * m + 0.1 * wide, 0.99 * v + 0.01 * wide**2
+        m = 0.9 * m + 0.1 * wide
+        v = 0.99 * v + 0.01 * wide**2
     assert state.mu["w"].dtype == state.nu["w"].dtype == jnp.float32
     assert np.linalg.norm(state.mu["w"] - m) <= 1e-6 * np.linalg.norm(m)
     assert np.linalg.norm(state.nu["w"] - v) <= 1e-6 * np.linalg.norm(v)
@@ -32,7 +33,8 @@ def test_moments_in_bf16_would_be_seen():
     m = jnp.zeros(33, jnp.bfloat16)
     wide = np.zeros(33)
     for g in gradients(20, jnp.bfloat16):
-        m, wide = 0.9 * m + 0.1 * g, 0.9 * wide + 0.1 * np.asarray(g, np.float64)
+        m = 0.9 * m + 0.1 * g
+        wide = 0.9 * wide + 0.1 * np.asarray(g, np.float64)
     assert np.linalg.norm(np.asarray(m, np.float64) - wide) > 1e-3 * np.linalg.norm(wide)
 
 
@@ -55,9 +57,11 @@ def test_velocity_is_fp32(dtype, nesterov):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_in_fp32_is_optax_trace(nesterov):
-    ours, theirs = lbopt.scale_by_lars_momentum(0.7, nesterov), optax.trace(0.7, nesterov)
+    ours = lbopt.scale_by_lars_momentum(0.7, nesterov)
+    theirs = optax.trace(0.7, nesterov)
     params = {"w": jnp.zeros(33)}
-    state, their_state = ours.init(params), theirs.init(params)
+    state = ours.init(params)
+    their_state = theirs.init(params)
     for u in gradients(5, jnp.float32):
         updates, state = ours.update({"w": u}, state)
         expected, their_state = theirs.update({"w": u}, their_state)
@@ -72,7 +76,8 @@ def test_debias_of_the_first_steps_equals_float64(b1, b2):
     for t, g in enumerate(gradients(4, jnp.float32), start=1):
         updates, state = tx.update({"w": g}, state)
         wide = np.asarray(g, np.float64)
-        m, v = b1 * m + (1 - b1) * wide, b2 * v + (1 - b2) * wide**2
+        m = b1 * m + (1 - b1) * wide
+        v = b2 * v + (1 - b2) * wide**2
         expected = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + 1e-6)
         assert np.linalg.norm(updates["w"] - expected) <= 1e-6 * np.linalg.norm(expected)
 

@@ -232,7 +232,8 @@ def test_a_rate_is_set_where_it_was_injected_and_is_no_settable_leaf_elsewhere(m
     for rate in (0.25, lambda count: 0.25):
         with pytest.raises(KeyError):
             optax.tree_utils.tree_set(make(rate).init(PARAMS), learning_rate=jnp.asarray(0.5))
-    tx, other = optax.inject_hyperparams(make)(0.25), make(0.5)
+    tx = optax.inject_hyperparams(make)(0.25)
+    other = make(0.5)
     assert optax.tree_utils.tree_get(tx.init(PARAMS), "learning_rate") == 0.25
     updates, state = tx.update(
         GRADS, optax.tree_utils.tree_set(tx.init(PARAMS), learning_rate=jnp.asarray(0.5)), PARAMS

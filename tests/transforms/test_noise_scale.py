@@ -9,7 +9,10 @@ from refusal import refused
 
 import lbopt
 
-DIM, SIGNAL, NOISE = 40, 0.3, 2.0  # ||G|| = 0.3, tr(Sigma) = 40 * 4 = 160
+# ||G|| = 0.3, tr(Sigma) = 40 * 4 = 160
+DIM = 40
+SIGNAL = 0.3
+NOISE = 2.0
 
 
 def parts(rng, num_small, size):
@@ -21,10 +24,12 @@ def parts(rng, num_small, size):
 @pytest.mark.parametrize(("num_small", "size"), [(2, 64), (4, 64), (16, 4096)])
 def test_single_estimates_are_right_on_average(num_small, size):
     rng = np.random.default_rng(1)
-    squares, traces = [], []
+    squares = []
+    traces = []
     for _ in range(4000):
         g = parts(rng, num_small, size)
-        small, big = np.mean(np.sum(g**2, 1)), np.sum(g.mean(0) ** 2)
+        small = np.mean(np.sum(g**2, 1))
+        big = np.sum(g.mean(0) ** 2)
         estimate = lbopt.estimate_noise(small, big, num_small, size)
         squares.append(estimate.square_norm)
         traces.append(estimate.trace)
@@ -35,7 +40,9 @@ def test_single_estimates_are_right_on_average(num_small, size):
 
 
 def test_running_means_find_the_noise_scale():
-    rng, size, num_small = np.random.default_rng(2), 16_384, 8
+    rng = np.random.default_rng(2)
+    size = 16_384
+    num_small = 8
     tx = lbopt.track_noise_scale(size, decay=0.99)
     state = tx.init(None)
     update = jax.jit(

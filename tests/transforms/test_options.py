@@ -65,7 +65,8 @@ def lamb_float64(
                 u = u + wd * w[name]
             ratio = 1.0
             if name in adapted:
-                size_w, size_u = np.sqrt((w[name] ** 2).sum()), np.sqrt((u**2).sum())
+                size_w = np.sqrt((w[name] ** 2).sum())
+                size_u = np.sqrt((u**2).sum())
                 if size_w > 0 and size_u > 0:
                     ratio = (size_w if phi is None else min(max(size_w, phi[0]), phi[1])) / size_u
                 if bounds is not None:
@@ -248,7 +249,8 @@ def oracle(family, case, **wrong):
     """Return the final parameters of the transcription."""
     _, transcription, cases, peak = FAMILIES[family]
     problem = make_problem()
-    params, grads = flatten(problem.params), flatten(problem.grads)
+    params = flatten(problem.params)
+    grads = flatten(problem.grads)
     assert params.keys() == ALL
     return transcription(params, grads, peak * problem.rates, **{**cases[case][1], **wrong})
 
@@ -334,7 +336,8 @@ def relative(difference, scale):
     ("dtype", "limit"), [(np.float32, 1e-6), (np.float64, 1e-12)], ids=["fp32", "x64"]
 )
 def test_fifty_steps_equal_the_transcription(family, case, dtype, limit):
-    run, expected = descend(family, case, dtype), oracle(family, case)
+    run = descend(family, case, dtype)
+    expected = oracle(family, case)
     for errors in (position_errors(run.last, expected), movement_errors(run, expected)):
         assert max(errors.values()) <= limit, errors
 
@@ -356,7 +359,8 @@ def test_transcriptions_see_a_wrong_decay_and_the_rate_outside_the_momentum():
 
 def test_norm_of_the_sum_is_never_larger_than_the_sum_of_norms():
     problem = make_problem()
-    gradient, ratios = jax.tree.map(lambda g: g[0], problem.grads), {}
+    gradient = jax.tree.map(lambda g: g[0], problem.grads)
+    ratios = {}
     for denominator in ("sum_of_norms", "norm_of_sum"):
         tx = lbopt.lars(
             0.1, 0.1, denominator=denominator, weight_decay_mask=None, trust_ratio_mask=None

@@ -81,7 +81,8 @@ def test_sharding_types_are_stable_on_an_explicit_mesh(name):
             )
         }
         tx = MAKE[name]()
-        eager, jitted = tx.init(params), jax.jit(tx.init)(params)
+        eager = tx.init(params)
+        jitted = jax.jit(tx.init)(params)
         assert jax.tree.map(jax.typeof, eager) == jax.tree.map(jax.typeof, jitted)
         updates, state = jax.jit(tx.update)(params, jitted, params)
         assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, eager)

@@ -22,7 +22,8 @@ def gradient(size, seed=0):
 def feed(tx, sizes, state=None):
     """Return the states after each gradient of these norms."""
     state = tx.init(PARAMS) if state is None else state
-    states, update = [], jax.jit(tx.update)
+    states = []
+    update = jax.jit(tx.update)
     for number, size in enumerate(sizes):
         updates, state = update(gradient(size, number), state, PARAMS)
         states.append((updates, state))

@@ -60,9 +60,11 @@ def test_stack_equals_its_layers(name):
     def head(seed):
         return {"kernel": jnp.float32(np.random.default_rng(seed).normal(size=(4, 2)))}
 
-    stacked, plain = BUILD[name](stacked=lbopt.stacked_paths("^stack/")), BUILD[name]()
+    stacked = BUILD[name](stacked=lbopt.stacked_paths("^stack/"))
+    plain = BUILD[name]()
     params, their_params = whole(layers_of(0), head(50))
-    state, their_state = stacked.init(params), plain.init(their_params)
+    state = stacked.init(params)
+    their_state = plain.init(their_params)
     for seed in range(1, 6):
         grads, their_grads = whole(layers_of(seed), head(50 + seed))
         updates, state = stacked.update(grads, state, params)
@@ -73,7 +75,8 @@ def test_stack_equals_its_layers(name):
         expected, _ = whole([their_updates[str(i)] for i in range(LAYERS)], their_updates["head"])
         for ours, other in zip(jax.tree.leaves(updates), jax.tree.leaves(expected), strict=True):
             assert np.allclose(ours, other, rtol=2e-6, atol=1e-7 * np.max(np.abs(other)))
-    ours, theirs = lbopt.optimizer_metrics(state), lbopt.optimizer_metrics(their_state)
+    ours = lbopt.optimizer_metrics(state)
+    theirs = lbopt.optimizer_metrics(their_state)
     for i in range(LAYERS):
         assert np.isclose(
             ours[f"trust_ratio/stack/kernel[{i}]"], theirs[f"trust_ratio/{i}/kernel"], rtol=2e-6
@@ -82,7 +85,8 @@ def test_stack_equals_its_layers(name):
 
 
 def test_without_being_told_the_stack_is_one_layer():
-    params, grads = stack(layers_of(0)), stack(layers_of(1))
+    params = stack(layers_of(0))
+    grads = stack(layers_of(1))
     told, untold = (
         lbopt.scale_by_layerwise_trust_ratio(stacked=stacked).update(
             grads, lbopt.scale_by_layerwise_trust_ratio(stacked=stacked).init(params), params
@@ -100,10 +104,8 @@ def test_without_being_told_the_stack_is_one_layer():
 def test_ratio_of_each_slice_is_the_ratio_of_the_slice(seed, exponents, axes):
     rng = np.random.default_rng(seed)
     scale = 10.0 ** np.array(exponents).reshape(3, 1, 1, 1)
-    w, g = (
-        np.float32(scale * rng.normal(size=(3, 2, 4, 3))),
-        np.float32(rng.normal(size=(3, 2, 4, 3))),
-    )
+    w = np.float32(scale * rng.normal(size=(3, 2, 4, 3)))
+    g = np.float32(rng.normal(size=(3, 2, 4, 3)))
     tx = lbopt.scale_by_layerwise_trust_ratio(stacked=lambda name, leaf: axes, weight_decay=0.1)
     _, state = tx.update(
         {"kernel": jnp.asarray(g)}, tx.init({"kernel": jnp.asarray(w)}), {"kernel": jnp.asarray(w)}

@@ -56,7 +56,8 @@ def test_norms_of_bf16_parameters_are_taken_in_fp32(denominator):
     w, g = (jnp.asarray(x, jnp.bfloat16) for x in pair(3, (64, 64)))
     tx = lbopt.scale_by_layerwise_trust_ratio(weight_decay=0.25, denominator=denominator)
     update, ratio = one(tx, w, g)
-    wide_w, wide_g = np.asarray(w, np.float64), np.asarray(g, np.float64)
+    wide_w = np.asarray(w, np.float64)
+    wide_g = np.asarray(g, np.float64)
     below = (
         norm(wide_g + 0.25 * wide_w)
         if denominator == "norm_of_sum"
@@ -126,7 +127,8 @@ def test_both_zero_gives_zero_and_no_nan(denominator):
 )
 def test_bounds_hold_and_are_idle_inside(seed, weight_size, update_size, bounds):
     w, g = pair(seed)
-    w, g = np.float32(weight_size * w), np.float32(update_size * g)
+    w = np.float32(weight_size * w)
+    g = np.float32(update_size * g)
     _, free = one(lbopt.scale_by_layerwise_trust_ratio(), w, g)
     update, ratio = one(lbopt.scale_by_layerwise_trust_ratio(trust_ratio_bounds=bounds), w, g)
     assert ratio == np.clip(free, *np.float32(bounds))
@@ -171,7 +173,8 @@ def test_rescaling_the_gradients_of_a_layer_changes_no_step(seed, factors):
     for tx in (lbopt.lamb(0.1, eps=0.0), lbopt.lars(0.1, trust_coefficient=0.1)):
 
         def descend(scale, tx=tx):
-            current, state = params, tx.init(params)
+            current = params
+            state = tx.init(params)
             for gradient in gradients:
                 scaled = {
                     name: {"kernel": jnp.float32(factor * gradient[name]["kernel"])}
@@ -181,7 +184,8 @@ def test_rescaling_the_gradients_of_a_layer_changes_no_step(seed, factors):
                 current = optax.apply_updates(current, updates)
             return current
 
-        plain, scaled = descend((1.0, 1.0)), descend(factors)
+        plain = descend((1.0, 1.0))
+        scaled = descend(factors)
         for name in params:
             moved = norm(plain[name]["kernel"] - params[name]["kernel"])
             assert moved > 0.01
@@ -226,8 +230,10 @@ def test_leaves_that_are_not_adapted_equal_the_base_optimizer_bit_for_bit(case, 
     params, *gradients = [
         {name: jnp.asarray(leaf) for name, leaf in leaves.items()} for leaves in trees
     ]
-    ours, base = build(0.1, weight_decay=0.1, trust_ratio_mask=mask, **options), base()
-    state, base_state = ours.init(params), base.init(params)
+    ours = build(0.1, weight_decay=0.1, trust_ratio_mask=mask, **options)
+    base = base()
+    state = ours.init(params)
+    base_state = base.init(params)
     for gradient in gradients:
         updates, state = ours.update(gradient, state, params)
         expected, base_state = base.update(gradient, base_state, params)
@@ -237,8 +243,10 @@ def test_leaves_that_are_not_adapted_equal_the_base_optimizer_bit_for_bit(case, 
 
 def test_lars_on_leaves_that_are_not_adapted_is_sgd_with_momentum():
     w, g = pair(9)
-    ours, sgd = lbopt.lars(0.1, trust_ratio_mask=False), optax.sgd(0.1, momentum=0.9)
-    state, sgd_state = ours.init({"kernel": w}), sgd.init({"kernel": w})
+    ours = lbopt.lars(0.1, trust_ratio_mask=False)
+    sgd = optax.sgd(0.1, momentum=0.9)
+    state = ours.init({"kernel": w})
+    sgd_state = sgd.init({"kernel": w})
     for _ in range(3):
         updates, state = ours.update({"kernel": jnp.asarray(g)}, state, {"kernel": jnp.asarray(w)})
         expected, sgd_state = sgd.update({"kernel": jnp.asarray(g)}, sgd_state)

@@ -428,7 +428,8 @@ def distance(ours, theirs, least=0.0):
     """
     ours, theirs = (x.reshape(len(x), -1) for x in (ours, theirs))
     assert np.array_equal(np.isnan(ours), np.isnan(theirs))
-    ours, theirs = np.nan_to_num(ours), np.nan_to_num(theirs)
+    ours = np.nan_to_num(ours)
+    theirs = np.nan_to_num(theirs)
     size = np.maximum(np.linalg.norm(theirs, axis=1), least)
     error = np.linalg.norm(ours - theirs, axis=1)
     assert not np.any(error[size == 0])
@@ -524,10 +525,12 @@ def farthest_apart(family, one, other):
     for weight_decay in DECAYS:
         ours, theirs = (transcribed(family, case, weight_decay) for case in (one, other))
         for name in ours.keys() & theirs.keys():
-            a, b = ours[name][-1], theirs[name][-1]
+            a = ours[name][-1]
+            b = theirs[name][-1]
             if np.any(np.isnan(a) != np.isnan(b)):
                 return np.inf
-            a, b = np.nan_to_num(a), np.nan_to_num(b)
+            a = np.nan_to_num(a)
+            b = np.nan_to_num(b)
             far = max(far, np.linalg.norm(a - b) / max(np.linalg.norm(a), np.linalg.norm(b), 1e-30))
     return far
 
@@ -684,10 +687,8 @@ IDENTITIES = {
 def test_rows_that_coincide_under_stated_conditions(identity):
     family, one, options, other, other_options, conditions = IDENTITIES[identity]
     weights, grads, rates = problem(family)
-    weight_decay, leaves = (
-        conditions.get("weight_decay", 0.1),
-        conditions.get("leaves", lambda name: True),
-    )
+    weight_decay = conditions.get("weight_decay", 0.1)
+    leaves = conditions.get("leaves", lambda name: True)
     table = np.full_like(rates, 0.05) if "constant" in conditions else rates[20:]
 
     def last(variant, options):
@@ -707,7 +708,8 @@ def test_rows_that_coincide_under_stated_conditions(identity):
             params = optax.apply_updates(params, updates)
         return flatten(params)
 
-    ours, theirs = last(one, options), last(other, other_options)
+    ours = last(one, options)
+    theirs = last(other, other_options)
     for name in filter(leaves, ours):
         assert np.linalg.norm(ours[name] - theirs[name]) <= 1e-6 * np.linalg.norm(theirs[name]), (
             name
@@ -747,6 +749,7 @@ def test_variant_optax_equals_the_installed_optax(family, theirs, options, weigh
             )
             return run(params, gradients)
 
-        ours, expected = last(FAMILIES[family][0], variant="optax"), last(theirs)
+        ours = last(FAMILIES[family][0], variant="optax")
+        expected = last(theirs)
     for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
         assert np.linalg.norm(mine - other) <= 1e-10 * np.linalg.norm(other)

@@ -41,7 +41,8 @@ def moved(image, row_of, column_of):
     out = np.full_like(image, 128)
     for row in range(image.shape[0]):
         for column in range(image.shape[1]):
-            y, x = row_of(row, column), column_of(row, column)
+            y = row_of(row, column)
+            x = column_of(row, column)
             if 0 <= y < image.shape[0] and 0 <= x < image.shape[1]:
                 out[row, column] = image[y, x]
     return out
@@ -74,7 +75,8 @@ def test_invert(image):
 
 
 def test_autocontrast_stretches_every_channel(image):
-    low, high = image.min((0, 1)).astype(float), image.max((0, 1)).astype(float)
+    low = image.min((0, 1)).astype(float)
+    high = image.max((0, 1)).astype(float)
     expected = (image - low) * 255 / (high - low)
     assert np.abs(apply("AutoContrast", image, 3) - expected).max() <= 1
 
@@ -103,7 +105,8 @@ def test_enhancements_blend_with_less(level, factor, image):
 
 
 def test_sharpness_blends_with_a_smooth_image(image):
-    wide, kernel = image.astype(float), np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
+    wide = image.astype(float)
+    kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
     smooth = sum(kernel[i, j] * wide[i : i + 22, j : j + 28] for i in range(3) for j in range(3))
     inner = wide[1:-1, 1:-1]
     for level, factor in ((0, 0.1), (10, 1.9)):
@@ -184,7 +187,8 @@ def recorded(monkeypatch):
 
 
 def test_autoaugment_draws_pairs_uniformly_and_applies_with_their_probabilities(recorded, image):
-    rng, draws = np.random.default_rng(0), 20000
+    rng = np.random.default_rng(0)
+    draws = 20000
     for _ in range(draws):
         autoaugment(image, rng)
     assert {reach for _, _, reach in recorded} == {Reach(250, 100)}
@@ -228,7 +232,8 @@ def test_the_policy_is_whole():
 
 
 def test_randaugment_draws_operations_uniformly(recorded, image):
-    rng, draws = np.random.default_rng(0), 4000
+    rng = np.random.default_rng(0)
+    draws = 4000
     for _ in range(draws):
         randaugment(image, rng, num_layers=2, magnitude=15)
     assert len(recorded) == 2 * draws

@@ -122,7 +122,8 @@ def test_evaluation_is_pillow_to_the_pixel(shape, mode, photograph, encoded):
     data = encoded(photograph(*shape), mode=mode)
     image = Image.open(io.BytesIO(data)).convert("RGB")
     side = int(min(shape) * 0.875)
-    left, top = (image.width - side + 1) // 2, (image.height - side + 1) // 2
+    left = (image.width - side + 1) // 2
+    top = (image.height - side + 1) // 2
     theirs = image.crop((left, top, left + side, top + side)).resize((64, 64), Image.BICUBIC)
     np.testing.assert_array_equal(eval_crop(data, 64), np.asarray(theirs))
 

@@ -27,7 +27,8 @@ from lbopt.data.images import (
 from lbopt.data.images._decode import decode
 from lbopt.models import space_to_depth
 
-CLASSES, SIDE = 7, 24
+CLASSES = 7
+SIDE = 24
 READING = Reading(threads=3, examples_per_slice=4)
 
 

@@ -67,7 +67,8 @@ def test_the_upper_rows_are_those_of_the_whole_jpeg(kind, shrink, photograph, en
     data = encoded(photograph(75, 83), quality=90, **options)
     whole = decode(data, shrink)
     for rows in range(1, 76):
-        upper, wanted = decode(data, shrink, rows), -(-rows // shrink)
+        upper = decode(data, shrink, rows)
+        wanted = -(-rows // shrink)
         np.testing.assert_array_equal(upper[:wanted], whole[:wanted])
         assert len(upper) == (min(wanted + 1, len(whole)) if leaves_out else len(whole))
 

@@ -18,7 +18,8 @@ from lbopt.data.text._pieces import SPECIAL_TOKENS
 def words_by_hand(text):
     """Return the words in lower case, without ASCII punctuation and articles."""
     kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    found, word = [], ""
+    found = []
+    word = ""
     for letter in kept + " ":
         if letter.isalnum():
             word += letter
@@ -29,18 +30,18 @@ def words_by_hand(text):
 
 
 def f1_by_hand(prediction, gold):
-    ours, theirs = words_by_hand(prediction), words_by_hand(gold)
-    rest, common = list(theirs), 0
+    ours = words_by_hand(prediction)
+    theirs = words_by_hand(gold)
+    rest = list(theirs)
+    common = 0
     for word in ours:
         if word in rest:
             rest.remove(word)
             common += 1
     if not common:
         return 0.0
-    precision, recall = (
-        fractions.Fraction(common, len(ours)),
-        fractions.Fraction(common, len(theirs)),
-    )
+    precision = fractions.Fraction(common, len(ours))
+    recall = fractions.Fraction(common, len(theirs))
     return float(2 * precision * recall / (precision + recall))
 
 

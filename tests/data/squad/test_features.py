@@ -41,7 +41,8 @@ def questions():
     """Return questions about spans of topics; an answer consists of whole words."""
     from pydoc_data.topics import topics
 
-    chance, found = random.Random(0), []
+    chance = random.Random(0)
+    found = []
     texts = [topics[name] for name in sorted(topics) if len(topics[name]) > 400]
     while len(found) < 60:
         text = chance.choice(texts)
@@ -52,7 +53,8 @@ def questions():
             continue
         first = chance.randrange(len(words))
         last = min(first + chance.choice([0, 0, 1, 4]), len(words) - 1)
-        start, stop = words[first].start(), words[last].end()
+        start = words[first].start()
+        stop = words[last].end()
         if start and context[start - 1] == "_":
             continue
         asked = " ".join(text.split()[: chance.choice([1, 4, 30])])
@@ -81,7 +83,8 @@ class Slow:
         self.query = pieces.encode([question.question]).tokens.tolist()[:max_query_length]
         self.tokens, self.answer = self.tokenized(question, pieces)
         room = sequence_length - len(self.query) - 3
-        self.spans, start = [], 0
+        self.spans = []
+        start = 0
         while start < len(self.tokens):
             size = min(room, len(self.tokens) - start)
             self.spans.append((start, size))
@@ -92,7 +95,9 @@ class Slow:
     @staticmethod
     def tokenized(question, pieces):
         """Return the tokens of the context, and (first, last) of the answer in run_squad.py."""
-        tokens, words, place = [], [], 0
+        tokens = []
+        words = []
+        place = 0
         for word in question.context.split():
             place = question.context.index(word, place)
             mine = pieces.encode([word]).tokens.tolist()
@@ -103,7 +108,8 @@ class Slow:
         touched = [
             word for word in words if word[0] < start + len(question.answers[0]) and word[1] > start
         ]
-        first, last = touched[0][2], touched[-1][3]
+        first = touched[0][2]
+        last = touched[-1][3]
         wanted = pieces.encode([question.answers[0]]).tokens.tolist()
         for left in range(first, last + 1):
             for right in range(last, left - 1, -1):
@@ -113,13 +119,15 @@ class Slow:
 
     def most_context(self, position):
         """Return the index of the window that gives a token of the context the most context."""
-        best, best_number = None, None
+        best = None
+        best_number = None
         for number, (start, size) in enumerate(self.spans):
             if not start <= position < start + size:
                 continue
             value = min(position - start, start + size - 1 - position) + 0.01 * size
             if best is None or value > best:
-                best, best_number = value, number
+                best = value
+                best_number = number
         return best_number
 
     def window(self, number):
@@ -143,7 +151,8 @@ class Slow:
 @pytest.mark.parametrize("sizes", SIZES)
 def test_windows_equal_the_slow_ones(questions, pieces, sizes):
     dataset = EvaluationWindows(questions, pieces, *sizes)
-    wanted, question_of = [], []
+    wanted = []
+    question_of = []
     for number, question in enumerate(questions):
         slow = Slow(question, pieces, *sizes)
         wanted += [slow.window(window) for window in range(len(slow.spans))]
@@ -181,7 +190,9 @@ def test_every_token_is_in_a_window_and_has_most_context_in_one(questions, piece
     for number, question in enumerate(questions):
         rows = np.flatnonzero(dataset.question_of == number)
         size = len(pieces.encode([question.context]).tokens)
-        seen, owned, begin = np.zeros(size, int), np.zeros(size, int), 0
+        seen = np.zeros(size, int)
+        owned = np.zeros(size, int)
+        begin = 0
         for row in rows:
             context = np.flatnonzero(batch["may_end"][row])
             seen[begin : begin + len(context)] += 1
@@ -208,7 +219,8 @@ def test_gold_positions_give_the_gold_text(questions, pieces):
     """White space and case are the context's, so a plain comparison finds them equal."""
     dataset = EvaluationWindows(questions, pieces, 384, 128)
     batch = dataset.take(np.arange(len(dataset)))
-    start, end = batch["start_position"], batch["end_position"]
+    start = batch["start_position"]
+    end = batch["end_position"]
     answered = choose_answers(dataset, np.where(start > 0, 0.0, -np.inf), start, end)
     assert answered == {question.id: question.answers[0] for question in questions}
     assert any("\n" in answer or "  " in answer for answer in answered.values())
@@ -228,7 +240,8 @@ def labelled(context, answer, start, pieces):
 @pytest.mark.parametrize("size", [300, 301, 302, 310, 449, 450, 451, 700])
 def test_the_size_of_a_window_counts(size):
     """The second window has 151 of 301 tokens; all but the last have more context in the first."""
-    question, pieces = Question("1", "q", "x " * size, ("x",), (0,)), words("q", "x")
+    question = Question("1", "q", "x " * size, ("x",), (0,))
+    pieces = words("q", "x")
     dataset = EvaluationWindows([question], pieces, 304, 150)
     slow = Slow(question, pieces, 304, 150, 64)
     own = dataset.take(np.arange(len(dataset)))["may_start"]
@@ -279,7 +292,8 @@ def test_special_tokens_are_where_the_vocabulary_has_them():
 
 def test_training_drops_wrong_records_and_evaluation_keeps_them():
     pieces = words("q", "x", "y")
-    good, wrong = Question("1", "q", "x y", ("y",), (2,)), Question("2", "q", "x y", ("y",), (0,))
+    good = Question("1", "q", "x y", ("y",), (2,))
+    wrong = Question("2", "q", "x y", ("y",), (0,))
     training = TrainingWindows([wrong, good, wrong], pieces, 8)
     assert training.num_dropped == 2
     assert len(training) == 1

@@ -18,7 +18,9 @@ from lbopt.data.text._pieces import CLS, MASK, PAD, SEP
 from lbopt.data.text._tokens import gather_documents
 from lbopt.data.text._wordpiece import Document, SpecialIds
 
-LENGTH, VOCABULARY, PREDICTIONS = 24, 70_000, 4
+LENGTH = 24
+VOCABULARY = 70_000
+PREDICTIONS = 4
 SIZES = (400, 90, 1000, 2, 37)
 
 
@@ -40,7 +42,8 @@ def dataset():
 @pytest.fixture(scope="module")
 def many(dataset):
     """Return all examples of 60 epochs, and their tokens before masking."""
-    indices, epochs = np.tile(np.arange(len(dataset)), 60), np.repeat(np.arange(60), len(dataset))
+    indices = np.tile(np.arange(len(dataset)), 60)
+    epochs = np.repeat(np.arange(60), len(dataset))
     batch = dataset.draw(indices, epochs, seed=3)
     return batch, restored(batch)
 
@@ -61,7 +64,8 @@ def segments(ids):
 def test_names_shapes_and_dtypes(dataset):
     batch = dataset.take(np.arange(5))
     shapes = {name: (array.shape[1:], str(array.dtype)) for name, array in batch.items()}
-    row, predictions = ((LENGTH,), "int32"), ((PREDICTIONS,), "int32")
+    row = ((LENGTH,), "int32")
+    predictions = ((PREDICTIONS,), "int32")
     assert shapes == {
         "input_ids": row,
         "token_type_ids": row,
@@ -170,7 +174,8 @@ def test_eighty_ten_ten(many):
     rows, columns = np.nonzero(batch["masked_weights"])
     shown = batch["input_ids"][rows, batch["masked_positions"][rows, columns]]
     labels = batch["masked_labels"][rows, columns]
-    masked, kept = shown == MASK, shown == labels
+    masked = shown == MASK
+    kept = shown == labels
     for share, expected in (
         (masked.mean(), 0.8),
         (kept.mean(), 0.1),
@@ -245,7 +250,8 @@ def test_resuming_in_the_middle_of_an_epoch(dataset):
 
 
 def test_batch_sizes_see_the_same_stream(dataset):
-    small, large = TrainBatches(dataset, 3, 16, 6), TrainBatches(dataset, 3, 48, 2)
+    small = TrainBatches(dataset, 3, 16, 6)
+    large = TrainBatches(dataset, 3, 48, 2)
     for name in small[0]:
         np.testing.assert_array_equal(
             np.concatenate([small[step][name] for step in range(6)]),

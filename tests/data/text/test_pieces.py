@@ -28,7 +28,8 @@ def slowly(words, size):
         best = min(pairs, key=lambda pair: (-pairs[pair], pair))
         merged = best[0] + best[1].removeprefix("##")
         for word, symbols in spelt.items():
-            joined, place = [], 0
+            joined = []
+            place = 0
             while place < len(symbols):
                 if symbols[place : place + 2] == best:
                     joined.append(merged)

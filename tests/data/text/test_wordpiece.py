@@ -30,7 +30,8 @@ PIECES = [*SPECIAL_TOKENS, "un", "##aff", "##able", "##a", "##ff", "a", "a ", ".
 
 def greedy(word):
     """Return the longest tokens from the left; one unknown letter makes the word unknown."""
-    found, rest = [], word
+    found = []
+    rest = word
     while rest:
         prefix = "" if not found else "##"
         fitting = [n for n in range(len(rest), 0, -1) if prefix + rest[:n] in PIECES]
@@ -206,7 +207,8 @@ def test_tokens_are_those_of_transformers_for_all_settings(bert_file, tmp_path):
     found = set()
     for number, settings in enumerate(SETTINGS):
         theirs = transformers_tokenizer("BertTokenizerFast", str(bert_file), **settings._asdict())
-        beside, saved = tmp_path / f"beside{number}", tmp_path / f"saved{number}"
+        beside = tmp_path / f"beside{number}"
+        saved = tmp_path / f"saved{number}"
         theirs.save_pretrained(saved)
         beside.mkdir()
         (beside / "vocab.txt").write_bytes(bert_file.read_bytes())

@@ -9,7 +9,8 @@ from lbopt.report.study import write_study_report
 
 pytestmark = pytest.mark.skipif(browsers.find() is None, reason="no Chromium on PATH")
 
-PHONE, DESKTOP = 375, 1280
+PHONE = 375
+DESKTOP = 1280
 SPOILT = """<!doctype html><title>t</title><img src="http://example.org/a.png">
 <div style="width: 900px">wide</div>
 <script>console.error("no")</script>"""

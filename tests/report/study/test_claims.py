@@ -273,7 +273,8 @@ def test_a_constant_that_was_not_probed_is_not_judged():
 
 
 def test_a_slope_over_batch_sizes_is_that_of_least_squares():
-    sizes, steps = [16, 64, 256, 1024], [70, 30, 9, 5]
+    sizes = [16, 64, 256, 1024]
+    steps = [70, 30, 9, 5]
     slope = log_slope([(size, [step]) for size, step in zip(sizes, steps, strict=True)])
     expected = stats.linregress(np.log(sizes), np.log(steps))
     half = stats.t.ppf(0.975, 2) * expected.stderr
@@ -504,7 +505,8 @@ def test_the_better_of_two_bad_fits_describes_nothing():
     config, rows = synthetic.make_study({"a": Truth(FLAT, growth="log")})
     for row in rows:
         if row["phase"] == "final":
-            row["diffusion"]["log"]["r2"], row["diffusion"]["power"]["r2"] = 0.94, 0.5
+            row["diffusion"]["log"]["r2"] = 0.94
+            row["diffusion"]["power"]["r2"] = 0.5
     verdict, sentence = judged(config, rows)["diffusion_is_logarithmic"]
     assert verdict == "cannot be told"
     assert (

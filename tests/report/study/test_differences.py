@@ -9,7 +9,8 @@ from scipy import stats
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY
 from lbopt.report.study._statistics import Difference, advantage, ahead_of, welch_interval
 
-OURS, THEIRS = [1.0, 2.0, 4.0, 3.5], [0.5, 1.5, 0.7]
+OURS = [1.0, 2.0, 4.0, 3.5]
+THEIRS = [0.5, 1.5, 0.7]
 
 
 def test_welch_agrees_with_scipy():
@@ -33,7 +34,8 @@ def test_equal_numbers_do_not_differ():
 
 
 def test_an_advantage_in_perplexity_is_in_percent_of_theirs():
-    ours, theirs = [90.0, 91.0, 92.0], [100.0, 102.0, 101.0]
+    ours = [90.0, 91.0, 92.0]
+    theirs = [100.0, 102.0, 101.0]
     low, high = stats.ttest_ind(np.log(ours), np.log(theirs), equal_var=False).confidence_interval(
         0.95
     )
@@ -62,10 +64,8 @@ def test_levels_are_holms():
 
 
 def test_an_interval_says_what_its_level_decided():
-    best, others = (
-        [3.0, 4.0, 5.0, 6.0],
-        [[2.0, 1.0, 0.0, 1.0], [3.0, 2.0, 4.0, 3.0], [3.0, 4.0, 5.0, 5.5]],
-    )
+    best = [3.0, 4.0, 5.0, 6.0]
+    others = [[2.0, 1.0, 0.0, 1.0], [3.0, 2.0, 4.0, 3.0], [3.0, 4.0, 5.0, 5.5]]
     found = ahead_of(ACCURACY, best, others)
     assert {one.apart for one in found} == {True, False}
     for one, scores in zip(found, others, strict=True):

@@ -188,10 +188,8 @@ def test_the_best_is_compared_with_every_other_arm_not_the_next_alone():
 
 def test_many_comparisons_need_more_each():
     """p is 0.03 for the difference: significant as one comparison, not as one of four."""
-    best, other = (
-        Truth((0.98, 0.98, 0.9506), spread=0.001),
-        Truth((0.98, 0.98, 0.95), spread=0.0007),
-    )
+    best = Truth((0.98, 0.98, 0.9506), spread=0.001)
+    other = Truth((0.98, 0.98, 0.95), spread=0.0007)
     assert "the seeds tell a apart from b (" in found({"a": best, "b": other})
     assert "the seeds do not tell a apart from b (" in found(
         {"a": best, **dict.fromkeys("bcde", other)}

@@ -44,7 +44,10 @@ def plant_accuracy(rng, num_seeds=6, num_examples=360):
     An example is hard for all batch sizes, hard for one of them, or misjudged by one seed; a seed
     is better or worse than others.
     """
-    shared, own, chance, of_seed = 0.5, 0.2, 0.3, 0.02
+    shared = 0.5
+    own = 0.2
+    chance = 0.3
+    of_seed = 0.02
     hardness = (
         math.sqrt(shared) * rng.standard_normal(num_examples)
         + math.sqrt(own) * rng.standard_normal((len(SIZES), 1, num_examples))
@@ -86,7 +89,8 @@ def test_interval_covers_the_known_limit_at_its_level(plant):
     """
     truth = known_limit(FLAT_THEN_FALLING, POINT)
     higher = plant is plant_accuracy
-    missed, limits = 0, 0
+    missed = 0
+    limits = 0
     for study in range(200):
         cells = plant(np.random.default_rng((9, study)))
         found = estimate_limit(cells, POINT, higher_is_better=higher, num_resamples=400, seed=study)

@@ -29,7 +29,11 @@ class Page(html.parser.HTMLParser):
 
     def __init__(self, file):
         super().__init__()
-        self.addresses, self.tags, self.headings, self.alts, self._open = [], [], [], [], []
+        self.addresses = []
+        self.tags = []
+        self.headings = []
+        self.alts = []
+        self._open = []
         self.text = file.read_text()
         self.feed(self.text)
         assert not self._open

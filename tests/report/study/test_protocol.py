@@ -103,7 +103,8 @@ def test_all_that_trials_have_in_common_is_said():
     config = make_config(
         measure=MeasureConfig(num_probes=4, probe_parts=2, probe_part_size=8), microstep_size=512
     )
-    config.train.loss, config.train.data.image_size = LossConfig(label_smoothing=0.1), 16
+    config.train.loss = LossConfig(label_smoothing=0.1)
+    config.train.data.image_size = 16
     config.train.data.data_dir = "/here/only"
     found = dict(definitions(read_study(config_to_json(config), [])))
     assert found == {
@@ -123,7 +124,8 @@ def test_all_that_trials_have_in_common_is_said():
 
 def test_a_target_study_says_how_often_it_was_looked_for():
     config = make_config()
-    config.train.target_metric, config.train.eval_every_epochs = "eval/accuracy", 0.25
+    config.train.target_metric = "eval/accuracy"
+    config.train.eval_every_epochs = 0.25
     found = dict(definitions(read_study(config_to_json(config), [])))
     assert found["evaluations for the target"] == "every 0.25 epochs"
 

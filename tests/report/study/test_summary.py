@@ -283,7 +283,9 @@ def test_the_edges_of_every_factor_are_told():
     ranges = {"warmup_range": [0.25, 4.0], "weight_decay_range": [0.1, 10.0]}
     config, rows = synthetic.make_study({"arm": Truth((0.98,) * 3)}, method="halton", **ranges)
     for row in rows:
-        row["warmup_factor"], row["warmup_steps"], row["weight_decay_factor"] = 4.0, 32.0, 0.1
+        row["warmup_factor"] = 4.0
+        row["warmup_steps"] = 32.0
+        row["weight_decay_factor"] = 0.1
     point = summarize(config, rows)["arms"][0]["points"][0]
     assert (point["at_edge_of_grid"], point["warmup_at_edge"], point["weight_decay_at_edge"]) == (
         False,

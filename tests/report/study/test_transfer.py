@@ -190,10 +190,8 @@ def test_chance_is_symmetric_and_adds_up():
 def test_chance_of_equal_arms_adds_up_like_noise():
     """With 16 arms it is 4 times as wide as with one, within 5 percent over 2000 shuffles."""
     cells = [Warmups(size, (2.0, 8.0, 32.0), (1, 0, 2), 1) for size in BATCHES]
-    one, many = (
-        compare(cells, EPOCHS),
-        total([compare(cells, EPOCHS, index) for index in range(16)]),
-    )
+    one = compare(cells, EPOCHS)
+    many = total([compare(cells, EPOCHS, index) for index in range(16)])
     spreads = [np.std((contest.better - contest.worse)[1:]) for contest in (one, many)]
     assert spreads[1] / spreads[0] == pytest.approx(4, rel=0.1)
     low, high = many.by_chance

@@ -57,7 +57,8 @@ def fail(text, code=1):
 
 def parse(program, argv, flags, switches=(), required=(), positional=(0, 0)):
     """Return a call's positional words and flags; refuse those not in the tables."""
-    words, found = [], {}
+    words = []
+    found = {}
     for word in argv:
         name, equals, value = word.partition("=")
         if not word.startswith("--") or word == "--":
@@ -103,7 +104,8 @@ def make_nodes(request):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    nodes, hosts = nodes_of(request), HOSTS[request["accelerator"]]
+    nodes = nodes_of(request)
+    hosts = HOSTS[request["accelerator"]]
     for index, node in enumerate(nodes):
         for worker in range(hosts):
             folder = machine(node, worker)
@@ -190,4 +192,5 @@ def lose_request(value, name, how="SUSPENDED"):
     for node in nodes_of(request):
         power_off(node)
         shutil.rmtree(ROOT / "nodes" / node, ignore_errors=True)
-    request["state"], request["plan"] = how, []
+    request["state"] = how
+    request["plan"] = []

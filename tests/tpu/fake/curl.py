@@ -13,7 +13,8 @@ BASE = "http://metadata.google.internal/computeMetadata/v1/instance/"
 
 def main(argv):
     """Print a metadata value; with wait_for_change, once it has changed or the time is over."""
-    words, url = list(argv), argv[-1]
+    words = list(argv)
+    url = argv[-1]
     if (
         "Metadata-Flavor: Google" not in words
         or not url.startswith(BASE)
