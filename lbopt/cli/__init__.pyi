@@ -1,5 +1,6 @@
 from ._arguments import (
     call_get_config as call_get_config,
+    config_files as config_files,
     config_rows as config_rows,
     load_config as load_config,
 )
