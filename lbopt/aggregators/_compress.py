@@ -19,8 +19,8 @@ import numpy as np
 from lbopt import _scalars
 from lbopt.aggregators import _wire
 from lbopt.aggregators._group import Group, Shares, largest, matrix_width
+from lbopt.aggregators._powers_of_two import ceil_log2, ldexp
 from lbopt.aggregators._quantize import Format, quantize
-from lbopt.aggregators._scaling import ceil_log2, ldexp
 from lbopt.errors import UserError, brief
 
 Route = Literal["sum", "gather", "exchange"]

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from lbopt import _scalars, stacks, types
 from lbopt.aggregators import _protocol, _wire
 from lbopt.aggregators._group import Group
+from lbopt.aggregators._powers_of_two import ceil_log2, ldexp
 from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
-from lbopt.aggregators._scaling import ceil_log2, ldexp
 from lbopt.aggregators._wire import WireBytes, ring_bytes
 
 
