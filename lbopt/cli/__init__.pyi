@@ -1,4 +1,4 @@
-from ._compiled import MIN_COMPILE_S as MIN_COMPILE_S
+from ._compilation_cache import MIN_COMPILE_S as MIN_COMPILE_S
 from ._flags import (
     call_get_config as call_get_config,
     config_rows as config_rows,

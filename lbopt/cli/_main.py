@@ -104,7 +104,7 @@ def _print_error(name: str, reason: str) -> None:
 def _run(name: str, argv: Sequence[str], job: Job) -> None:
     command = importlib.import_module(f"lbopt.cli._{name}")
     if name in (*RESUMED, "evaluate", "export"):
-        importlib.import_module("lbopt.cli._compiled").keep()
+        importlib.import_module("lbopt.cli._compilation_cache").keep()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # imports are over, see `run`
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if name in TOGETHER:
