@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from lbopt import __version__, paths
 from lbopt._shown import one_line, show
-from lbopt.cli import _process, _streams
+from lbopt.cli import _process, _standard_streams
 from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, require_choice
 from lbopt.job import MEMBER_VARIABLE, Job, find_place, given_job_flags, join_job, run_guarded
 
@@ -278,7 +278,7 @@ def _check_folder() -> None:
 
 def run() -> None:
     """Entry point of the `lbopt` command."""
-    _streams.outlive_readers()
+    _standard_streams.outlive_readers()
     # Libraries that are interrupted during their import abort or print much, so Ctrl-C ends the
     # process until then. A member of a job keeps the exception: it reports to its guard.
     handler = signal.getsignal(signal.SIGINT)
@@ -293,4 +293,4 @@ def run() -> None:
         if not isinstance(ended.code, int | None):
             raise
         code = ended.code or 0
-    sys.exit(_streams.exit_code(code))
+    sys.exit(_standard_streams.exit_code(code))

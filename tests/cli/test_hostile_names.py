@@ -28,7 +28,7 @@ CONSTANT = {
     "train/_progress.py",  # makes text printable too
     "workdir/_mllog.py",  # JSON of ASCII
     "cli/_main.py",  # the line of an error
-    "cli/_streams.py",
+    "cli/_standard_streams.py",
     "job/_guard.py",
 }
 """Files that print directly; all others print by `show`."""
