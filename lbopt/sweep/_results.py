@@ -1,6 +1,7 @@
 """results.jsonl: one line per finished trial, appended atomically, never rewritten.
 
-Beside it is test_examples.jsonl, with a line for each final trial: see `lbopt.sweep._example_scores`.
+Beside it is test_examples.jsonl, with a line for each final trial: see
+`lbopt.sweep._example_scores`.
 """
 
 from __future__ import annotations
