@@ -9,25 +9,12 @@ seven batch sizes.
 Hardware and time: seconds on a CPU.
 """
 
-import copy
+import common
 
-from lbopt.config import (
-    About,
-    CheckpointConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainConfig,
-    parse_row,
-)
+from lbopt.config import ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 EPOCHS = {"base_batch_size": 64, "warmup_rule": "epochs", "base_warmup_epochs": 1.0}
-LEGW = {
-    "base_batch_size": 64,
-    "warmup_rule": "legw",
-    "base_warmup_epochs": 0.25,
-    "scaling_rule": "sqrt",
-}
+LEGW = common.legw(warmup_epochs=0.25)
 OPTIMIZERS = {
     "momentum": (
         OptimizerConfig("momentum", weight_decay=1e-4),
@@ -41,34 +28,21 @@ OPTIMIZERS = {
     "lars": (OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(4.0, **LEGW)),
     "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **LEGW)),
 }
+PAPER = "LAMB 1904.00962v5, LARS 1708.03888v3, LEGW 1901.08256v1"
 MEASURED = ("16", "32", "64", "128", "256", "512", "1024")
 """Batch sizes that `digits_limit` runs with these settings (its learning-rate factor 1)."""
-ROWS = (*(f"{name}-{size}" for name in OPTIMIZERS for size in MEASURED), "smoke")
+ROWS = common.rows_of(OPTIMIZERS, MEASURED)
 
 
 def get_config(arg: str = "lamb-256") -> TrainConfig:
     """Return the row `<optimizer>-<global batch size>`, or `smoke`."""
     if arg == "smoke":
-        config = get_config("lamb-128")
-        config.num_epochs = 2.0
-        config.log_every_steps = 2
-        config.eval_every_steps = 8
+        config = common.shorten(get_config("lamb-128"), num_epochs=2.0)
         config.about.status = "not yet run"
-        config.checkpoint = CheckpointConfig(every_steps=4)
         return config
 
-    name, size = parse_row(arg or "lamb-256", OPTIMIZERS)
-    optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
-    status = "measured here" if str(size) in MEASURED else "not yet run"
-    return TrainConfig(
-        name=f"digits_cnn:{name}-{size}",
-        about=About(paper="LAMB 1904.00962v5, LARS 1708.03888v3, LEGW 1901.08256v1", status=status),
-        global_batch_size=size,
-        num_epochs=20.0,
-        model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8),
-        optimizer=optimizer,
-        schedule=schedule,
-        checkpoint=CheckpointConfig(every_steps=20),
-        eval_every_steps=20,
-        log_every_steps=5,
-    )
+    config = common.measured_row("digits_cnn", arg or "lamb-256", PAPER, OPTIMIZERS, MEASURED)
+    config.num_epochs = 20.0
+    config.model = ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8)
+    common.set_intervals(config, steps=20, log_steps=5)
+    return config

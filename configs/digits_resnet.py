@@ -13,60 +13,32 @@ JAX 0.10.2):
     momentum 98.2    93.5
 """
 
-import copy
+import common
 
-from lbopt.config import (
-    About,
-    CheckpointConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainConfig,
-    parse_row,
-)
+from lbopt.config import ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
-LEGW = {
-    "base_batch_size": 64,
-    "scaling_rule": "sqrt",
-    "warmup_rule": "legw",
-    "base_warmup_epochs": 0.25,
-}
+LEGW = common.legw(warmup_epochs=0.25)
 OPTIMIZERS = {
     "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **LEGW)),
     "lars": (OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(4.0, **LEGW)),
     "momentum": (OptimizerConfig("momentum", weight_decay=1e-4), ScheduleConfig(0.1, **LEGW)),
 }
+PAPER = "ResNet 1512.03385v1, LAMB 1904.00962v5, LEGW 1901.08256v1"
 MEASURED = ("64", "1024")
 """The batch sizes of the table above."""
-ROWS = (*(f"{name}-{size}" for name in OPTIMIZERS for size in MEASURED), "smoke")
+ROWS = common.rows_of(OPTIMIZERS, MEASURED)
 
 
 def get_config(arg: str = "lamb-256") -> TrainConfig:
     """Return the row `<optimizer>-<global batch size>`, or `smoke`."""
     if arg == "smoke":
-        config = get_config("lamb-128")
-        config.num_epochs = 2.0
-        config.log_every_steps = 2
-        config.eval_every_steps = 8
-        config.checkpoint.every_steps = 4
+        config = common.shorten(get_config("lamb-128"), num_epochs=2.0)
         return config
 
-    name, size = parse_row(arg or "lamb-256", OPTIMIZERS)
-    optimizer, schedule = copy.deepcopy(OPTIMIZERS[name])
-    return TrainConfig(
-        name=f"digits_resnet:{name}-{size}",
-        about=About(
-            paper="ResNet 1512.03385v1, LAMB 1904.00962v5, LEGW 1901.08256v1",
-            status="measured here" if str(size) in MEASURED else "not yet run",
-        ),
-        global_batch_size=size,
-        num_epochs=20.0,
-        model=ModelConfig(
-            "resnet", size="18", stem="conv3", width_coefficient=0.25, batch_norm_momentum=0.8
-        ),
-        optimizer=optimizer,
-        schedule=schedule,
-        checkpoint=CheckpointConfig(every_steps=20),
-        eval_every_steps=20,
-        log_every_steps=5,
+    config = common.measured_row("digits_resnet", arg or "lamb-256", PAPER, OPTIMIZERS, MEASURED)
+    config.num_epochs = 20.0
+    config.model = ModelConfig(
+        "resnet", size="18", stem="conv3", width_coefficient=0.25, batch_norm_momentum=0.8
     )
+    common.set_intervals(config, steps=20, log_steps=5)
+    return config

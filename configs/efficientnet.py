@@ -36,6 +36,8 @@ Status: every row but b5-lars-65536-single-decay is planned (configs/plans/); no
 here.
 """
 
+import common
+
 from lbopt.config import (
     About,
     CheckpointConfig,
@@ -50,7 +52,6 @@ from lbopt.config import (
 from lbopt.errors import require_choice
 from lbopt.schedules import Units
 
-NUM_EXAMPLES = 1_281_167
 NUM_EPOCHS = 350.0
 NETWORKS = {"b2": (260, 0.3), "b5": (456, 0.4)}
 """Side of the images in pixels and dropout rate of each size."""
@@ -122,7 +123,7 @@ def _set_rmsprop(config: TrainConfig) -> None:
 
 
 def _set_lars(config: TrainConfig, rate_per_256: float, warmup_epochs: float) -> None:
-    units = Units(NUM_EXAMPLES, config.global_batch_size)
+    units = Units(common.IMAGENET_EXAMPLES, config.global_batch_size)
     config.model.batch_norm_scope = "examples:128"
     config.optimizer = OptimizerConfig(
         "lars", "tpu", weight_decay=1e-5, momentum=0.9, ema_decay=0.9999
@@ -167,7 +168,7 @@ def _imagenet(row: str, size: str, batch: int) -> TrainConfig:
         ),
         loss=LossConfig(label_smoothing=0.1, l2=1e-5),
         parallel=ParallelConfig(reduce_dtype="float32"),
-        checkpoint=CheckpointConfig(every_steps=4 * NUM_EXAMPLES // batch),
+        checkpoint=CheckpointConfig(every_steps=4 * common.IMAGENET_EXAMPLES // batch),
         eval_global_batch_size=min(batch, 8192),
         eval_every_epochs=4.0,
         log_every_steps=20,
@@ -211,30 +212,14 @@ def _about(row: str) -> About:
 
 def _smoke() -> TrainConfig:
     """Return the row b5-lars-65536 with a tiny network, on `lbopt prepare generated_images`."""
-    config = get_config(LARGEST)
-    config.name = "efficientnet:smoke"
-    config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-
-    config.global_batch_size = 16
+    config = common.on_generated_images(get_config(LARGEST), "efficientnet")
     config.num_epochs = 1.0
-    config.data.builder = "generated_images"
-    config.data.image_size = 32
     config.model.size = "b0"
     config.model.width_coefficient = 0.25
     config.model.depth_coefficient = 0.1
-    config.model.dtype = "float32"
     config.model.fold_examples = 2
-    config.model.batch_norm_scope = "examples:8"
 
-    config.schedule.base_batch_size = 16
     config.schedule.base_learning_rate = 1.0
     config.schedule.base_warmup_epochs = 0.4
     config.schedule.decay_steps = 5.0
-
-    config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size = 16
-    config.eval_every_epochs = 1.0
-    config.log_every_steps = 1
-    config.target_metric = ""
-    config.target_value = 0.0
     return config

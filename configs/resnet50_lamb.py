@@ -31,20 +31,11 @@ step of the ramp), and steps are rounded up over the run (in the code, over ever
 Status: you-32768 is planned, for a v3 slice (configs/plans/); no row has been run here.
 """
 
-from lbopt.config import (
-    About,
-    CheckpointConfig,
-    DataConfig,
-    LossConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+import common
+
+from lbopt.config import About, LossConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from lbopt.errors import require_choice
 
-NUM_EXAMPLES = 1_281_167
 PUBLISHED = {
     "512": ("top-1 about 76.4-77 % [recalled 80%]", None),
     "1024": ("top-1 about 76.4-77 % [recalled 80%]", None),
@@ -126,59 +117,14 @@ def _you() -> TrainConfig:
 
 def _imagenet(row: str, batch: int, crop_sampling: str, span: str) -> TrainConfig:
     """Return the settings that all rows share."""
-    return TrainConfig(
-        name=f"resnet50_lamb:{row}",
-        global_batch_size=batch,
-        num_epochs=90.0,
-        data=DataConfig(
-            "images",
-            builder="imagenet2012",
-            test_split="validation",
-            image_size=224,
-            crop_sampling=crop_sampling,
-            space_to_depth=True,
-            max_damaged_records=10,
-        ),
-        model=ModelConfig(
-            "resnet",
-            size="50",
-            stem="space_to_depth",
-            fold_columns=True,
-            dtype="bfloat16",
-            batch_norm_momentum=0.9,
-            batch_norm_scope=span,
-        ),
-        parallel=ParallelConfig(reduce_dtype="float32"),
-        checkpoint=CheckpointConfig(every_steps=2 * NUM_EXAMPLES // batch),
-        eval_global_batch_size=min(batch, 8192),
-        eval_every_epochs=2.0,
-        log_every_steps=20,
-    )
+    config = common.resnet50_on_imagenet(f"resnet50_lamb:{row}", batch, crop_sampling, span)
+    config.num_epochs = 90.0
+    return config
 
 
 def _smoke() -> TrainConfig:
     """Return the row 32768 with a tiny network, on `lbopt prepare generated_images`."""
-    config = get_config("32768")
-    config.name = "resnet50_lamb:smoke"
-    config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-
-    config.global_batch_size = 16
+    config = common.on_generated_images(get_config("32768"), "resnet50_lamb")
     config.num_epochs = 2.0
-    config.data.builder = "generated_images"
-    config.data.image_size = 32
-    config.model.size = "18"
-    config.model.width_coefficient = 0.125
-    config.model.dtype = "float32"
-    config.model.fold_columns = False
-    config.model.batch_norm_scope = "examples:8"
-
-    config.schedule.base_batch_size = 16
     config.schedule.base_warmup_epochs = 0.25
-
-    config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size = 16
-    config.eval_every_epochs = 1.0
-    config.log_every_steps = 1
-    config.target_metric = ""
-    config.target_value = 0.0
-    return config
+    return common.tiny_resnet(config)

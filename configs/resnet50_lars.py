@@ -36,21 +36,12 @@ are not known.
 Status: official-32768 is planned (configs/plans/); no row has been run here.
 """
 
-from lbopt.config import (
-    About,
-    CheckpointConfig,
-    DataConfig,
-    LossConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+import common
+
+from lbopt.config import About, LossConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from lbopt.errors import require_choice
 from lbopt.schedules import Units
 
-NUM_EXAMPLES = 1_281_167
 NUM_EPOCHS = 90.0
 PUBLISHED = {
     "512": (77.02, 0.7702),
@@ -117,7 +108,7 @@ def _nus(row: str) -> TrainConfig:
 
 def _official(row: str) -> TrainConfig:
     batch, rate, warmup_epochs = OFFICIAL[row]
-    units = Units(NUM_EXAMPLES, batch)
+    units = Units(common.IMAGENET_EXAMPLES, batch)
     config = _imagenet(row, batch, "by_height")
     timed = row == "official-32768"
     config.about = About(
@@ -187,59 +178,15 @@ def _first() -> TrainConfig:
 
 def _imagenet(row: str, batch: int, crop_sampling: str) -> TrainConfig:
     """Return the settings that all rows share."""
-    return TrainConfig(
-        name=f"resnet50_lars:{row}",
-        global_batch_size=batch,
-        num_epochs=NUM_EPOCHS,
-        data=DataConfig(
-            "images",
-            builder="imagenet2012",
-            test_split="validation",
-            image_size=224,
-            crop_sampling=crop_sampling,
-            space_to_depth=True,
-            max_damaged_records=10,
-        ),
-        model=ModelConfig(
-            "resnet",
-            size="50",
-            stem="space_to_depth",
-            fold_columns=True,
-            dtype="bfloat16",
-            batch_norm_momentum=0.9,
-            batch_norm_scope="examples:64",
-        ),
-        parallel=ParallelConfig(reduce_dtype="float32"),
-        checkpoint=CheckpointConfig(every_steps=2 * NUM_EXAMPLES // batch),
-        eval_global_batch_size=min(batch, 8192),
-        eval_every_epochs=2.0,
-        log_every_steps=20,
-    )
+    name = f"resnet50_lars:{row}"
+    config = common.resnet50_on_imagenet(name, batch, crop_sampling, "examples:64")
+    config.num_epochs = NUM_EPOCHS
+    return config
 
 
 def _smoke() -> TrainConfig:
     """Return the row 32768 with a tiny network, on `lbopt prepare generated_images`."""
-    config = get_config("32768")
-    config.name = "resnet50_lars:smoke"
-    config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-
-    config.global_batch_size = 16
+    config = common.on_generated_images(get_config("32768"), "resnet50_lars")
     config.num_epochs = 2.0
-    config.data.builder = "generated_images"
-    config.data.image_size = 32
-    config.model.size = "18"
-    config.model.width_coefficient = 0.125
-    config.model.dtype = "float32"
-    config.model.fold_columns = False
-    config.model.batch_norm_scope = "examples:8"
-
-    config.schedule.base_batch_size = 16
     config.schedule.base_warmup_epochs = 0.5
-
-    config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size = 16
-    config.eval_every_epochs = 1.0
-    config.log_every_steps = 1
-    config.target_metric = ""
-    config.target_value = 0.0
-    return config
+    return common.tiny_resnet(config)

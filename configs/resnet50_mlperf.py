@@ -41,20 +41,11 @@ Status: the rows with a TPU system are planned (configs/plans/); no row has been
 import dataclasses
 import math
 
-from lbopt.config import (
-    About,
-    CheckpointConfig,
-    DataConfig,
-    LossConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+import common
+
+from lbopt.config import About, LossConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from lbopt.errors import require_choice
 
-NUM_EXAMPLES = 1_281_167
 _TARGET = "75.9 % reached at epoch"
 
 
@@ -241,69 +232,47 @@ def _row(row: str) -> TrainConfig:
     num_steps, warmup_steps, decay_steps = _steps(entry)
     batch = entry.batch
 
-    return TrainConfig(
-        name=f"resnet50_mlperf:{row}",
-        about=About(
-            paper="MLPerf ResNet-50 v0.6-v1.0, LARS 1708.03888v3",
-            published_result=entry.result,
-            hardware=entry.hardware,
-            time=entry.time,
-            topology=TOPOLOGIES.get(entry.hardware, ""),
-            status="planned by the TPU compiler" if entry.hardware in TOPOLOGIES else "not yet run",
-            note=_note(row, entry),
-        ),
-        global_batch_size=batch,
-        num_steps=num_steps,
-        data=DataConfig(
-            "images",
-            builder="imagenet2012",
-            test_split="validation",
-            image_size=224,
-            crop_sampling="by_height",
-            space_to_depth=True,
-            max_damaged_records=10,
-        ),
-        model=ModelConfig(
-            "resnet",
-            size="50",
-            stem="space_to_depth",
-            fold_columns=True,
-            dtype="bfloat16",
-            batch_norm_momentum=0.9,
-            batch_norm_scope=f"examples:{entry.span}",
-        ),
-        # The variant contrib_2018 uses the decay only in its trust ratio; the loss has the decay.
-        loss=LossConfig(
-            label_smoothing=0.1, l2=entry.weight_decay if entry.variant == "contrib_2018" else 0.0
-        ),
-        optimizer=OptimizerConfig(
-            "lars",
-            entry.variant,
-            weight_decay=entry.weight_decay,
-            momentum=entry.momentum,
-            trust_coefficient=0.001,
-            trust_ratio_eps=1e-5 if row == "v0.6-32768" else None,
-        ),
-        schedule=ScheduleConfig(
-            entry.rate,
-            base_batch_size=batch,
-            scaling_rule="none",
-            warmup_rule="none",
-            warmup_steps=warmup_steps,
-            power=2.0,
-            end_learning_rate=1e-4,
-            decay_steps=decay_steps,
-            first_step=0,
-        ),
-        parallel=ParallelConfig(reduce_dtype="float32"),
-        checkpoint=CheckpointConfig(every_steps=4 * NUM_EXAMPLES // batch),
-        eval_global_batch_size=min(batch, 8192),
-        eval_every_epochs=4.0,
-        log_every_steps=20,
-        target_metric="eval/accuracy",
-        target_value=0.759,
-        stop_at_target=True,
+    config = common.resnet50_on_imagenet(
+        f"resnet50_mlperf:{row}", batch, "by_height", f"examples:{entry.span}", epochs=4
     )
+    config.about = About(
+        paper="MLPerf ResNet-50 v0.6-v1.0, LARS 1708.03888v3",
+        published_result=entry.result,
+        hardware=entry.hardware,
+        time=entry.time,
+        topology=TOPOLOGIES.get(entry.hardware, ""),
+        status="planned by the TPU compiler" if entry.hardware in TOPOLOGIES else "not yet run",
+        note=_note(row, entry),
+    )
+    config.num_steps = num_steps
+
+    # The variant contrib_2018 uses the decay only in its trust ratio; the loss has the decay.
+    config.loss = LossConfig(
+        label_smoothing=0.1, l2=entry.weight_decay if entry.variant == "contrib_2018" else 0.0
+    )
+    config.optimizer = OptimizerConfig(
+        "lars",
+        entry.variant,
+        weight_decay=entry.weight_decay,
+        momentum=entry.momentum,
+        trust_coefficient=0.001,
+        trust_ratio_eps=1e-5 if row == "v0.6-32768" else None,
+    )
+    config.schedule = ScheduleConfig(
+        entry.rate,
+        base_batch_size=batch,
+        scaling_rule="none",
+        warmup_rule="none",
+        warmup_steps=warmup_steps,
+        power=2.0,
+        end_learning_rate=1e-4,
+        decay_steps=decay_steps,
+        first_step=0,
+    )
+    config.target_metric = "eval/accuracy"
+    config.target_value = 0.759
+    config.stop_at_target = True
+    return config
 
 
 def _steps(entry: Entry) -> tuple[int, float, float]:
@@ -322,11 +291,10 @@ def _epoch(entry: Entry) -> float:
 
     The JAX code rounds up over four epochs, the TF2 code rounds down.
     """
+    examples = common.IMAGENET_EXAMPLES
     if entry.variant == "flax":
-        return math.ceil(4 * NUM_EXAMPLES / entry.batch) / 4
-    return (
-        NUM_EXAMPLES // entry.batch if entry.variant == "mlperf_tf2" else NUM_EXAMPLES / entry.batch
-    )
+        return math.ceil(4 * examples / entry.batch) / 4
+    return examples // entry.batch if entry.variant == "mlperf_tf2" else examples / entry.batch
 
 
 def _note(row: str, entry: Entry) -> str:
@@ -342,27 +310,10 @@ def _note(row: str, entry: Entry) -> str:
 
 def _smoke() -> TrainConfig:
     """Return the row 65536 with a tiny network, on `lbopt prepare generated_images`."""
-    config = get_config("65536")
-    config.name = "resnet50_mlperf:smoke"
-    config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-
-    config.global_batch_size = 16
+    row = get_config("65536")
+    config = common.on_generated_images(row, "resnet50_mlperf", keeps_target=True)
     config.num_steps = 12
-    config.data.builder = "generated_images"
-    config.data.image_size = 32
-    config.model.size = "18"
-    config.model.width_coefficient = 0.125
-    config.model.dtype = "float32"
-    config.model.fold_columns = False
-    config.model.batch_norm_scope = "examples:8"
-
-    config.schedule.base_batch_size = 16
     config.schedule.warmup_steps = 3.5
     config.schedule.decay_steps = 9.5
     config.schedule.base_learning_rate = 1.0
-
-    config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size = 16
-    config.eval_every_epochs = 1.0
-    config.log_every_steps = 1
-    return config
+    return common.tiny_resnet(config)

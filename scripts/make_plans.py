@@ -43,11 +43,11 @@ def main(argv: list[str]) -> int:
 
 def recipes() -> list[str]:
     """Return FILE:ROW of every recipe that names a pod."""
-    from lbopt.cli import call_get_config, config_rows
+    from lbopt.cli import call_get_config, config_files, config_rows
     from lbopt.config import TrainConfig
 
     found = []
-    for file in sorted(pathlib.Path("configs").glob("*.py")):
+    for file in config_files(pathlib.Path("configs")):
         for row in config_rows(str(file)):
             config = call_get_config(f"{file}:{row}")
             if isinstance(config, TrainConfig) and config.about.topology:
@@ -57,10 +57,10 @@ def recipes() -> list[str]:
 
 def studies() -> list[str]:
     """Return FILE of every study over a pod."""
-    from lbopt.cli import call_get_config
+    from lbopt.cli import call_get_config, config_files
     from lbopt.config import SweepConfig
 
-    configs = {str(file): call_get_config(str(file)) for file in sorted(STUDIES.glob("*.py"))}
+    configs = {str(file): call_get_config(str(file)) for file in config_files(STUDIES)}
     return [
         file
         for file, config in configs.items()

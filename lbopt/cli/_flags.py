@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import difflib
@@ -178,6 +179,19 @@ def split_row(flag: str) -> tuple[str, str]:
     return flag[:cut], flag[cut + 1 :]
 
 
+def config_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the config files below a folder, sorted: the Python files that define `get_config`."""
+    return [file for file in sorted(folder.rglob("*.py")) if _defines_get_config(file)]
+
+
+def _defines_get_config(file: pathlib.Path) -> bool:
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (SyntaxError, ValueError):
+        return True  # loading it says what is wrong
+    return any(isinstance(node, ast.FunctionDef) and node.name == "get_config" for node in body)
+
+
 def config_rows(path: str) -> list[str]:
     """Return the rows that a config file lists in `ROWS`; without it, only the default row ""."""
     return _from_config_file(
@@ -208,6 +222,7 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
         sys.modules.pop(name, None)
         del _beside[name]
 
+    hidden = _hide_namesakes(beside)
     before = set(sys.modules)
     sys.path.insert(0, beside)
     try:
@@ -223,6 +238,22 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
             sys.path.remove(beside)
         new = {name for name in set(sys.modules) - before if name.partition(".")[0] not in before}
         _beside.update((name, beside) for name in new if _lies_in(beside, sys.modules[name]))
+        for name, namesake in hidden.items():
+            sys.modules[name] = namesake
+            _beside.pop(name, None)
+
+
+def _hide_namesakes(folder: str) -> dict[str, Any]:
+    """Take modules of other places that have the name of a file in a folder out of `sys.modules`.
+
+    A program may have imported a `common` of its own before it loads a config beside another one.
+    """
+    names = {file.stem for file in pathlib.Path(folder).glob("*.py")} - sys.stdlib_module_names
+    return {
+        name: sys.modules.pop(name)
+        for name in names & set(sys.modules)
+        if not _lies_in(folder, sys.modules[name])
+    }
 
 
 def _lies_in(folder: str, module: Any) -> bool:

@@ -105,7 +105,7 @@ def _folder(given: str | None) -> pathlib.Path:
 
 
 def _lines(folder: pathlib.Path) -> Iterator[tuple[str, ...]]:
-    for file in sorted(folder.rglob("*.py")):
+    for file in _flags.config_files(folder):
         for row in _flags.config_rows(str(file)):
             flag = f"{file}:{row}" if row else str(file)
             yield flag, *_describe(flag, _flags.call_get_config(flag))

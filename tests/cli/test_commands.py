@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lbopt import workdir
-from lbopt.cli import _doctor, call_get_config
+from lbopt.cli import _doctor, call_get_config, config_files
 
 
 def test_doctor_finds_nothing_wrong(lbopt):
@@ -66,9 +66,9 @@ def test_recipes_lists_every_config(lbopt, configs, given, tmp_path, monkeypatch
     listed = [row.split()[0] for row in rows]
     assert len(set(listed)) == len(listed)
     assert list(dict.fromkeys(row.partition(":")[0] for row in listed)) == [
-        str(file) for file in sorted(configs.rglob("*.py"))
+        str(file) for file in config_files(configs)
     ]
-    for file in configs.rglob("*.py"):
+    for file in config_files(configs):
         assert f"{file}:smoke" in listed
     assert any(re.search(r"digits_cnn\.py:lars-32 +32 +lars ", row) for row in rows)
     assert any(re.search(r"digits_limit\.py +16\.\.1024 +5 arms ", row) for row in rows)

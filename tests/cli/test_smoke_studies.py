@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lbopt.cli import call_get_config, main
+from lbopt.cli import call_get_config, config_files, main
 
 STUDIES = (
     "cifar10_limit",
@@ -28,7 +28,7 @@ def data_dir(tmp_path_factory):
 
 
 def test_every_study_is_here(configs):
-    assert {file.stem for file in (configs / "sweeps").glob("*.py")} == set(STUDIES)
+    assert {file.stem for file in config_files(configs / "sweeps")} == set(STUDIES)
 
 
 @pytest.mark.everyday("diffusion_digits")

@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
 from refusal import refused, troubled
 
 from lbopt import __version__
-from lbopt.cli import _main, _recipes, call_get_config, config_rows
+from lbopt.cli import _main, _recipes, call_get_config, config_files, config_rows
 
 MINE = """
 from __future__ import annotations
@@ -39,6 +40,31 @@ def test_a_config_imports_what_lies_beside_it_and_has_annotations_of_its_own(tmp
         assert call_get_config(str(file)).size == size
         assert call_get_config(f"{file}:four").size == size + 4
         assert config_rows(str(file)) == ["small"]
+
+
+def test_a_config_imports_what_lies_beside_it_and_a_program_keeps_its_own_module(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "mine.py").write_text("import common\ndef get_config(arg): return common.IT\n")
+    (tmp_path / "common.py").write_text("IT = 'beside'\n")
+    own = types.ModuleType("common")
+    monkeypatch.setitem(sys.modules, "common", own)
+    for _ in range(2):
+        assert call_get_config(str(tmp_path / "mine.py")) == "beside"
+        assert sys.modules["common"] is own
+
+
+def test_a_config_file_is_one_that_defines_get_config(tmp_path):
+    """A file that cannot be read is one too: whoever loads it is told what is wrong."""
+    for name, text in {
+        "common.py": "import copy\n",
+        "mine.py": "def get_config(arg): return 1\n",
+        "more/broken.py": "def get_config(\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = [file.relative_to(tmp_path).as_posix() for file in config_files(tmp_path)]
+    assert found == ["mine.py", "more/broken.py"]
 
 
 def test_a_config_shares_what_is_installed_in_a_folder_beside_it(tmp_path, monkeypatch):

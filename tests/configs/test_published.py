@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from refusal import refused
 
-from lbopt.cli import _flags
+from lbopt.cli import _flags, config_files
 from lbopt.config import (
     ResolvedSchedule,
     TrainConfig,
@@ -495,7 +495,7 @@ def test_every_row_is_valid_named_after_itself_and_has_a_schedule(name):
 
 EVERY_ROW = [
     name
-    for file in sorted(CONFIGS.rglob("*.py"))
+    for file in config_files(CONFIGS)
     for name in rows_of(str(file.relative_to(CONFIGS.parent)))
 ]
 

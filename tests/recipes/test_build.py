@@ -1,6 +1,5 @@
 """Every shipped config builds a run with the promised schedule."""
 
-import importlib.util
 import math
 import pathlib
 
@@ -10,7 +9,7 @@ import pytest
 from refusal import refused
 
 import lbopt
-from lbopt.cli import call_get_config
+from lbopt.cli import _arguments, call_get_config, config_files
 from lbopt.config import (
     SweepConfig,
     TrainConfig,
@@ -184,7 +183,7 @@ def test_no_config_is_forgotten_here():
 
     A file with its own data is tested by tests/configs and tests/cli/test_smoke.py instead.
     """
-    files = {str(file.relative_to(CONFIGS)) for file in CONFIGS.rglob("*.py")}
+    files = {str(file.relative_to(CONFIGS)) for file in config_files(CONFIGS)}
     elsewhere = {"sweeps/cifar10_limit.py", "sweeps/imagenet_limit.py"}
     assert files == {row.partition(":")[0] for row in ROWS + STUDIES} | PUBLISHED | elsewhere
     assert len(load_digits().train) == NUM_EXAMPLES
@@ -205,13 +204,15 @@ def test_two_loads_share_nothing(row):
 
 def test_rows_of_one_loaded_file_share_nothing():
     """An override of one recipe must not change another recipe of the same module."""
-    spec = importlib.util.spec_from_file_location("digits_cnn_once", CONFIGS / "digits_cnn.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    first = module.get_config("lamb-64")
-    first.optimizer.weight_decay = 7.0
-    first.schedule.base_learning_rate = 7.0
-    second = module.get_config("lamb-128")
+
+    def two(module):
+        first = module.get_config("lamb-64")
+        first.optimizer.weight_decay = 7.0
+        first.schedule.base_learning_rate = 7.0
+        return module.get_config("lamb-128")
+
+    file = str(CONFIGS / "digits_cnn.py")
+    second = _arguments._from_config_file(file, file, two)
     assert second.optimizer.weight_decay != 7.0
     assert second.schedule.base_learning_rate != 7.0
 
