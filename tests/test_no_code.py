@@ -23,7 +23,7 @@ MODULES = {
 }
 CALLS = {"eval", "exec", "compile"}
 ATTRIBUTES = {"load": {"np", "numpy", "yaml", "torch", "joblib"}, "unpack_archive": {"shutil"}}
-LOADS_CONFIGS = "lbopt/cli/_arguments.py"
+LOADS_CONFIGS = "lbopt/cli/_flags.py"
 """Runs the config file that the user names: `exec_module`."""
 
 

@@ -15,7 +15,7 @@ from lbopt.aggregators import _protocol
 from lbopt.aggregators._disagreement import phi_modules, require_halves
 from lbopt.aggregators._group import Group
 from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
-from lbopt.aggregators._wire import WireBytes, ring_bytes
+from lbopt.aggregators._wire_bytes import WireBytes, ring_bytes
 from lbopt.errors import UserError, require_choice
 from lbopt.transforms import (
     UNKNOWN_PARAMS,

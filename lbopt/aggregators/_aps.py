@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import _scalars, stacks, types
-from lbopt.aggregators import _protocol, _wire
+from lbopt.aggregators import _protocol, _wire_bytes
 from lbopt.aggregators._group import Group, Shares, largest
+from lbopt.aggregators._powers_of_two import ceil_log2, ldexp
 from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._quantize import OVERFLOWS, ROUNDINGS, Format, Overflow, Rounding, quantize
-from lbopt.aggregators._scaling import ceil_log2, ldexp
-from lbopt.aggregators._wire import WireBytes, ring_bytes
+from lbopt.aggregators._wire_bytes import WireBytes, ring_bytes
 from lbopt.errors import require_choice
 
 Accumulate = Literal["fp32", "same", "kahan"]
@@ -156,9 +156,11 @@ def aps(
         layers = stacks.leading(stacked, params, "aps")
         leaves = zip(jax.tree.leaves(params), layers, strict=True)
         maxima = sum(_protocol.vectors(jnp.shape(p), axes)[0] for p, axes in leaves) if shift else 0
-        twice = 2 * _wire.scattered(dtype.itemsize * _wire.elements(params), num_replicas)
+        twice = 2 * _wire_bytes.scattered(
+            dtype.itemsize * _wire_bytes.elements(params), num_replicas
+        )
         return WireBytes(
-            twice + _wire.reduced(_wire.FP32 * maxima, num_replicas),
+            twice + _wire_bytes.reduced(_wire_bytes.FP32 * maxima, num_replicas),
             ring_bytes(params, num_replicas),
         )
 

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lbopt import _scalars
-from lbopt.aggregators import _wire
+from lbopt.aggregators import _wire_bytes
 from lbopt.aggregators._group import Group, Shares, largest, matrix_width
+from lbopt.aggregators._powers_of_two import ceil_log2, ldexp
 from lbopt.aggregators._quantize import Format, quantize
-from lbopt.aggregators._scaling import ceil_log2, ldexp
 from lbopt.errors import UserError, brief
 
 Route = Literal["sum", "gather", "exchange"]
@@ -91,12 +91,14 @@ class Compressor:
           num_replicas: Number of replicas.
         """
         message = sum(self.message_bytes(n) for n in sizes)
-        maxima = _wire.reduced(_wire.FP32 * len(sizes), num_replicas) if self.scaled else 0.0
+        maxima = (
+            _wire_bytes.reduced(_wire_bytes.FP32 * len(sizes), num_replicas) if self.scaled else 0.0
+        )
         if self.route == "sum":
-            return maxima + _wire.reduced(message, num_replicas)
+            return maxima + _wire_bytes.reduced(message, num_replicas)
         if self.route == "gather":
-            return maxima + _wire.gathered(message, num_replicas)
-        return maxima + _wire.scattered(message + _wire.FP32 * sum(sizes), num_replicas)
+            return maxima + _wire_bytes.gathered(message, num_replicas)
+        return maxima + _wire_bytes.scattered(message + _wire_bytes.FP32 * sum(sizes), num_replicas)
 
 
 def require_compressor(value: Any) -> None:
@@ -113,7 +115,7 @@ def identity() -> Compressor:
         lambda x, known: {"payload": x},
         lambda message, known: message["payload"],
         "sum",
-        lambda n: _wire.FP32 * n,
+        lambda n: _wire_bytes.FP32 * n,
         lambda n: 1.0,
     )
 

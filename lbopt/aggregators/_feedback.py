@@ -13,7 +13,7 @@ from lbopt.aggregators import _compress, _protocol
 from lbopt.aggregators._compress import Compressor
 from lbopt.aggregators._group import Group
 from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
-from lbopt.aggregators._wire import WireBytes, ring_bytes
+from lbopt.aggregators._wire_bytes import WireBytes, ring_bytes
 
 _SEED = 0
 """Seed of the compressors' random numbers; every step and leaf has a key of its own."""

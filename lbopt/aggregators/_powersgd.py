@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import _scalars, stacks, types
-from lbopt.aggregators import _protocol, _wire
+from lbopt.aggregators import _protocol, _wire_bytes
 from lbopt.aggregators._group import Group
+from lbopt.aggregators._powers_of_two import ceil_log2, ldexp
 from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
-from lbopt.aggregators._scaling import ceil_log2, ldexp
-from lbopt.aggregators._wire import WireBytes, ring_bytes
+from lbopt.aggregators._wire_bytes import WireBytes, ring_bytes
 
 
 class PowerSgdState(NamedTuple):
@@ -185,7 +185,8 @@ def powersgd(
             p.layers * (p.rank * (p.m + p.n) / 2 if p.rank else p.m * p.n) for p in planned(params)
         )
         return WireBytes(
-            _wire.reduced(_wire.FP32 * words, num_replicas), ring_bytes(params, num_replicas)
+            _wire_bytes.reduced(_wire_bytes.FP32 * words, num_replicas),
+            ring_bytes(params, num_replicas),
         )
 
     return Aggregator(f"powersgd({rank})", init, update, sent)

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from lbopt import _scalars, tree, types
 from lbopt.aggregators._group import Group
-from lbopt.aggregators._wire import WireBytes, ring_bytes
+from lbopt.aggregators._wire_bytes import WireBytes, ring_bytes
 from lbopt.errors import UserError
 from lbopt.transforms import (
     UNKNOWN_PARAMS,

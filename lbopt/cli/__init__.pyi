@@ -1,8 +1,8 @@
-from ._arguments import (
+from ._compilation_cache import MIN_COMPILE_S as MIN_COMPILE_S
+from ._flags import (
     call_get_config as call_get_config,
     config_files as config_files,
     config_rows as config_rows,
     load_config as load_config,
 )
-from ._compiled import MIN_COMPILE_S as MIN_COMPILE_S
 from ._main import main as main, run as run

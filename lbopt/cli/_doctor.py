@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lbopt._shown import one_line, show
-from lbopt.cli import _arguments
+from lbopt.cli import _flags
 from lbopt.errors import EnvironmentProblem
 from lbopt.job import JOB_FLAGS, Job
 from lbopt.parallel import connect_processes
@@ -26,7 +26,7 @@ def run(argv: Sequence[str], job: Job) -> None:
     Raises:
       EnvironmentProblem: If a check failed.
     """
-    _arguments.parse("doctor", argv, JOB_FLAGS)
+    _flags.parse("doctor", argv, JOB_FLAGS)
     connect_processes(job)
     job.doing("checking")
     failed = 0

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lbopt._shown import show
-from lbopt.cli import _arguments
+from lbopt.cli import _flags
 from lbopt.cli._train import MAY_CHANGE, OF_THE_HOST, comparison, with_vocabulary
 from lbopt.config import TrainConfig, completed_json, config_from_json, config_to_json
 from lbopt.errors import UserError
@@ -56,8 +56,8 @@ def run(argv: Sequence[str], job: Job) -> None:
       UserError: If a flag or a field of the config is wrong, or the workdir holds another run.
       EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
     """
-    given, overrides = _arguments.parse("evaluate", argv, FLAGS, required=("config", "workdir"))
-    config = _arguments.load_config(given["config"], overrides, TrainConfig)
+    given, overrides = _flags.parse("evaluate", argv, FLAGS, required=("config", "workdir"))
+    config = _flags.load_config(given["config"], overrides, TrainConfig)
     job.same("config", config_to_json(config))
     connect_processes(job)
     available_devices()  # fails early if there are none

@@ -12,7 +12,7 @@ import jax
 
 from lbopt import errors, types
 from lbopt._shown import show
-from lbopt.cli import _arguments
+from lbopt.cli import _flags
 from lbopt.cli._train import with_vocabulary
 from lbopt.config import TrainConfig, completed_json, config_from_json, config_to_json
 from lbopt.errors import UserError, require, require_choice
@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> None:
         the model.
       EnvironmentProblem: If a checkpoint cannot be read or the folder cannot be written.
     """
-    given, _ = _arguments.parse("export", argv, FLAGS, required=("workdir", "format", "output"))
+    given, _ = _flags.parse("export", argv, FLAGS, required=("workdir", "format", "output"))
     require_choice("--format", given["format"], FORMATS)
     output = require_new_folder(given["output"], "--output")
     with local_workdir(given["workdir"], write=False) as folder:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from lbopt import __version__, paths
 from lbopt._shown import one_line, show
-from lbopt.cli import _process, _streams
+from lbopt.cli import _process, _standard_streams
 from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, require_choice
 from lbopt.job import MEMBER_VARIABLE, Job, find_place, given_job_flags, join_job, run_guarded
 
@@ -104,7 +104,7 @@ def _print_error(name: str, reason: str) -> None:
 def _run(name: str, argv: Sequence[str], job: Job) -> None:
     command = importlib.import_module(f"lbopt.cli._{name}")
     if name in (*RESUMED, "evaluate", "export"):
-        importlib.import_module("lbopt.cli._compiled").keep()
+        importlib.import_module("lbopt.cli._compilation_cache").keep()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # imports are over, see `run`
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if name in TOGETHER:
@@ -278,7 +278,7 @@ def _check_folder() -> None:
 
 def run() -> None:
     """Entry point of the `lbopt` command."""
-    _streams.outlive_readers()
+    _standard_streams.outlive_readers()
     # Libraries that are interrupted during their import abort or print much, so Ctrl-C ends the
     # process until then. A member of a job keeps the exception: it reports to its guard.
     handler = signal.getsignal(signal.SIGINT)
@@ -293,4 +293,4 @@ def run() -> None:
         if not isinstance(ended.code, int | None):
             raise
         code = ended.code or 0
-    sys.exit(_streams.exit_code(code))
+    sys.exit(_standard_streams.exit_code(code))

@@ -15,7 +15,7 @@ from typing import Any
 
 from lbopt import errors, paths
 from lbopt._shown import show
-from lbopt.cli import _arguments, _plan_study
+from lbopt.cli import _flags, _plan_study
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.plan import (
@@ -74,14 +74,14 @@ def run(argv: Sequence[str]) -> None:
         f"{argument}=true" if argument in ("--breakdown", "-breakdown") else argument
         for argument in argv
     ]
-    given, overrides = _arguments.parse("plan", argv, FLAGS, required=("config",))
+    given, overrides = _flags.parse("plan", argv, FLAGS, required=("config",))
     flag = given["config"]
     options = {
         name: _boolean(name, given.get(name, default))
         for name, default in (("breakdown", "false"), ("evaluation", "true"))
     }
     output = paths.writable(given["output"], "--output") if "output" in given else None
-    config = _arguments.load_config(flag, overrides, (TrainConfig, SweepConfig))
+    config = _flags.load_config(flag, overrides, (TrainConfig, SweepConfig))
     config.validate()
     name = given.get("topology") or config.about.topology
     if not name:
@@ -216,7 +216,7 @@ def _columns(flag: str, overrides: Sequence[str], text: str, name: str) -> list[
             raise UserError("--compare", text, fix)
 
         changes = [f"--config.{word}" for word in words if "=" in word]
-        config = _arguments.load_config(flag, [*overrides, *changes], TrainConfig)
+        config = _flags.load_config(flag, [*overrides, *changes], TrainConfig)
         config.validate()
         if topologies:
             topology = _open_topology(topologies[0], "--compare")

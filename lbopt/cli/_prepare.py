@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from lbopt import errors
 from lbopt._shown import show
-from lbopt.cli import _arguments
+from lbopt.cli import _flags
 from lbopt.data import ptb_folder, store_folder
 from lbopt.data.prepare import (
     GENERATED_IMAGES,
@@ -110,12 +110,12 @@ def _usage() -> str:
 
 
 def _named(name: str, argv: Sequence[str]) -> None:
-    given, _ = _arguments.parse(f"prepare {name}", argv, _DATA_DIR | _MANUAL_DIR)
+    given, _ = _flags.parse(f"prepare {name}", argv, _DATA_DIR | _MANUAL_DIR)
     _show(prepare_named(name, given.get("data_dir"), given.get("manual_dir"), say))
 
 
 def _source(source: GeneratedDataset, argv: Sequence[str]) -> None:
-    given, _ = _arguments.parse(f"prepare {source.name}", argv, _DATA_DIR)
+    given, _ = _flags.parse(f"prepare {source.name}", argv, _DATA_DIR)
     _show(prepare_source(source, given.get("data_dir")))
 
 
@@ -129,7 +129,7 @@ def _show(prepared: Prepared) -> None:
 
 
 def _text(argv: Sequence[str]) -> None:
-    given, _ = _arguments.parse("prepare text", argv, _TEXT_FLAGS | _DATA_DIR, required=("name",))
+    given, _ = _flags.parse("prepare text", argv, _TEXT_FLAGS | _DATA_DIR, required=("name",))
     data_dir = given.get("data_dir")
     lowercase = _lowercase(given)
     store = store_folder(given["name"], data_dir)
@@ -213,7 +213,7 @@ def _watched(documents: Iterator[Sequence[str]], what: str, total: int) -> Itera
 
 
 def _ptb(argv: Sequence[str]) -> None:
-    given, _ = _arguments.parse("prepare ptb", argv, _DATA_DIR)
+    given, _ = _flags.parse("prepare ptb", argv, _DATA_DIR)
     folder = ptb_folder(given.get("data_dir"))
     missing = missing_ptb_files(folder)
     if missing:

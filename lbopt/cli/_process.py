@@ -1,8 +1,8 @@
 """Process-wide settings of the `lbopt` command.
 
 The library changes nothing process-wide; the command has the process to itself. It also handles
-Ctrl-C (`lbopt.cli._main`), keeps compiled programs (`lbopt.cli._compiled`) and writes to streams
-whose reader may end (`lbopt.cli._streams`).
+Ctrl-C (`lbopt.cli._main`), keeps compiled programs (`lbopt.cli._compilation_cache`) and writes to
+streams whose reader may end (`lbopt.cli._standard_streams`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 from lbopt import errors, paths
 from lbopt._shown import printable, show
-from lbopt.cli import _arguments
+from lbopt.cli import _flags
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import UserError
 from lbopt.transforms import VARIANTS
@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> None:
     Raises:
       UserError: If a flag is wrong, or a config cannot be loaded.
     """
-    given, overrides = _arguments.parse("recipes", argv, FLAGS)
+    given, overrides = _flags.parse("recipes", argv, FLAGS)
     if overrides:
         name, _, value = overrides[0].partition("=")
         fix = "lbopt recipes shows recipes without changes; leave it out"
@@ -72,12 +72,12 @@ def _print_table(folder: pathlib.Path) -> None:
 
 
 def _print_recipe(flag: str) -> None:
-    config = _arguments.call_get_config(flag)
+    config = _flags.call_get_config(flag)
     shown = dict(zip(HEADER, (flag, *_describe(flag, config)), strict=True))
     command = "sweep" if isinstance(config, SweepConfig) else "train"
-    file, row = _arguments.split_row(flag)
+    file, row = _flags.split_row(flag)
     workdir = f"runs/{pathlib.Path(file).stem}" + (f"-{row}" if row else "")
-    typed = _arguments.command_line(command, [f"--config={flag}", f"--workdir={workdir}"])
+    typed = _flags.command_line(command, [f"--config={flag}", f"--workdir={workdir}"])
 
     order = ("source", "batch", "optimizer", "published result", "hardware", "time", "status")
     fields = {"command": typed, **{name: shown[name] for name in order}, "note": config.about.note}
@@ -105,10 +105,10 @@ def _folder(given: str | None) -> pathlib.Path:
 
 
 def _lines(folder: pathlib.Path) -> Iterator[tuple[str, ...]]:
-    for file in _arguments.config_files(folder):
-        for row in _arguments.config_rows(str(file)):
+    for file in _flags.config_files(folder):
+        for row in _flags.config_rows(str(file)):
             flag = f"{file}:{row}" if row else str(file)
-            yield flag, *_describe(flag, _arguments.call_get_config(flag))
+            yield flag, *_describe(flag, _flags.call_get_config(flag))
 
 
 def _describe(flag: str, config: Any) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 
 from lbopt._shown import show
-from lbopt.cli import _arguments
+from lbopt.cli import _flags
 from lbopt.errors import UserError
 from lbopt.report import write_training_report
 from lbopt.report.study import write_study_report
@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> None:
       UserError: If no run or study is in the workdir.
       EnvironmentProblem: If the workdir is damaged or cannot be written.
     """
-    given, _ = _arguments.parse("report", argv, FLAGS, required=("workdir",))
+    given, _ = _flags.parse("report", argv, FLAGS, required=("workdir",))
     with local_workdir(given["workdir"], hold=False) as folder:
         gather_shards(given["workdir"], folder)
         _report(folder)

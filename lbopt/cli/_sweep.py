@@ -12,7 +12,7 @@ import jax
 
 from lbopt import paths
 from lbopt._shown import show
-from lbopt.cli import _arguments
+from lbopt.cli import _flags
 from lbopt.cli._train import OF_THE_HOST
 from lbopt.config import SweepConfig, completed_json, config_to_json, json_differences
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
@@ -58,9 +58,9 @@ def run(argv: Sequence[str], job: Job) -> None:
       EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
       Preempted: On SIGTERM; finished trials are saved.
     """
-    given, overrides = _arguments.parse("sweep", argv, FLAGS, required=("config", "workdir"))
+    given, overrides = _flags.parse("sweep", argv, FLAGS, required=("config", "workdir"))
     shard = Shard.parse(given["shard"]) if "shard" in given else None
-    config = _arguments.load_config(given["config"], overrides, SweepConfig)
+    config = _flags.load_config(given["config"], overrides, SweepConfig)
     config.validate()
     ours = config_to_json(config)
     job.same("config", ours)
@@ -79,7 +79,7 @@ def run(argv: Sequence[str], job: Job) -> None:
         name_first = sorted(found, key=lambda difference: not difference.startswith("name "))
         return name_first + _other_candidates(config, saved)
 
-    command = _arguments.command_line("sweep", argv)
+    command = _flags.command_line("sweep", argv)
     num_devices = jax.device_count() if together else 1
     study = given["workdir"]
     with PreemptionWatch(job) as watch, local_workdir(shard_folder(study, shard), job) as folder:

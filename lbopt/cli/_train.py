@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lbopt._shown import show
-from lbopt.cli import _arguments, _process
+from lbopt.cli import _flags, _process
 from lbopt.config import (
     BATCH_NORMED,
     ParallelConfig,
@@ -76,13 +76,13 @@ def run(argv: Sequence[str], job: Job) -> None:
       EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
       Preempted: On SIGTERM; the state is saved.
     """
-    given, overrides = _arguments.parse("train", argv, FLAGS, required=("config", "workdir"))
-    config = _arguments.load_config(given["config"], overrides, TrainConfig)
+    given, overrides = _flags.parse("train", argv, FLAGS, required=("config", "workdir"))
+    config = _flags.load_config(given["config"], overrides, TrainConfig)
     with PreemptionWatch(job) as watch:
         job.same("config", {"config": config_to_json(config), "versions": package_versions()}, "")
         connect_processes(job)
         with _naming_fields(), local_workdir(given["workdir"], job) as folder:
-            lines = _train(config, folder, watch, _arguments.command_line("train", argv))
+            lines = _train(config, folder, watch, _flags.command_line("train", argv))
             where = shown_path(absolute_workdir(folder) / "metrics.jsonl")
 
     if job.index:

@@ -3,6 +3,6 @@ from ._answers import (
     predict_fn as predict_fn,
     question_inputs as question_inputs,
 )
+from ._evaluation import Evaluation as Evaluation, Evaluator as Evaluator
 from ._means import batch_arguments as batch_arguments, evaluate as evaluate, means_of as means_of
-from ._protocol import Evaluation as Evaluation, Evaluator as Evaluator
 from ._streams import evaluate_streams as evaluate_streams, stream_arguments as stream_arguments

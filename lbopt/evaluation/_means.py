@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from lbopt import metrics, types
 from lbopt.data import DAMAGED, Dataset, EvalBatches, eval_batches
-from lbopt.evaluation._protocol import Evaluation, Evaluator
+from lbopt.evaluation._evaluation import Evaluation, Evaluator
 from lbopt.job import beating
 from lbopt.parallel import Step, TrainState, local_parts, make_eval_step, put_batch
 

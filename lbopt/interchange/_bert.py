@@ -7,9 +7,9 @@ from typing import Any
 
 from lbopt import types
 from lbopt.errors import require, require_choice
-from lbopt.interchange import _fields, _layouts
+from lbopt.interchange import _json_fields, _layouts
 from lbopt.interchange._family import Family
-from lbopt.interchange._fields import COUNT, POSITIVE, RATE, Field
+from lbopt.interchange._json_fields import COUNT, POSITIVE, RATE, Field
 from lbopt.interchange._names import (
     DENSE,
     EMBEDDING,
@@ -77,10 +77,10 @@ ACTIVATIONS = {
 
 
 def _module(config: Mapping[str, Any], head: str) -> Bert:
-    _fields.require_fixed(config, FIXED)
+    _json_fields.require_fixed(config, FIXED)
     activation = config.get("hidden_act", "gelu")
     require_choice("hidden_act", activation, ACTIVATIONS)
-    attributes = _fields.read(FIELDS, config)
+    attributes = _json_fields.read(FIELDS, config)
     width = attributes["width"]
     heads = attributes["num_heads"]
     require(
@@ -96,7 +96,12 @@ def _module(config: Mapping[str, Any], head: str) -> Bert:
 def _config(module: Bert, params: types.Params, image_size: int | None) -> dict[str, Any]:
     del params, image_size
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == module.activation)
-    config = {**_fields.write(FIELDS, module), **FIXED, "hidden_act": activation, "pad_token_id": 0}
+    config = {
+        **_json_fields.write(FIELDS, module),
+        **FIXED,
+        "hidden_act": activation,
+        "pad_token_id": 0,
+    }
     del config["position_embedding_type"]  # newer `transformers` lack the field: one type is left
     return {**config, "intermediate_size": module.inner_width or 4 * module.width}
 
@@ -105,7 +110,7 @@ def _layers(module: Bert, config: Mapping[str, Any]) -> Iterator[Described]:
     del config
     wide = module.clone(inner_width=module.inner_width or 4 * module.width)
     # Each size knows its field of config.json, so that an error can name the field at fault.
-    size = _fields.sizes(FIELDS, wide)
+    size = _json_fields.sizes(FIELDS, wide)
     vocabulary = size["vocab_size"]
     width = size["width"]
     inner = size["inner_width"]

@@ -8,9 +8,9 @@ from typing import Any
 
 from lbopt import types
 from lbopt.errors import UserError, require, require_choice
-from lbopt.interchange import _fields
+from lbopt.interchange import _json_fields
 from lbopt.interchange._family import Family
-from lbopt.interchange._fields import (
+from lbopt.interchange._json_fields import (
     COUNT,
     COUNTS,
     INDICES,
@@ -86,17 +86,17 @@ HEAD_WIDTH = 1280
 
 
 def _module(config: Mapping[str, Any]) -> EfficientNet:
-    _fields.require_fixed(config, FIXED)
+    _json_fields.require_fixed(config, FIXED)
     require_choice("hidden_act", config.get("hidden_act", "swish"), ACTIVATIONS)
-    _fields.get(config, "num_channels", 3, COUNT)
+    _json_fields.get(config, "num_channels", 3, COUNT)
 
     network = EfficientNet(
         stages=_stages(config),
         stem_width=STEM_WIDTH,
         head_width=HEAD_WIDTH,
-        num_classes=int(_fields.num_labels(config)),
+        num_classes=int(_json_fields.num_labels(config)),
         batch_norm_unbiased_var=True,  # as PyTorch keeps it
-        **_fields.read(FIELDS, config),
+        **_json_fields.read(FIELDS, config),
     )
 
     blocks = sum(math.ceil(network.depth_coefficient * stage.depth) for stage in network.stages)
@@ -112,10 +112,10 @@ def _module(config: Mapping[str, Any]) -> EfficientNet:
 
 
 def _stages(config: Mapping[str, Any]) -> tuple[Stage, ...]:
-    columns = _fields.read(STAGE_FIELDS, config)
+    columns = _json_fields.read(STAGE_FIELDS, config)
     count = len(columns["width"])
     for field in STAGE_FIELDS:
-        _fields.require_one_for_each(field.theirs, columns[field.ours], "out_channels", count)
+        _json_fields.require_one_for_each(field.theirs, columns[field.ours], "out_channels", count)
     return tuple(
         Stage(**dict(zip(columns, values, strict=True)))
         for values in zip(*columns.values(), strict=True)
@@ -123,8 +123,8 @@ def _stages(config: Mapping[str, Any]) -> tuple[Stage, ...]:
 
 
 def _config(module: EfficientNet, params: types.Params, image_size: int | None) -> dict[str, Any]:
-    _fields.require_without_field(module, "stem_width", STEM_WIDTH)
-    _fields.require_without_field(module, "head_width", HEAD_WIDTH)
+    _json_fields.require_without_field(module, "stem_width", STEM_WIDTH)
+    _json_fields.require_without_field(module, "head_width", HEAD_WIDTH)
 
     module = module.clone(symmetric_blocks=_symmetric_blocks(module, image_size))
     stages = [Stage(*stage) for stage in module.stages]
@@ -132,10 +132,10 @@ def _config(module: EfficientNet, params: types.Params, image_size: int | None) 
         field.theirs: [getattr(stage, field.ours) for stage in stages] for field in STAGE_FIELDS
     }
     return {
-        **_fields.write(FIELDS, module),
+        **_json_fields.write(FIELDS, module),
         **columns,
         **FIXED,
-        **_fields.labels(module.num_classes),
+        **_json_fields.labels(module.num_classes),
         "in_channels": [STEM_WIDTH, *columns["out_channels"][:-1]],
         "hidden_act": "swish",
         "hidden_dim": params["head"]["kernel"].shape[0],
@@ -194,7 +194,7 @@ def _layers(module: EfficientNet, config: Mapping[str, Any]) -> Iterator[Describ
     head = DerivedInt(module.scaled(module.head_width), *scaled)
     yield Described("head_conv", (1, 1, before, head))
     yield Described("head_norm", (head,))
-    yield Described("head", (head, _fields.num_labels(config)))
+    yield Described("head", (head, _json_fields.num_labels(config)))
 
 
 FAMILY = Family(

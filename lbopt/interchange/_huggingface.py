@@ -17,7 +17,7 @@ import numpy as np
 from lbopt import errors, paths, tree, types
 from lbopt._shown import one_line
 from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError, brief, require
-from lbopt.interchange import _bert, _efficientnet, _fields, _files, _folders, _names, _resnet
+from lbopt.interchange import _bert, _efficientnet, _files, _folders, _json_fields, _names, _resnet
 from lbopt.interchange._family import Family
 from lbopt.interchange._files import Entry
 from lbopt.interchange._names import Tensor
@@ -278,7 +278,7 @@ def _check_vocabulary(entries: Mapping[str, Entry], config: Mapping[str, Any]) -
     words = entries.get("bert.embeddings.word_embeddings.weight")
     if words is None or not words.shape:
         return
-    size = _fields.get(config, "vocab_size", 30522, _fields.COUNT)
+    size = _json_fields.get(config, "vocab_size", 30522, _json_fields.COUNT)
     require(
         words.shape[0] == size,
         f"{words.file.parent / 'config.json'}: vocab_size",

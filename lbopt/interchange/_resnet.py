@@ -7,9 +7,9 @@ from typing import Any
 
 from lbopt import types
 from lbopt.errors import require, require_choice
-from lbopt.interchange import _fields
+from lbopt.interchange import _json_fields
 from lbopt.interchange._family import Family
-from lbopt.interchange._fields import COUNT, COUNTS, Field
+from lbopt.interchange._json_fields import COUNT, COUNTS, Field
 from lbopt.interchange._names import BATCH_NORM, CONV, DENSE, DerivedInt, Described, LayerNames
 from lbopt.models import ResNet
 
@@ -45,12 +45,12 @@ EPSILON = 1e-5
 
 
 def _module(config: Mapping[str, Any]) -> ResNet:
-    _fields.require_fixed(config, FIXED)
+    _json_fields.require_fixed(config, FIXED)
     layer_type = config.get("layer_type", "bottleneck")
     require_choice("layer_type", layer_type, LAYER_TYPES)
-    attributes = _fields.read(FIELDS, config)
+    attributes = _json_fields.read(FIELDS, config)
     widths = attributes["widths"]
-    _fields.require_one_for_each("depths", attributes["depths"], "hidden_sizes", len(widths))
+    _json_fields.require_one_for_each("depths", attributes["depths"], "hidden_sizes", len(widths))
 
     bottleneck = LAYER_TYPES[layer_type]
     require(
@@ -60,10 +60,10 @@ def _module(config: Mapping[str, Any]) -> ResNet:
         "a bottleneck is a quarter as wide; give widths of at least 4, or layer_type basic",
         code="conflict",
     )
-    _fields.get(config, "num_channels", 3, COUNT)
+    _json_fields.get(config, "num_channels", 3, COUNT)
     return ResNet(
         bottleneck=bottleneck,
-        num_classes=int(_fields.num_labels(config)),
+        num_classes=int(_json_fields.num_labels(config)),
         batch_norm_unbiased_var=True,  # as PyTorch keeps it
         **attributes,
     )
@@ -76,18 +76,18 @@ def _config(module: ResNet, params: types.Params, image_size: int | None) -> dic
         "format safetensors"
     )
     require(module.stem != "conv3", "stem", module.stem, fix, code="choice")
-    _fields.require_without_field(module, "batch_norm_epsilon", EPSILON)
+    _json_fields.require_without_field(module, "batch_norm_epsilon", EPSILON)
     return {
-        **_fields.write(FIELDS, module),
+        **_json_fields.write(FIELDS, module),
         **FIXED,
-        **_fields.labels(module.num_classes),
+        **_json_fields.labels(module.num_classes),
         "layer_type": "bottleneck" if module.bottleneck else "basic",
         "num_channels": params["stem"]["conv"]["kernel"].shape[2],
     }
 
 
 def _layers(module: ResNet, config: Mapping[str, Any]) -> Iterator[Described]:
-    before = _fields.sizes(FIELDS, module)["stem_width"]
+    before = _json_fields.sizes(FIELDS, module)["stem_width"]
     channels = DerivedInt(config.get("num_channels", 3), "num_channels")
     yield Described("stem/conv", (7, 7, channels, before))
     yield Described("stem/norm", (before,))
@@ -110,7 +110,7 @@ def _layers(module: ResNet, config: Mapping[str, Any]) -> Iterator[Described]:
                 yield Described(f"{block}/shortcut_norm", (width,), because)
             before = width
 
-    yield Described("head", (before, _fields.num_labels(config)))
+    yield Described("head", (before, _json_fields.num_labels(config)))
 
 
 FAMILY = Family(

@@ -9,7 +9,7 @@ import re
 import numpy as np
 
 from lbopt import replicas
-from lbopt.plan._program import Array, Executed, HloProgram
+from lbopt.plan._hlo_program import Array, Executed, HloProgram
 
 OPS = (
     "all-reduce",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lbopt.plan._program import Array, Executed, HloProgram, Instruction
+from lbopt.plan._hlo_program import Array, Executed, HloProgram, Instruction
 
 _FREE = {
     "parameter",

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from lbopt.plan import _bounds
 from lbopt.plan._collectives import Collective
 from lbopt.plan._count import LayerSizes
-from lbopt.plan._program import BYTES
+from lbopt.plan._hlo_program import BYTES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lbopt.data.from_config import has_known_length, known_source
 from lbopt.errors import require
 from lbopt.plan import _count
 from lbopt.plan._limits import Limits, limits
-from lbopt.plan._step import Say, StepCost, cost_of, silent
+from lbopt.plan._step_cost import Say, StepCost, cost_of, silent
 from lbopt.plan._topology import Topology, memory_limit
 from lbopt.recipes import build_run, make_problem
 from lbopt.train import Run

@@ -9,7 +9,7 @@ from lbopt.config import TrainConfig
 from lbopt.data.from_config import known_source
 from lbopt.errors import UserError
 from lbopt.models import REMATS
-from lbopt.plan._step import Say, StepCost, cost_of, silent
+from lbopt.plan._step_cost import Say, StepCost, cost_of, silent
 from lbopt.plan._topology import Topology
 from lbopt.recipes import build_run
 from lbopt.train import Run

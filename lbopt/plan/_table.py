@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lbopt.plan import _document, _interconnect
 from lbopt.plan._make import EvaluationPlan, PhasePlan, Plan
-from lbopt.plan._step import StepCost
+from lbopt.plan._step_cost import StepCost
 from lbopt.plan._suggest import Suggestion
 
 GIB = 2**30

@@ -1,5 +1,4 @@
 from ._decay import exponential_factor as exponential_factor, step_factor as step_factor
-from ._plan import scale_batch as scale_batch, scaling_plan as scaling_plan
 from ._published import (
     albert_schedule as albert_schedule,
     exponential_schedule as exponential_schedule,
@@ -8,6 +7,7 @@ from ._published import (
     step_schedule as step_schedule,
 )
 from ._scaling import scale_learning_rate as scale_learning_rate
+from ._scaling_plan import scale_batch as scale_batch, scaling_plan as scaling_plan
 from ._stretch import stretch_schedule as stretch_schedule
 from ._units import Units as Units
 from ._warmup import legw_schedule as legw_schedule, warmup_schedule as warmup_schedule

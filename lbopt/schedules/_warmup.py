@@ -10,7 +10,7 @@ import optax
 
 from lbopt import _scalars
 from lbopt.errors import UserError, brief, require_choice
-from lbopt.schedules import _decay, _plan, _scaling
+from lbopt.schedules import _decay, _scaling, _scaling_plan
 
 DecayFrom = Literal["warmup_end", "start"]
 DECAY_ORIGINS = ("warmup_end", "start")
@@ -205,7 +205,7 @@ def legw_schedule(
     References:
       You et al., Large-Batch Training for LSTM and Beyond (LEGW), arXiv 1901.08256v1.
     """
-    batch = _plan.scale_batch(
+    batch = _scaling_plan.scale_batch(
         global_batch_size,
         base_learning_rate,  # type: ignore[arg-type]
         base_batch_size,

@@ -3,7 +3,7 @@ from ._bucket_shards import (
     gather_shards as gather_shards,
     shard_folder as shard_folder,
 )
-from ._examples import ExampleScores as ExampleScores, read_examples as read_examples
+from ._example_scores import ExampleScores as ExampleScores, read_examples as read_examples
 from ._noise import by_step as by_step, noise_scales as noise_scales
 from ._results import read_results as read_results
 from ._row import (

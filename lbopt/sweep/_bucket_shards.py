@@ -15,7 +15,7 @@ from typing import Any
 
 from lbopt import paths
 from lbopt.errors import UserError, require
-from lbopt.sweep import _examples
+from lbopt.sweep import _example_scores
 from lbopt.sweep._results import OTHERS, read_results
 from lbopt.workdir import (
     Shard,
@@ -69,7 +69,7 @@ class BucketShards:
         """
         places = {
             _RESULTS: self._mirror / OTHERS,
-            _examples.EXAMPLES: self._mirror / _examples.OTHERS,
+            _example_scores.EXAMPLES: self._mirror / _example_scores.OTHERS,
         }
         for place in places.values():
             place.mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ class BucketShards:
         """Write the trials of all shards, and the report, into the folder of the study."""
         merged = {
             _RESULTS: read_results(self._mirror),
-            _examples.EXAMPLES: _examples.read_packed(self._mirror),
+            _example_scores.EXAMPLES: _example_scores.read_packed(self._mirror),
         }
         with bucket_errors(self._study, "written"):
             for name, lines in merged.items():

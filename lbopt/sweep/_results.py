@@ -1,6 +1,7 @@
 """results.jsonl: one line per finished trial, appended atomically, never rewritten.
 
-Beside it is test_examples.jsonl, with a line for each final trial: see `lbopt.sweep._examples`.
+Beside it is test_examples.jsonl, with a line for each final trial: see
+`lbopt.sweep._example_scores`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import IO, Any
 from lbopt._regular import open_regular
 from lbopt.errors import UserError
 from lbopt.job import Job, SoloJob
-from lbopt.sweep._examples import EXAMPLES
+from lbopt.sweep._example_scores import EXAMPLES
 from lbopt.sweep._row import REQUIRED as REQUIRED, check_row
 from lbopt.sweep._trials import trial_identity
 from lbopt.train import Progress
@@ -117,7 +118,7 @@ class Results:
 
         Args:
           rows: Rows of finished trials, from `RunningTrial.row`.
-          examples: Lines of the tested ones among them, from `lbopt.sweep._examples.pack`.
+          examples: Lines of the tested ones among them, from `lbopt.sweep._example_scores.pack`.
 
         Raises:
           EnvironmentProblem: Naming the file, if it cannot be written; it has no new row then.

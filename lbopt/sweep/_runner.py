@@ -15,7 +15,7 @@ import jax
 from lbopt.config import SweepConfig
 from lbopt.errors import EnvironmentProblem, Preempted
 from lbopt.job import PreemptionWatch, SoloJob, beat
-from lbopt.sweep._examples import pack
+from lbopt.sweep._example_scores import pack
 from lbopt.sweep._results import Results
 from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._trials import FINAL, Cell, Trial, deal_cells

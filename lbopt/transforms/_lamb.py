@@ -12,7 +12,6 @@ from lbopt import errors, masks, types
 from lbopt.errors import require_choice
 from lbopt.transforms import (
     _clipping,
-    _decay,
     _learning_rate,
     _moments,
     _normalization,
@@ -20,6 +19,7 @@ from lbopt.transforms import (
     _precision,
     _trust_ratio,
     _variants,
+    _weight_decay,
 )
 
 WEIGHT_DECAY_PLACEMENTS = ("inside", "outside", "decoupled", "gradient")
@@ -242,6 +242,6 @@ def _before_the_moments(
         links.insert(0 if stage == "before_clip" else len(links), normalize)
     if options.weight_decay_placement == "gradient":
         links.append(
-            _decay.add_weight_decay(options.weight_decay, options.weight_decay_mask, stacked)
+            _weight_decay.add_weight_decay(options.weight_decay, options.weight_decay_mask, stacked)
         )
     return links

@@ -8,7 +8,7 @@ from refusal import refused
 
 import lbopt
 from lbopt.aggregators import as_optax, cast, topk
-from lbopt.aggregators._scaling import ceil_log2, ldexp
+from lbopt.aggregators._powers_of_two import ceil_log2, ldexp
 from tests.oracles import low_bits
 
 REPLICAS = 8

@@ -16,7 +16,7 @@ from synthetic import legw
 
 from lbopt import lamb, summarize_masks
 from lbopt._shown import one_line
-from lbopt.cli import _arguments
+from lbopt.cli import _flags
 from lbopt.data._records import prepare_command
 from lbopt.report import _page
 from lbopt.report.study._tables import trials_csv
@@ -28,7 +28,7 @@ CONSTANT = {
     "train/_progress.py",  # makes text printable too
     "workdir/_mllog.py",  # JSON of ASCII
     "cli/_main.py",  # the line of an error
-    "cli/_streams.py",
+    "cli/_standard_streams.py",
     "job/_guard.py",
 }
 """Files that print directly; all others print by `show`."""
@@ -223,7 +223,7 @@ def test_commands_to_copy_mean_what_was_given(tmp_path):
         "--config.model.widths=(4,)",
         "--workdir=a b\udcff\u00e9",
     ]
-    line = _arguments.command_line("train", words[1:])
+    line = _flags.command_line("train", words[1:])
     assert not unprintable(line)
     assert "\n" not in line
     done = subprocess.run(
@@ -234,7 +234,7 @@ def test_commands_to_copy_mean_what_was_given(tmp_path):
     ]
     assert not list(tmp_path.iterdir())
     assert prepare_command("mnist", HOSTILE).count("\n") == 0
-    assert shlex.split(_arguments.command_line("train", ["--workdir=my runs"])) == [
+    assert shlex.split(_flags.command_line("train", ["--workdir=my runs"])) == [
         "lbopt",
         "train",
         "--workdir=my runs",

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lbopt.cli import _streams
+from lbopt.cli import _standard_streams
 from lbopt.train import Progress, say
 
 LBOPT = [sys.executable, "-m", "lbopt"]
@@ -36,7 +36,7 @@ def descriptor():
     ("kind", "lost"), [("pipe", ""), ("terminal", ""), ("full", "No space left on device")]
 )
 def test_a_stream_outlives_its_reader(kind, lost, descriptor):
-    raw = _streams.Outliving(descriptor(kind))
+    raw = _standard_streams.Outliving(descriptor(kind))
     assert [raw.write(b"abc"), raw.write(b"de")] == [3, 2]
     assert raw.lost == lost
     if kind != "full":  # some libraries write to the descriptor directly
@@ -55,7 +55,7 @@ def test_a_stream_that_does_not_block_loses_nothing():
     ]
     with subprocess.Popen(command, stdin=reader, stdout=subprocess.PIPE, text=True) as slow:
         os.close(reader)
-        raw = _streams.Outliving(writer)
+        raw = _standard_streams.Outliving(writer)
         sent = 0
         while sent < len(text):
             sent += raw.write(text[sent:])
@@ -65,7 +65,7 @@ def test_a_stream_that_does_not_block_loses_nothing():
 
 def test_a_letter_that_an_encoding_does_not_have_is_written_as_an_escape():
     with open(os.devnull, "w", encoding="ascii", errors="strict") as before:
-        written = _streams._stream(1, before)
+        written = _standard_streams._stream(1, before)
         assert (written.encoding, written.errors) == ("ascii", "backslashreplace")
         written.detach()
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from refusal import refused
 
-from lbopt.cli import _arguments, config_files
+from lbopt.cli import _flags, config_files
 from lbopt.config import (
     ResolvedSchedule,
     TrainConfig,
@@ -94,13 +94,13 @@ BATCH_NORM_EPS = {
 @functools.cache
 def load(name: str) -> TrainConfig:
     """Return `configs/FILE.py[:ROW]`, validated."""
-    config = _arguments.call_get_config(str(CONFIGS.parent / name))
+    config = _flags.call_get_config(str(CONFIGS.parent / name))
     config.validate()
     return config
 
 
 def rows_of(file: str) -> list[str]:
-    return [f"{file}:{row}" for row in _arguments.config_rows(str(CONFIGS.parent / file))]
+    return [f"{file}:{row}" for row in _flags.config_rows(str(CONFIGS.parent / file))]
 
 
 ALL_ROWS = [name for file in FILES for name in rows_of(file)]
@@ -602,7 +602,7 @@ def test_the_closed_form_knows_the_rates_that_are_published():
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_file_lists_its_rows_and_refuses_others(file):
-    module = _arguments._from_config_file(file, str(CONFIGS.parent / file), lambda module: module)
+    module = _flags._from_config_file(file, str(CONFIGS.parent / file), lambda module: module)
     for row in module.ROWS:
         assert re.search(rf"^    {re.escape(row)}\s", module.__doc__, re.MULTILINE), (
             f"{file}: {row} is not in its table"

@@ -3,7 +3,7 @@
 import contextlib
 from unittest import mock
 
-from lbopt.cli import _arguments, _main, _prepare
+from lbopt.cli import _flags, _main, _prepare
 
 HOSTILE = "=1+1<script>alert(1)</script>\x1b[31m\nnext $(touch pwned) $x$ \"q' \u202e\x07"
 """Attacks pages (a script), terminals (escapes, a bell, a direction mark), tables, logs and shells.
@@ -23,7 +23,7 @@ def commands():
         ["prepare", name] for name in _prepare.LISTED
     ]:
         with (
-            mock.patch.object(_arguments, "parse", side_effect=SystemExit) as parse,
+            mock.patch.object(_flags, "parse", side_effect=SystemExit) as parse,
             contextlib.suppress(SystemExit),
         ):
             _main.main([*words, "--help"])

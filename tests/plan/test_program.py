@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lbopt.plan import HloProgram, _collectives, _costs, open_topology
-from lbopt.plan._program import parse_shapes
+from lbopt.plan._hlo_program import parse_shapes
 
 pytestmark = pytest.mark.tpu_compiler
 

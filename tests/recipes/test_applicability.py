@@ -39,7 +39,7 @@ from lbopt.config._search import METHODS, PRUNERS
 from lbopt.errors import UserError
 from lbopt.parallel import Aggregate
 from lbopt.recipes import make_network, make_problem
-from lbopt.schedules._plan import WARMUP_RULES
+from lbopt.schedules._scaling_plan import WARMUP_RULES
 from lbopt.sweep.search import make_searcher, search_cost
 
 DIGITS = str(pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py")

@@ -7,7 +7,7 @@ import pytest
 
 from lbopt.errors import EnvironmentProblem
 from lbopt.sweep import BucketShards, _bucket_shards
-from lbopt.sweep._examples import EXAMPLES, pack, read_examples
+from lbopt.sweep._example_scores import EXAMPLES, pack, read_examples
 from lbopt.sweep._results import REQUIRED, Results
 from lbopt.sweep._trials import trial_identity
 

@@ -25,7 +25,7 @@ from lbopt.sweep import _runner, make_cells, make_problems
 from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._trials import SEARCH
 from lbopt.sweep.lanes import Equipment, Program, Session, TrialBatching, make_mesh_probe
-from lbopt.sweep.lanes._arguments import Arguments
+from lbopt.sweep.lanes._trial_arguments import Arguments
 from lbopt.sweep.search import Factors, Proposal
 
 # Relative to the movement ||w_T - w_0||: other programs round differently. LAMB's direction is like

@@ -14,7 +14,7 @@ from tiny_study import make_config
 from lbopt.config import SearchConfig
 from lbopt.errors import NO_VALUE, EnvironmentProblem
 from lbopt.sweep import _drive, _runner, _trials
-from lbopt.sweep._examples import read_examples
+from lbopt.sweep._example_scores import read_examples
 from lbopt.sweep.lanes import Session
 
 FIELDS = {

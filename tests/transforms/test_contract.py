@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from refusal import ANY, refused
 
 import lbopt
-from lbopt.transforms._decay import add_weight_decay
+from lbopt.transforms._weight_decay import add_weight_decay
 
 jit = functools.partial(jax.jit, compiler_options=QUICKLY)
 # name -> (factory, options, static_args of inject_hyperparams, whether update needs params)

@@ -3,7 +3,7 @@ from ._datasets import (
     prepare_named as prepare_named,
     prepare_source as prepare_source,
 )
+from ._generated import GeneratedDataset as GeneratedDataset
 from ._generated_images import GENERATED_IMAGES as GENERATED_IMAGES
 from ._pydoc_squad import PYDOC_SQUAD as PYDOC_SQUAD
-from ._source import GeneratedDataset as GeneratedDataset
 from ._text import Corpus as Corpus, make_token_store as make_token_store

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from lbopt.data.prepare._source import GeneratedDataset
+from lbopt.data.prepare._generated import GeneratedDataset
 from lbopt.errors import EnvironmentProblem, UserError
 
 _FORMAT = "array_record"

@@ -12,7 +12,7 @@ from lbopt import errors, paths
 from lbopt.data._records import TfdsFolder, default_data_dir
 from lbopt.data.prepare import _builders, _requirements
 from lbopt.data.prepare._alone import alone_in
-from lbopt.data.prepare._source import GeneratedDataset
+from lbopt.data.prepare._generated import GeneratedDataset
 from lbopt.errors import EnvironmentProblem
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lbopt.data.prepare._source import Examples, GeneratedDataset
+from lbopt.data.prepare._generated import Examples, GeneratedDataset
 from lbopt.errors import EnvironmentProblem
 
 NUM_CLASSES = 10

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lbopt.data.prepare._source import Examples, GeneratedDataset
+from lbopt.data.prepare._generated import Examples, GeneratedDataset
 from lbopt.data.squad import f1_score
 from lbopt.data.text import split_pydoc_topics
 

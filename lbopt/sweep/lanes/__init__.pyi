@@ -1,4 +1,3 @@
-from ._arguments import program_key as program_key
 from ._feed import resident_arrays as resident_arrays
 from ._on_mesh import (
     MeshProgram as MeshProgram,
@@ -14,3 +13,4 @@ from ._program import (
 )
 from ._scores import Pairs as Pairs
 from ._session import Equipment as Equipment, Once as Once, Session as Session
+from ._trial_arguments import program_key as program_key

@@ -25,11 +25,11 @@ from lbopt.recipes import (
 )
 from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._trials import Cell, Trial
-from lbopt.sweep.lanes import _arguments
-from lbopt.sweep.lanes._arguments import Arguments
+from lbopt.sweep.lanes import _trial_arguments
 from lbopt.sweep.lanes._gauges import make_probe
 from lbopt.sweep.lanes._program import trust_ratios
 from lbopt.sweep.lanes._scores import Tested
+from lbopt.sweep.lanes._trial_arguments import Arguments
 
 _STEPS = 100
 """Most steps in a call, so that divergence and a request to stop are noticed soon."""
@@ -62,7 +62,7 @@ class MeshProgram:
         self.train = cell.train
         self.problem = cell.problem
         self.config = config
-        tx = _arguments.make_tx(cell, decays)
+        tx = _trial_arguments.make_tx(cell, decays)
         loss_fn = cell.problem.loss_fn
         stacked = cell.problem.stacked
         with config.naming_trials(cell.index):
@@ -77,7 +77,7 @@ class MeshProgram:
 
         def first(seed: Any, arguments: Arguments) -> TrainState:
             state = self.step.with_aggregator_state(build_state(self.problem, self._tx, seed))
-            return _arguments.with_arguments(state, arguments)
+            return _trial_arguments.with_arguments(state, arguments)
 
         blank = Arguments(*(np.float32(0) for _ in Arguments._fields))
         shapes = jax.eval_shape(first, np.int32(0), blank)

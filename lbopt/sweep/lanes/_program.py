@@ -18,9 +18,9 @@ from lbopt.config import SweepConfig, step_options
 from lbopt.parallel import TrainState, on_one_device, split_seed, step_on_one_device
 from lbopt.recipes import Problem, with_averaged_params
 from lbopt.sweep._trials import Cell
-from lbopt.sweep.lanes import _arguments
-from lbopt.sweep.lanes._arguments import Arguments
+from lbopt.sweep.lanes import _trial_arguments
 from lbopt.sweep.lanes._feed import Feed
+from lbopt.sweep.lanes._trial_arguments import Arguments
 from lbopt.transforms import optimizer_metrics
 
 TRIALS_AXIS = "trials"
@@ -265,7 +265,7 @@ class Program:
         self._problem = cell.problem
         self._config = config
         self.batching = batching
-        self._tx = _arguments.make_tx(cell, decays)
+        self._tx = _trial_arguments.make_tx(cell, decays)
         self.feed = Feed(cell, batching.width, arrays)
         with config.naming_trials(cell.index):
             options = step_options(cell.train, cell.problem.stacked)
@@ -355,7 +355,7 @@ class Program:
             state = state.replace(aggregator_state=self._aggregation.init(params))
         # A copy, because `advance` takes the state's own arrays.
         start = jax.tree.map(jnp.copy, params) if self._config.measure.distance else ()
-        return Lanes(_arguments.with_arguments(state, arguments), start)
+        return Lanes(_trial_arguments.with_arguments(state, arguments), start)
 
     def _advanced(
         self, shared: Any, count: jax.Array, lane: Lanes, fed: Any

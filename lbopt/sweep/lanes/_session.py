@@ -15,10 +15,10 @@ from lbopt.data import DAMAGED, example_indices
 from lbopt.recipes import Problem
 from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._trials import Trial
-from lbopt.sweep.lanes._arguments import Arguments
 from lbopt.sweep.lanes._gauges import make_probe
 from lbopt.sweep.lanes._program import Initialiser, Lanes, Program, TrialBatching
 from lbopt.sweep.lanes._scores import Scorer, Tested, means
+from lbopt.sweep.lanes._trial_arguments import Arguments
 
 _PROBED = 0
 """Seed of the examples on which all trials of a problem are probed, and of the loss there."""

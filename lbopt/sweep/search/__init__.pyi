@@ -1,5 +1,5 @@
 from ._cost import SearchCost as SearchCost, search_cost as search_cost
-from ._make import DRAWN_BY as DRAWN_BY, make_searcher as make_searcher
+from ._methods import DRAWN_BY as DRAWN_BY, make_searcher as make_searcher
 from ._protocol import (
     Factors as Factors,
     Proposal as Proposal,

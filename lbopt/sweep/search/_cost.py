@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lbopt.config import SearchConfig
-from lbopt.sweep.search._make import make_searcher
+from lbopt.sweep.search._methods import make_searcher
 from lbopt.sweep.search._protocol import Score
 
 

@@ -51,7 +51,7 @@ def test_what_fails_halfway_leaves_nothing_and_the_next_time_succeeds(tmp_path):
 KILLED = """
 import os, signal, sys
 from lbopt.data.prepare._datasets import prepare_source
-from lbopt.data.prepare._source import GeneratedDataset
+from lbopt.data.prepare._generated import GeneratedDataset
 
 def examples():
     yield "0", {"text": "number 0"}

@@ -14,7 +14,7 @@ from lbopt import replicas
 from lbopt.errors import NO_VALUE, UserError
 from lbopt.plan import _collectives, _costs, _interconnect
 from lbopt.plan._collectives import Collective
-from lbopt.plan._program import HloProgram, Instruction
+from lbopt.plan._hlo_program import HloProgram, Instruction
 from lbopt.plan._topology import Refusal, Topology
 
 Say = Callable[[str], None]
