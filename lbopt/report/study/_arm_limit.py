@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lbopt.report.study._limit import (
+    COARSEST_FACTOR,
     FEWEST_SEEDS,
     REFERENCE_FACTOR,
     CannotTell,
@@ -199,6 +200,8 @@ _WHY: dict[Reason, str] = {
     "few_seeds": "it takes {{ fewest }} seeds at every batch size",
     "no_plateau": """its score falls by more than {{ near }} among the small batches themselves, of
         up to {{ small }}; smaller ones have to be tried""",
+    "coarse_batch_sizes": """its score falls between batch sizes that differ by more than a factor
+        of {{ coarsest }}; those between them have to be tried""",
     "wide_interval": """its 95 % interval goes from the small batches to beyond the largest; more
         seeds are needed""",
     "not_learned": "it did not learn at the smallest batch, {{ first.global_batch_size }}",
@@ -215,6 +218,7 @@ def why_unknown(study: Study, arm: ArmResults) -> str:
     return say(
         _WHY[arm.limit.reason],
         factor=f"{REFERENCE_FACTOR:g}",
+        coarsest=f"{COARSEST_FACTOR:g}",
         fewest=FEWEST_SEEDS,
         near=study.metric.amount(study.config.limit_points),
         small=small_batches(study)[-1],

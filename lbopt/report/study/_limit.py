@@ -9,7 +9,8 @@ where the fall exceeds a tolerance. It is estimated in four steps:
    nearest to the measured means by least squares. A dip that larger batches do not confirm is
    pooled with them.
 3. The *limit* is the largest batch at which the fit lies within the tolerance of the reference,
-   interpolated linearly over log2 of the batch size.
+   interpolated linearly over log2 of the batch size, if the batch sizes on either side of it
+   differ by no more than a factor of four.
 4. The *interval* repeats steps 1 to 3 on resampled seeds and resampled test examples.
 
 In simulated studies of accuracies and losses with 3 to 10 seeds, on curves that fall slowly, early
@@ -31,6 +32,8 @@ from lbopt.errors import require
 
 REFERENCE_FACTOR = 4.0
 """Batches of up to this multiple of the smallest one make up the reference."""
+COARSEST_FACTOR = 4.0
+"""A straight line over log2 of the batch size says little between batch sizes farther apart."""
 FEWEST_SEEDS = 3
 """With two seeds, a bootstrap of their mean can take three values only."""
 _MOST_GROUPS = 1000
@@ -119,7 +122,13 @@ class NotReached:
 
 
 Reason: TypeAlias = Literal[
-    "few_batch_sizes", "few_seeds", "no_plateau", "wide_interval", "diverged", "not_learned"
+    "few_batch_sizes",
+    "few_seeds",
+    "no_plateau",
+    "coarse_batch_sizes",
+    "wide_interval",
+    "diverged",
+    "not_learned",
 ]
 
 
@@ -130,12 +139,13 @@ class CannotTell:
     Attributes:
       reason: "few_batch_sizes": there is none beyond the small batches of the reference.
         "few_seeds": a batch size has fewer than `FEWEST_SEEDS`, too few to estimate noise.
-        "no_plateau": the score falls by more than the tolerance among the small batches
-        themselves; smaller batches have to be tried. "wide_interval": the interval reaches from the
-        small batches to beyond the largest one; more seeds are needed. "diverged" and
+        "no_plateau": the score falls by more than the tolerance among the small batches themselves;
+        smaller batches have to be tried. "coarse_batch_sizes": the batch sizes on either side of
+        the limit differ by more than `COARSEST_FACTOR`. "wide_interval": the interval reaches from
+        the small batches to beyond the largest one; more seeds are needed. "diverged" and
         "not_learned": at the smallest batch a seed diverged, or none learned, so there is no score
         to keep; `lbopt.report.study._arm_limit` finds these.
-      fit: The fit, where the reason is "no_plateau" or "wide_interval".
+      fit: The fit, where the reason is "no_plateau", "coarse_batch_sizes" or "wide_interval".
     """
 
     reason: Reason
@@ -202,6 +212,8 @@ def estimate_limit(
     # A fall among the small batches themselves leaves no level to compare larger ones with.
     if limit < sizes[num_small - 1]:
         return CannotTell("no_plateau", fit)
+    if len(past) and past[0] > COARSEST_FACTOR * sizes[sizes < past[0]][-1]:
+        return CannotTell("coarse_batch_sizes", fit)
 
     limits = resample_limits(
         cells,

@@ -12,6 +12,7 @@ _WHY: dict[Reason, str] = {
     "few_batch_sizes": "no larger batch was measured",
     "few_seeds": "too few seeds",
     "no_plateau": "more are needed among these already",
+    "coarse_batch_sizes": "the batch sizes lie too far apart",
     "wide_interval": "too few seeds for so wide an interval",
 }
 
