@@ -67,6 +67,7 @@ def run_all():
 
 
 @pytest.mark.process
+@pytest.mark.everyday("1")
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_another_process_asks_for_the_very_same_runs(hash_seed):
     """The processes have different hash seeds; `repr` shows floats exactly."""

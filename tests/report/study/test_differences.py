@@ -73,6 +73,7 @@ def test_an_interval_says_what_its_level_decided():
         assert (one.low + one.high) / 2 == pytest.approx(100 * (np.mean(best) - np.mean(scores)))
 
 
+@pytest.mark.slow
 def test_of_equal_arms_few_are_told_apart():
     """The best of five equal arms is compared with four; 5 % each would reject too often."""
     draw = np.random.default_rng(0)

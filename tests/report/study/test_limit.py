@@ -75,6 +75,7 @@ def test_fit_is_isotonic_regression():
         )
 
 
+@pytest.mark.everyday("plant_losses")
 @pytest.mark.parametrize("plant", [plant_accuracy, plant_losses])
 def test_interval_covers_the_known_limit_at_its_level(plant):
     """A 95 % interval misses the population's limit in 5 % of studies, within the test's error.
