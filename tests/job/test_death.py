@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 import signal
+import subprocess
 import time
 
 import numpy as np
@@ -138,7 +139,9 @@ def test_one_that_is_interrupted_ends_all(start, tmp_path):
 def test_what_saves_nothing_ends_when_one_is_asked_to_stop(start):
     # A process whose flags need no check has only one child, which computes.
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    job = start(["doctor"], change=lambda index, variables: variables | flags)
+    job = start(
+        ["doctor"], change=lambda index, variables: variables | flags, popen=subprocess.Popen
+    )
     job.wait_for(
         lambda: pathlib.Path(
             f"/proc/{job.processes[1].pid}/task/{job.processes[1].pid}/children"

@@ -11,6 +11,8 @@ import time
 import urllib.parse
 import urllib.request
 
+from forked import Forked
+
 SERVER = pathlib.Path(__file__).with_name("bucket_server.py")
 
 
@@ -42,9 +44,7 @@ def serving():
 def start_lbopt(variables, *arguments):
     """Start `lbopt` in the environment of a server."""
     command = [sys.executable, "-m", "lbopt", *arguments]
-    return subprocess.Popen(
-        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return Forked(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def _wait_for(port):

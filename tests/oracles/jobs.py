@@ -15,6 +15,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from forked import Forked
 
 from lbopt.cli import load_config
 from lbopt.config import TrainConfig
@@ -74,14 +75,15 @@ class Job:
       commands: arguments of `lbopt`, one list per process.
       environments: environment variables, one mapping per process.
       folder: folder for the processes' output.
+      popen: how a process is started, `subprocess.Popen` or `Forked`.
     """
 
-    def __init__(self, commands, environments, folder):
+    def __init__(self, commands, environments, folder, popen=Forked):
         self.logs = [folder / f"process-{index}.log" for index in range(len(commands))]
         self.processes = []
         for command, variables, log in zip(commands, environments, self.logs, strict=True):
             with open(log, "w") as stream:
-                started = subprocess.Popen(
+                started = popen(
                     [sys.executable, "-m", "lbopt", *command],
                     env=variables,
                     stdout=stream,
@@ -107,7 +109,7 @@ class Job:
         """Return the id of the process that computes."""
         pid = self.processes[index].pid
         children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(children[0])
+        return int(children[-1])  # a server that forks may come first
 
     def wait_for(self, condition, timeout_s=90):
         until = time.monotonic() + timeout_s
@@ -138,9 +140,10 @@ def train_command(workdir, *overrides):
 def train_alone(workdir, *overrides, devices=1):
     """Return the exit code of a run in a single process."""
     command = [sys.executable, "-m", "lbopt", *train_command(workdir, *overrides)]
-    return subprocess.run(
-        command, env=on_devices(devices), capture_output=True, timeout=120
-    ).returncode
+    environment = on_devices(devices)
+    with Forked(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as alone:
+        alone.communicate(timeout=120)
+    return alone.returncode
 
 
 def saved_state(workdir, step, *overrides):
@@ -170,10 +173,17 @@ def logged(workdir):
 
 @pytest.fixture
 def start(tmp_path):
-    """Return a function (command of process i | list, count, devices, ...) -> Job."""
+    """Return a function (command of process i | list, count, devices, ..., popen) -> Job."""
     begun = []
 
-    def begin(command, count=2, devices=2, port=None, change=lambda index, variables: variables):
+    def begin(
+        command,
+        count=2,
+        devices=2,
+        port=None,
+        change=lambda index, variables: variables,
+        popen=Forked,
+    ):
         port = free_ports() if port is None else port
         commands = [command(index) if callable(command) else command for index in range(count)]
         environments = [
@@ -181,7 +191,7 @@ def start(tmp_path):
         ]
         folder = tmp_path / f"logs-{len(begun)}"
         folder.mkdir()
-        begun.append(Job(commands, environments, folder))
+        begun.append(Job(commands, environments, folder, popen))
         return begun[-1]
 
     yield begin

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from forked import Forked
 from jobs import free_ports, on_devices
 
 from lbopt.data import TrainBatches
@@ -19,9 +20,7 @@ SHARED_RUN = pathlib.Path(__file__).with_name("shared_run.py")
 def start(devices, *arguments):
     variables = {**on_devices(devices), "JAX_ENABLE_COMPILATION_CACHE": "false"}
     command = [sys.executable, str(SHARED_RUN), *map(str, arguments)]
-    return subprocess.Popen(
-        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return Forked(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def result(process):

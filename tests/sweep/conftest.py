@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import tiny_study
+from forked import Forked
 from tiny_study import make_config
 
 from lbopt.sweep import make_cells, make_problems
@@ -52,7 +53,7 @@ def config_file(tmp_path_factory):
 def lbopt_sweep(config_file):
     """Return a function that runs `lbopt sweep` in a separate process."""
 
-    def start(workdir, *overrides):
+    def start(workdir, *overrides, popen=Forked):
         command = [
             sys.executable,
             "-m",
@@ -62,7 +63,7 @@ def lbopt_sweep(config_file):
             f"--workdir={workdir}",
             *overrides,
         ]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return start
 
@@ -71,7 +72,7 @@ def lbopt_sweep(config_file):
 def finished(tmp_path_factory, lbopt_sweep):
     """Return the workdir of a completed study, and the study's output."""
     workdir = tmp_path_factory.mktemp("study") / "workdir"
-    process = lbopt_sweep(workdir)
+    process = lbopt_sweep(workdir, popen=subprocess.Popen)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return workdir, output, errors

@@ -94,16 +94,23 @@ def three_trials(cell):
     return [cell.trial(SEARCH, Proposal(factors, 1.0), seed) for factors, seed in asked]
 
 
-def run(cell, wanted, mode, width=3):
-    """Train trials to their ends, together if batched; return parameters, state and the trial."""
+def equip(cell, decays, mode, width=3):
+    """Return a config, and a program and equipment that any number of sessions can use."""
     config = make_config(trial_batching=mode, trials_per_program=width)
     config.arms = (cell.arm,) * (cell.index + 1)  # errors name the cell's arm
     batching = TrialBatching(config)
-    program = Program(cell, wanted[0].weight_decay > 0, config, batching)
+    program = Program(cell, decays, config, batching)
+    return config, program, Equipment(cell.problem, config, batching)
+
+
+def run(cell, wanted, mode, equipped=None):
+    """Train trials to their ends, together if batched; return parameters, state and the trial."""
+    config, program, equipment = equipped or equip(cell, wanted[0].weight_decay > 0, mode)
+    width = TrialBatching(config).width
     found = []
-    for start in range(0, len(wanted), batching.width):
-        some = dict(enumerate(wanted[start : start + batching.width]))
-        session = Session(program, Equipment(cell.problem, config, batching))
+    for start in range(0, len(wanted), width):
+        some = dict(enumerate(wanted[start : start + width]))
+        session = Session(program, equipment)
         session.begin(some)
         by_lane = {index: RunningTrial(config, cell, trial) for index, trial in some.items()}
         while not all(running.ended for running in by_lane.values()):
@@ -172,20 +179,19 @@ def test_a_trial_that_diverges_disturbs_nobody_beside_it():
     wanted = [
         cell.trial(SEARCH, Proposal(Factors(rate, 1.0, 1.0), 1.0), seed) for rate, seed in asked
     ]
-    found = run(cell, wanted, "vmap")
+    equipped = equip(cell, False, "vmap")
+    found = run(cell, wanted, "vmap", equipped)
     assert [running.diverged for *_, running in found] == [False, True, False]
     for place in (0, 2):
-        ((expected, _, _),) = run(cell, [wanted[place]], "vmap")
+        ((expected, _, _),) = run(cell, [wanted[place]], "vmap", equipped)
         assert np.array_equal(flat(found[place][0]), flat(expected))
 
 
 def test_a_lane_that_is_free_early_takes_the_next_trial_and_disturbs_nobody(cells):
     """Slot 1 gets another trial while slot 0 trains; each equals its own session bit for bit."""
     cell = named(cells, "momentum", 128)
-    config = make_config(trial_batching="vmap", trials_per_program=2)
-    batching = TrialBatching(config)
-    program = Program(cell, False, config, batching)
-    session = Session(program, Equipment(cell.problem, config, batching))
+    equipped = config, program, equipment = equip(cell, False, "vmap", width=2)
+    session = Session(program, equipment)
     ours, short, late = (
         cell.trial(SEARCH, Proposal(Factors(rate, 1.0, 1.0), fidelity), seed)
         for rate, fidelity, seed in ((1.0, 1.0, 0), (2.0, 1 / 3, 0), (1.0, 2 / 3, 7))
@@ -203,7 +209,7 @@ def test_a_lane_that_is_free_early_takes_the_next_trial_and_disturbs_nobody(cell
     assert lanes[0].ended
     params = session._variables()[0]
     for index, running in ((0, lanes[0]), (1, last)):
-        ((expected, _, other),) = run(cell, [running.trial], "vmap", width=2)
+        ((expected, _, other),) = run(cell, [running.trial], "vmap", equipped)
         assert np.array_equal(np.concatenate(running.losses), np.concatenate(other.losses))
         assert np.array_equal(flat(lane(params, index)), flat(expected))
 
@@ -283,10 +289,11 @@ def test_scores_equal_numpy(cells):
     batching = TrialBatching(config)
     equipment = Equipment(cell.problem, config, batching)
     params, model_state = equipment.initialise(np.zeros(1, np.int32))
+    metric_fn = jax.jit(cell.problem.metric_fn)
     for name in ("train", "validation", "test"):
         split = getattr(cell.problem.splits, name)
         whole = {**split.take(np.arange(len(split))), "mask": np.ones(len(split), bool)}
-        pairs = cell.problem.metric_fn(lane(params, 0), lane(model_state, 0), whole)
+        pairs = metric_fn(lane(params, 0), lane(model_state, 0), whole)
         (scores,) = equipment.score(name, params, model_state)
         for metric, (total, count) in pairs.items():
             assert count == len(split)

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from forked import Forked
 
 from lbopt.errors import EnvironmentProblem
 from lbopt.sweep import read_results
@@ -41,7 +42,7 @@ def test_four_writers_of_which_two_die_in_a_line(tmp_path):
     """Each writer's records are complete, in order, and adjacent per write; there are no others."""
     rows = {0: 40, 1: 40, 2: 10, 3: 20}
     writers = [
-        subprocess.Popen(
+        Forked(
             [
                 sys.executable,
                 "-c",

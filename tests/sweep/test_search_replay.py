@@ -69,6 +69,7 @@ def run_all():
 
 @pytest.mark.everyday("2")
 @pytest.mark.process
+@pytest.mark.everyday("1")
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_another_process_asks_for_the_very_same_runs(hash_seed):
     """The processes have different hash seeds; `repr` shows floats exactly."""

@@ -182,7 +182,7 @@ class Cloud:
     def play(self, code):
         """Run Python with the fakes' module, for example to lose a machine."""
         subprocess.run(
-            [sys.executable, "-c", f"import cloud\n{code}"],
+            [sys.executable, "-S", "-c", f"import cloud\n{code}"],
             env=self.environment | {"PYTHONPATH": str(HERE / "fake")},
             check=True,
         )
@@ -193,7 +193,7 @@ class Cloud:
         code = f"import cloud\nprint(*cloud.processes_of({machine!r}))"
         environment = self.environment | {"PYTHONPATH": str(HERE / "fake")}
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-S", "-c", code],
             env=environment,
             check=True,
             capture_output=True,

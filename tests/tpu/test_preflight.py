@@ -1,13 +1,13 @@
 """The preflight counts processes and devices, checks sums and buckets, and survives a lost peer."""
 
-import os
 import pathlib
 import subprocess
 import sys
 import time
 
 import pytest
-from jobs import free_ports
+from forked import Forked
+from jobs import free_ports, on_devices
 
 pytestmark = pytest.mark.process
 
@@ -98,18 +98,13 @@ def test_it_knows_nothing_of_lbopt():
 
 
 def _preflight(process, processes, *flags):
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "2",
+    environment = on_devices(2) | {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_ports()}",
         "JAX_NUM_PROCESSES": str(processes),
         "JAX_PROCESS_ID": str(process),
     }
-    environment.pop("XLA_FLAGS", None)  # other tests ask for more devices by it
-    return subprocess.run(
-        [sys.executable, SCRIPT, "--name=0-0", *flags],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, SCRIPT, "--name=0-0", *flags]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with Forked(command, env=environment, **pipes) as process:
+        said = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(command, process.returncode, *said)

@@ -9,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from forked import Forked
 from jobs import BRIEF, FILE, start  # noqa: F401  a fixture
 from watched_step import WatchedStep
 
@@ -139,7 +140,7 @@ def start_process():
 
     def begin(*arguments, stdout=False):
         output = subprocess.PIPE if stdout else subprocess.DEVNULL
-        return subprocess.Popen(
+        return Forked(
             [sys.executable, *map(str, arguments)], stdout=output, stderr=subprocess.PIPE, text=True
         )
 

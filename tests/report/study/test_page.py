@@ -8,6 +8,7 @@ import re
 import pytest
 import synthetic
 from refusal import refused
+from shared import shared_folder
 from synthetic import Truth, legw, summarize
 
 from lbopt.config import config_to_json
@@ -16,6 +17,7 @@ from lbopt.report.study import read_study, write_study_report
 from lbopt.report.study._figure_scores import FIGURE
 from lbopt.report.study._tables import results_table, terminal_table, trials_table
 from lbopt.report.study._write import TRIALS
+from lbopt.sweep import read_examples
 
 PNG = b"\x89PNG\r\n\x1a\n"
 FLAT = (0.98, 0.98, 0.98)
@@ -74,7 +76,7 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
-    """A study with all measurements; one arm diverges."""
+    """A study with all measurements, written once in a test run; one arm diverges."""
     common = {"growth": 0.5, "noise_scale": (90.0, 100.0, 200.0), "peak_step": lambda size: 4}
     truths = {
         "momentum": Truth(
@@ -85,10 +87,14 @@ def everything(tmp_path_factory):
         ),
         "adam": Truth((0.98, 0.98, 0.5), steps_to_target=(150.0, 50.0, None), diverges=(256,)),
     }
-    workdir = tmp_path_factory.mktemp("everything")
-    return workdir, *write(
-        workdir, truths, waterfall=tuple(truths), warmup_factors=[0.0, 0.5, 1.0, 2.0]
+    config, rows = synthetic.make_study(
+        truths, waterfall=tuple(truths), warmup_factors=[0.0, 0.5, 1.0, 2.0]
     )
+    with shared_folder(tmp_path_factory, "everything") as workdir:
+        if not (workdir / "report.html").exists():
+            write_study_report(workdir, synthetic.save_study(workdir, config, rows))
+    study = read_study(config, rows, read_examples(workdir))
+    return workdir, Page(workdir / "report.html"), study
 
 
 def test_page_is_self_contained(everything):
@@ -316,8 +322,11 @@ def test_one_arm_one_batch_one_candidate_is_a_study_too(tmp_path):
     assert "cannot be told" in written.text
 
 
-@pytest.mark.slow
-def test_many_arms_and_batches_are_thinned_and_it_is_said(tmp_path):
+@pytest.mark.everyday("unseen")
+@pytest.mark.parametrize("drawn", [False, True], ids=["unseen", "drawn"])
+def test_many_arms_and_batches_are_thinned_and_it_is_said(tmp_path, monkeypatch, drawn):
+    if not drawn:  # the figures are made, but not turned into pixels
+        monkeypatch.setattr(_page, "save_figure", lambda figure, file: "QQ==")
     sizes = tuple(2**power for power in range(10))
     arms = {f"arm {place}": Truth((0.9,) * 10, growth=0.5) for place in range(9)}
     written, _ = write(
