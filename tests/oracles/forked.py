@@ -76,7 +76,8 @@ class Forked(subprocess.Popen):
 
 def _can_fork(request):
     """Return whether a fork of the server does what an ordinary process would do."""
-    executable, first, *_ = [*request["arguments"], "", ""]
+    padded = [*request["arguments"], "", ""]
+    executable, first = padded[:2]
     if executable != sys.executable or (first.startswith("-") and first not in ("-c", "-m")):
         return False
     theirs = request["environment"]
