@@ -9,7 +9,7 @@ import pytest
 from refusal import refused
 
 import lbopt
-from lbopt.cli import _arguments, call_get_config, config_files
+from lbopt.cli import _flags, call_get_config, config_files
 from lbopt.config import (
     SweepConfig,
     TrainConfig,
@@ -212,7 +212,7 @@ def test_rows_of_one_loaded_file_share_nothing():
         return module.get_config("lamb-128")
 
     file = str(CONFIGS / "digits_cnn.py")
-    second = _arguments._from_config_file(file, file, two)
+    second = _flags._from_config_file(file, file, two)
     assert second.optimizer.weight_decay != 7.0
     assert second.schedule.base_learning_rate != 7.0
 
