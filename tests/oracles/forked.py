@@ -26,7 +26,12 @@ import types
 
 _IMPORTED = (
     *("flax.linen", "google.cloud.storage", "grain", "optax", "orbax.checkpoint"),
-    *("lbopt.cli._compiled", "lbopt.cli._doctor", "lbopt.cli._evaluate", "lbopt.cli._main"),
+    *(
+        "lbopt.cli._compilation_cache",
+        "lbopt.cli._doctor",
+        "lbopt.cli._evaluate",
+        "lbopt.cli._main",
+    ),
     *("lbopt.cli._sweep", "lbopt.cli._train", "lbopt.recipes", "lbopt.sweep", "lbopt.train"),
     "lbopt.workdir._tensorboard",
 )
