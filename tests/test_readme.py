@@ -272,7 +272,7 @@ def test_the_table_of_bits_is_the_study():
         for text in summary_of("precision_digits")["findings"]
         if text.startswith("At batch 1024")
     )
-    assert '"4 bits (e3m0), APS" (-2.61 to +4.16 points)' in found
+    assert '"4 bits (e3m0), APS" (-2.67 to +4.11 points)' in found
     assert re.search(
         r'the seeds tell "16 bits \(e8m7\), APS" apart '
         r'from 4 bits \(e3m0\), 3 bits \(e2m0\) and "3 bits',
