@@ -98,7 +98,7 @@ def ef21(
     References:
       Richtarik et al., EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
       Feedback, arXiv:2106.05203v1; Fatkhullin et al., Momentum Provably Improves Error Feedback!,
-      NeurIPS 2023, arXiv:2305.15155.
+      Advances in Neural Information Processing Systems 36 (NeurIPS 2023), also arXiv:2305.15155.
     """
     _compress.require_compressor(compressor)
     _scalars.require_decay_rate("momentum", momentum)

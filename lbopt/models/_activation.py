@@ -65,7 +65,7 @@ gelu.defvjp(_gelu_forward, _gelu_backward)
 
 @jax.custom_vjp
 def gelu_tanh(x: jax.Array) -> jax.Array:
-    """Return the tanh approximation of `gelu` that google-research/bert uses.
+    """Return the tanh approximation of `gelu`, which the published BERT code uses.
 
     It is computed in fp32 or wider; the backward pass keeps only `x`.
 

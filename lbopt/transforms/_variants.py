@@ -248,7 +248,7 @@ LARS: dict[str, Variant[LarsOptions]] = _by_name(
     "lars",
     (
         "paper",
-        "You et al., arXiv:1708.03888v3, Algorithm 1 [recalled 80%]",
+        "You et al., arXiv:1708.03888v3, Algorithm 1 (read in the paper's anonymous submission)",
         "The sum of two norms; learning rate and ratio inside the momentum. Biases and "
         "normalization leaves take plain momentum steps: "
         "the paper does not say, its followers do so.",

@@ -137,7 +137,7 @@ def albert(
     max_grad_norm=1.0,
     excluded=lambda name: any(part in name for part in ("LayerNorm", "layer_norm", "bias")),
 ):
-    """google-research/albert `lamb_optimizer.py`, `optimization.py`.
+    """google-research/albert@6ca4dfd `lamb_optimizer.py`, `optimization.py`.
 
     No debias; global-norm clip outside the optimizer; one list switches off the decay and the
     ratio.
@@ -268,7 +268,7 @@ def apex(
     grad_averaging=True,
     bias_correction=True,
 ):
-    """NVIDIA/apex `optimizers/fused_lamb.py`, `csrc/multi_tensor_lamb.cu`.
+    """NVIDIA/apex@6424da3 `optimizers/fused_lamb.py`, `csrc/multi_tensor_lamb.cu`.
 
     Clip inside, over all groups (max_grad_norm 0 zeroes the gradient, None is no clip); the ratio
     only where the group decays. adam_w_mode=False adds wd * w to the clipped gradient before the
@@ -326,7 +326,7 @@ def nvlamb(
     grad_averaging=True,
     bias_correction=True,
 ):
-    """NVIDIA/apex `optimizers/fused_lamb.py`, `csrc/multi_tensor_lamb.cu` with use_nvlamb=True.
+    """NVIDIA/apex@6424da3 `optimizers/fused_lamb.py`, `csrc/multi_tensor_lamb.cu`: use_nvlamb=True.
 
     As the plain kernel (clip inside, over all groups; 0 zeroes the gradient, None is no clip), but
     every leaf is adapted, whether its group decays or not.
@@ -386,7 +386,7 @@ def timm(
     decoupled_decay=False,
     bias_correction=True,
 ):
-    """huggingface/pytorch-image-models `timm/optim/lamb.py`.
+    """huggingface/pytorch-image-models@aa4b585 `timm/optim/lamb.py`.
 
     Clip inside (None disables); the ratio only where the group decays, or `always_adapt`;
     `trust_clip` caps it at 1. `decoupled_decay` shrinks w by lr * wd before the norms and leaves wd

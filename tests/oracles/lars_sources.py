@@ -132,7 +132,7 @@ def tpu(
         part in name for part in ("batch_normalization", "bias", "beta", "gamma")
     ),
 ):
-    """tensorflow/tpu `efficientnet/lars_optimizer.py`.
+    """tensorflow/tpu@4b544d4 `models/official/efficientnet/lars_optimizer.py`.
 
     lr and ratio inside the momentum, decay added to the gradient; skipped leaves: lr inside too, no
     decay, ratio 1.
@@ -344,7 +344,7 @@ def timm(
     always_adapt=False,
     skipped=lambda name: False,
 ):
-    """huggingface/pytorch-image-models `timm/optim/lars.py`.
+    """huggingface/pytorch-image-models@aa4b585 `timm/optim/lars.py`.
 
     Ratio inside the momentum, lr outside; the first buffer is the undamped direction. `skipped`
     leaves are the wd = 0 group: no ratio unless `always_adapt`. `trust_clip` (LARC) makes the ratio

@@ -155,9 +155,10 @@ class WordPiece:
       pieces: Vocabulary in the order of the ids.
       normalization: Changes of the text before it is split.
       special: Ids of the special tokens. No text is encoded as one of them: "[MASK]" becomes a
-        bracket, a word and a bracket, as in google-research/bert (create_pretraining_data.py), so a
-        document can neither end a segment nor hide a token. Transformers encodes it as the special
-        token unless `split_special_tokens=True`.
+        bracket, a word and a bracket, as in
+        google-research/bert@eedf5716ce1268e56f0a50264a88cafad334ac61:create_pretraining_data.py, so
+        a document can neither end a segment nor hide a token. Transformers encodes it as the
+        special token unless `split_special_tokens=True`.
 
     Raises:
       UserError: If a special token is missing.

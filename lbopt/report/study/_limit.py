@@ -265,8 +265,8 @@ def resample_limits(
       [num_resamples] limits, interpolated batch sizes; infinite where it is beyond the largest.
 
     References:
-      Hesterberg, What Teachers Should Know about the Bootstrap, arXiv:1411.5279, on the expanded
-      percentile interval.
+      Hesterberg, What Teachers Should Know about the Bootstrap, arXiv:1411.5279 (dated 19 November
+      2014), on the expanded percentile interval.
       Owen, The Pigeonhole Bootstrap, Annals of Applied Statistics 1(2), 2007, pages 386-411,
       doi:10.1214/07-AOAS122, on the triple counting of noise where two factors are resampled
       naively.
