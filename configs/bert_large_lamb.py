@@ -42,6 +42,8 @@ Status: every row but nvidia-mixed is planned (configs/plans/); no row has been 
 
 import math
 
+import common
+
 from lbopt.config import (
     About,
     CheckpointConfig,
@@ -166,15 +168,7 @@ def _mixed() -> TrainConfig:
 
 def _ramp(rate: float, batch: int, warmup_steps: int) -> ScheduleConfig:
     """Return a linear warmup from 0, then a linear decay to 0 at the end of the phase."""
-    return ScheduleConfig(
-        rate,
-        base_batch_size=batch,
-        scaling_rule="none",
-        warmup_rule="none",
-        warmup_steps=warmup_steps,
-        decay_from="start",
-        first_step=0,
-    )
+    return common.unscaled(rate, batch=batch, warmup_steps=warmup_steps, decay_from="start")
 
 
 def _nvidia_mixed() -> TrainConfig:
@@ -191,7 +185,7 @@ def _nvidia_mixed() -> TrainConfig:
         schedule.decay_steps = steps
 
     config.about = About(
-        paper=f"{_PAPER}, NVIDIA/DeepLearningExamples PyTorch BERT",
+        paper=f"{_PAPER}, NVIDIA/DeepLearningExamples@2de2945 PyTorch BERT",
         note="Own choice: moments kept, evaluation batch, intervals.",
     )
     return config
@@ -239,15 +233,11 @@ def _bert(row: str, batch: int, steps: int, then: int, then_batch: int) -> Train
 def _smoke() -> TrainConfig:
     """Return the row 32768 with BERT-tiny on Python's help: 4 steps of 32 tokens, then 3 of 64."""
     config = get_config("32768")
-    config.name = "bert_large_lamb:smoke"
-    config.about = About(paper=_PAPER, note="Tiny: our own choice throughout.")
-
-    config.global_batch_size = 16
+    common.make_tiny(config)
     config.num_steps = 4
     config.data = DataConfig("pydoc_mlm", sequence_length=32, max_predictions=5)
     config.model = ModelConfig("bert", size="tiny", max_length=64)
 
-    config.schedule.base_batch_size = 16
     config.schedule.warmup_steps = 2
     config.schedule.decay_steps = 7
     config.phase2 = PhaseConfig(
@@ -259,8 +249,6 @@ def _smoke() -> TrainConfig:
         schedule=_rest_of_the_line(5e-3, 4, 7),
     )
 
-    config.checkpoint = CheckpointConfig(every_steps=1)
-    config.eval_global_batch_size = 16
+    config.checkpoint.every_steps = 1
     config.eval_every_steps = 4
-    config.log_every_steps = 1
     return config

@@ -32,6 +32,8 @@ changes LAMB's update only through eps. The source of 440 clips each of its 11 m
 Status: the rows with a TPU system are planned (configs/plans/); no row has been run here.
 """
 
+import common
+
 from lbopt.config import (
     About,
     CheckpointConfig,
@@ -39,7 +41,6 @@ from lbopt.config import (
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
-    ScheduleConfig,
     TrainConfig,
 )
 from lbopt.errors import require_choice
@@ -147,15 +148,6 @@ TABLE = {
         "13.2-19.6 s",
     ),
 }
-TOPOLOGIES = {
-    "TPU v4-16": "v4:2x2x2",
-    "TPU v3-32": "v3:4x4",
-    "TPU v3-8192": "v3:128x32",
-    "TPU v4-128": "v4:4x4x4",
-    "TPU v4-4096": "v4:8x16x16",
-    "TPU v4-6912": "v4:12x12x24",
-}
-"""Slice of each system, whose name has its number of cores, two per chip; shapes are our choice."""
 ROWS = (*TABLE, "smoke")
 
 
@@ -172,6 +164,7 @@ def _row(row: str) -> TrainConfig:
     rate, b1, b2, decay, warmup, start, steps, evaluation = settings[:8]
     target, result, hardware, time = settings[8:]
     batch = int(row)
+    topology = common.MLPERF_TOPOLOGIES.get(hardware, "")
 
     return TrainConfig(
         name=f"bert_mlperf:{row}",
@@ -180,8 +173,8 @@ def _row(row: str) -> TrainConfig:
             published_result=f"{_REACHED} {f'{target:.3f}'.lstrip('0')}, {result}",
             hardware=hardware,
             time=time,
-            topology=TOPOLOGIES.get(hardware, ""),
-            status="planned by the TPU compiler" if hardware in TOPOLOGIES else "not yet run",
+            topology=topology,
+            status="planned by the TPU compiler" if topology else "not yet run",
             note="Own choice: corpus, place of the checkpoint, evaluation batch, intervals"
             + ("" if row == "8192" else ", variant")
             + (", rematerialisation" if row == "3072" else "")
@@ -212,15 +205,8 @@ def _row(row: str) -> TrainConfig:
             eps=1e-6,
             clip_stage="replica",
         ),
-        schedule=ScheduleConfig(
-            rate,
-            base_batch_size=batch,
-            scaling_rule="none",
-            warmup_rule="none",
-            warmup_steps=warmup,
-            start_step=start,
-            decay_from="start",
-            first_step=0,
+        schedule=common.unscaled(
+            rate, batch=batch, warmup_steps=warmup, start_step=start, decay_from="start"
         ),
         parallel=ParallelConfig(shard_update=True, reduce_dtype="bfloat16"),
         checkpoint=CheckpointConfig(every_steps=max(100, steps // 10)),
@@ -237,21 +223,13 @@ def _row(row: str) -> TrainConfig:
 def _smoke() -> TrainConfig:
     """Return the row 8192 with BERT-tiny on Python's help topics, from fresh parameters."""
     config = get_config("8192")
-    config.name = "bert_mlperf:smoke"
-    config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-
-    config.global_batch_size = 16
+    common.make_tiny(config, keep_target=True)
     config.num_steps = 6
     config.init_from = None
     config.data = DataConfig("pydoc_mlm", sequence_length=32, max_predictions=5)
     config.model = ModelConfig("bert", size="tiny", max_length=64)
 
-    config.schedule.base_batch_size = 16
     config.schedule.warmup_steps = 3
     config.schedule.start_step = -1
-
-    config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size = 16
     config.eval_every_steps = 3
-    config.log_every_steps = 1
     return config

@@ -29,6 +29,8 @@ Hardware and time: not known. Status: not yet run.
 
 import copy
 
+import common
+
 from lbopt.config import (
     About,
     CheckpointConfig,
@@ -36,25 +38,24 @@ from lbopt.config import (
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
-    ScheduleConfig,
     TrainConfig,
 )
 from lbopt.errors import require_choice
 
 NUM_EXAMPLES = 45_000
-LEGW = {
-    "base_batch_size": 512,
-    "scaling_rule": "sqrt",
-    "warmup_rule": "legw",
-    "base_warmup_epochs": 0.1,
-}
 OPTIMIZERS = {
-    "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.01, **LEGW)),
-    "momentum": (OptimizerConfig("momentum", weight_decay=5e-4), ScheduleConfig(0.1, **LEGW)),
+    "lamb": (
+        OptimizerConfig("lamb", weight_decay=0.01),
+        common.legw(0.01, batch=512, warmup_epochs=0.1),
+    ),
+    "momentum": (
+        OptimizerConfig("momentum", weight_decay=5e-4),
+        common.legw(0.1, batch=512, warmup_epochs=0.1),
+    ),
 }
 MICROSTEPS = {"512": 1, "4096": 8, "45000": 75}
 """Number of microsteps of each batch size; 1, 2, 4 or 8 devices can share a microstep."""
-ROWS = (*(f"{name}-{size}" for name in OPTIMIZERS for size in MICROSTEPS), "smoke")
+ROWS = common.rows_of(OPTIMIZERS, MICROSTEPS)
 _PAPER = "LAMB 1904.00962v5, LEGW 1901.08256v1, ResNet 1512.03385v1"
 
 
@@ -102,10 +103,7 @@ def get_config(arg: str = "lamb-4096") -> TrainConfig:
 def _smoke() -> TrainConfig:
     """Return the row lamb-4096 with a tiny network, on `lbopt prepare generated_images`."""
     config = get_config("lamb-4096")
-    config.name = "cifar10:smoke"
-    config.about = About(paper=_PAPER, note="Tiny: our own choice throughout.")
-
-    config.global_batch_size = 16
+    common.make_tiny(config)
     config.num_steps = 4
     config.data.builder = "generated_images"
     config.data.train_crop = "resized"
@@ -115,13 +113,8 @@ def _smoke() -> TrainConfig:
     config.data.test_split = "validation"
     config.model.width_coefficient = 0.125
 
-    config.schedule.base_batch_size = 16
     config.schedule.warmup_steps = 1
     config.parallel.num_microsteps = 1
-
-    config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size = 16
     config.eval_every_epochs = None
     config.eval_every_steps = 4
-    config.log_every_steps = 1
     return config

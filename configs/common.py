@@ -1,8 +1,10 @@
-"""What several recipes of this folder share; no recipe itself."""
+"""What several recipes of this folder share; no recipe itself.
+
+A config file imports it as `common`: its own folder is on the path while it is loaded.
+"""
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from lbopt.config import (
     About,
@@ -17,29 +19,82 @@ from lbopt.config import (
 )
 
 IMAGENET_EXAMPLES = 1_281_167
+MLPERF_TOPOLOGIES = {
+    "TPU v3-8192": "v3:128x32",
+    "TPU v3-2048": "v3:32x32",
+    "TPU v3-32": "v3:4x4",
+    "TPU v4-16": "v4:2x2x2",
+    "TPU v4-128": "v4:4x4x4",
+    "TPU v4-4096": "v4:8x16x16",
+    "TPU v4-6912": "v4:12x12x24",
+}
+"""Slice of each system, whose name has its number of cores, two per chip; shapes are our choice."""
+
+
+# ---- schedules
+
+
+def legw(rate: float, *, warmup_epochs: float, batch: int = 64, **others) -> ScheduleConfig:
+    """Return LEGW's schedule (arXiv 1901.08256v1) from its values at the base batch size `batch`.
+
+    The learning rate grows with the square root of the batch size, and warmup epochs linearly.
+    """
+    return ScheduleConfig(
+        rate,
+        base_batch_size=batch,
+        scaling_rule="sqrt",
+        warmup_rule="legw",
+        base_warmup_epochs=warmup_epochs,
+        **others,
+    )
+
+
+def unscaled(rate: float, *, batch: int, warmup_rule: str = "none", **others) -> ScheduleConfig:
+    """Return a schedule whose learning rate is given for the row's own batch size, `batch`.
+
+    Its first update is at step 0.
+    """
+    return ScheduleConfig(
+        rate,
+        base_batch_size=batch,
+        scaling_rule="none",
+        warmup_rule=warmup_rule,
+        first_step=0,
+        **others,
+    )
+
+
+# ---- tiny rows of the published recipes
+
+
+def make_tiny(config: TrainConfig, batch: int = 16, keep_target: bool = False) -> None:
+    """Make a published row `smoke`: its name, note, batch size, intervals and target."""
+    config.name = f"{config.name.partition(':')[0]}:smoke"
+    config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
+
+    config.global_batch_size = batch
+    config.schedule.base_batch_size = batch
+    config.eval_global_batch_size = batch
+    config.checkpoint.every_steps = 2
+    config.log_every_steps = 1
+
+    if not keep_target:
+        config.target_metric = ""
+        config.target_value = 0.0
+
 
 # ---- small recipes, whose rows are <optimizer>-<global batch size>
 
 Optimizers = Mapping[str, tuple[OptimizerConfig, ScheduleConfig]]
 
 
-def legw(warmup_epochs: float) -> dict[str, Any]:
-    """Return the fields of a schedule by LEGW, with the square root of the batch, from batch 64."""
-    return {
-        "base_batch_size": 64,
-        "scaling_rule": "sqrt",
-        "warmup_rule": "legw",
-        "base_warmup_epochs": warmup_epochs,
-    }
-
-
-def rows_of(optimizers: Optimizers, measured: Sequence[str]) -> tuple[str, ...]:
-    """Return the rows of every optimizer at the measured batch sizes, and `smoke`."""
-    return (*(f"{name}-{size}" for name in optimizers for size in measured), "smoke")
+def rows_of(optimizers: Iterable[str], sizes: Iterable[str]) -> tuple[str, ...]:
+    """Return the rows `<optimizer>-<global batch size>` of a table, and `smoke`."""
+    return (*(f"{name}-{size}" for name in optimizers for size in tuple(sizes)), "smoke")
 
 
 def measured_row(
-    recipe: str, row: str, paper: str, optimizers: Optimizers, measured: Sequence[str]
+    recipe: str, row: str, paper: str, optimizers: Optimizers, measured: Iterable[str]
 ) -> TrainConfig:
     """Return a row without its data, model and length."""
     name, size = parse_row(row, optimizers)
@@ -114,32 +169,19 @@ def resnet50_on_imagenet(
     )
 
 
-def on_generated_images(
-    config: TrainConfig, recipe: str, keeps_target: bool = False
-) -> TrainConfig:
-    """Return a row as `smoke`, with batches of 16 images that `lbopt prepare` generates."""
-    config.name = f"{recipe}:smoke"
-    config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-    config.global_batch_size = 16
-    config.schedule.base_batch_size = 16
+def use_generated_images(config: TrainConfig) -> None:
+    """Train a tiny row in fp32 on images that `lbopt prepare generated_images` makes."""
     config.data.builder = "generated_images"
     config.data.image_size = 32
     config.model.dtype = "float32"
     config.model.batch_norm_scope = "examples:8"
-
-    config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size = 16
     config.eval_every_epochs = 1.0
-    config.log_every_steps = 1
-    if not keeps_target:
-        config.target_metric = ""
-        config.target_value = 0.0
-    return config
 
 
-def tiny_resnet(config: TrainConfig) -> TrainConfig:
-    """Return a row with a narrow ResNet-18 instead of its network."""
+def make_tiny_resnet(config: TrainConfig, keep_target: bool = False) -> None:
+    """Make a row of ResNet-50 `smoke`, with a narrow ResNet-18 on generated images."""
+    make_tiny(config, keep_target=keep_target)
+    use_generated_images(config)
     config.model.size = "18"
     config.model.width_coefficient = 0.125
     config.model.fold_columns = False
-    return config

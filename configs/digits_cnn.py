@@ -14,7 +14,7 @@ import common
 from lbopt.config import ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 EPOCHS = {"base_batch_size": 64, "warmup_rule": "epochs", "base_warmup_epochs": 1.0}
-LEGW = common.legw(warmup_epochs=0.25)
+WARMUP_EPOCHS = 0.25
 OPTIMIZERS = {
     "momentum": (
         OptimizerConfig("momentum", weight_decay=1e-4),
@@ -25,8 +25,14 @@ OPTIMIZERS = {
         OptimizerConfig("adamw", weight_decay=0.01),
         ScheduleConfig(0.008, scaling_rule="sqrt", **EPOCHS),
     ),
-    "lars": (OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(4.0, **LEGW)),
-    "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **LEGW)),
+    "lars": (
+        OptimizerConfig("lars", weight_decay=1e-4),
+        common.legw(4.0, warmup_epochs=WARMUP_EPOCHS),
+    ),
+    "lamb": (
+        OptimizerConfig("lamb", weight_decay=0.01),
+        common.legw(0.02, warmup_epochs=WARMUP_EPOCHS),
+    ),
 }
 PAPER = "LAMB 1904.00962v5, LARS 1708.03888v3, LEGW 1901.08256v1"
 MEASURED = ("16", "32", "64", "128", "256", "512", "1024")

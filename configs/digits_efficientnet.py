@@ -13,11 +13,14 @@ Hardware and time: about two minutes of CPU time per run. Test accuracy of one r
 
 import common
 
-from lbopt.config import DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 
-LEGW = common.legw(warmup_epochs=0.25)
+WARMUP_EPOCHS = 0.25
 OPTIMIZERS = {
-    "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.01, **LEGW)),
+    "lamb": (
+        OptimizerConfig("lamb", weight_decay=0.01),
+        common.legw(0.01, warmup_epochs=WARMUP_EPOCHS),
+    ),
 }
 PAPER = "EfficientNet 1905.11946v5, LAMB 1904.00962v5, LEGW 1901.08256v1"
 MEASURED = ("64", "512")

@@ -17,13 +17,19 @@ Hardware and time: seconds on a CPU. Validation accuracy of one run each, in % (
 
 import common
 
-from lbopt.config import ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.config import ModelConfig, OptimizerConfig, TrainConfig
 
-LEGW = common.legw(warmup_epochs=0.25)
+WARMUP_EPOCHS = 0.25
 OPTIMIZERS = {
-    "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **LEGW)),
-    "adamw": (OptimizerConfig("adamw", weight_decay=0.01), ScheduleConfig(0.008, **LEGW)),
-    "momentum": (OptimizerConfig("momentum"), ScheduleConfig(0.1, **LEGW)),
+    "lamb": (
+        OptimizerConfig("lamb", weight_decay=0.01),
+        common.legw(0.02, warmup_epochs=WARMUP_EPOCHS),
+    ),
+    "adamw": (
+        OptimizerConfig("adamw", weight_decay=0.01),
+        common.legw(0.008, warmup_epochs=WARMUP_EPOCHS),
+    ),
+    "momentum": (OptimizerConfig("momentum"), common.legw(0.1, warmup_epochs=WARMUP_EPOCHS)),
 }
 PAPER = "LEGW 1901.08256v1, LAMB 1904.00962v5"
 MEASURED = ("64", "1024")

@@ -15,13 +15,22 @@ JAX 0.10.2):
 
 import common
 
-from lbopt.config import ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.config import ModelConfig, OptimizerConfig, TrainConfig
 
-LEGW = common.legw(warmup_epochs=0.25)
+WARMUP_EPOCHS = 0.25
 OPTIMIZERS = {
-    "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **LEGW)),
-    "lars": (OptimizerConfig("lars", weight_decay=1e-4), ScheduleConfig(4.0, **LEGW)),
-    "momentum": (OptimizerConfig("momentum", weight_decay=1e-4), ScheduleConfig(0.1, **LEGW)),
+    "lamb": (
+        OptimizerConfig("lamb", weight_decay=0.01),
+        common.legw(0.02, warmup_epochs=WARMUP_EPOCHS),
+    ),
+    "lars": (
+        OptimizerConfig("lars", weight_decay=1e-4),
+        common.legw(4.0, warmup_epochs=WARMUP_EPOCHS),
+    ),
+    "momentum": (
+        OptimizerConfig("momentum", weight_decay=1e-4),
+        common.legw(0.1, warmup_epochs=WARMUP_EPOCHS),
+    ),
 }
 PAPER = "ResNet 1512.03385v1, LAMB 1904.00962v5, LEGW 1901.08256v1"
 MEASURED = ("64", "1024")

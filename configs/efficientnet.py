@@ -176,7 +176,7 @@ def _imagenet(row: str, size: str, batch: int) -> TrainConfig:
 
 
 def _about(row: str) -> About:
-    paper = "EfficientNet 2011.00071v2, tensorflow/tpu"
+    paper = "EfficientNet 2011.00071v2, tensorflow/tpu@e380f76"
     own = "Own choice: AutoAugment, crops, interpolation, evaluation batch, intervals"
     epochs = "350 epochs are the code's default"
     if row == LARGEST:
@@ -212,7 +212,9 @@ def _about(row: str) -> About:
 
 def _smoke() -> TrainConfig:
     """Return the row b5-lars-65536 with a tiny network, on `lbopt prepare generated_images`."""
-    config = common.on_generated_images(get_config(LARGEST), "efficientnet")
+    config = get_config(LARGEST)
+    common.make_tiny(config)
+    common.use_generated_images(config)
     config.num_epochs = 1.0
     config.model.size = "b0"
     config.model.width_coefficient = 0.25

@@ -31,6 +31,8 @@ evaluation batch, intervals. Default row: mnist-8192.
 Status: not yet run.
 """
 
+import common
+
 from lbopt.config import (
     About,
     CheckpointConfig,
@@ -74,19 +76,6 @@ def get_config(arg: str = "mnist-8192") -> TrainConfig:
     return config
 
 
-def _legw(rate: float, batch: int, warmup_epochs: float, **decay) -> ScheduleConfig:
-    """Return LEGW's schedule, with its rate and warmup at the base batch size `batch`."""
-    return ScheduleConfig(
-        rate,
-        base_batch_size=batch,
-        scaling_rule="sqrt",
-        warmup_rule="legw",
-        base_warmup_epochs=warmup_epochs,
-        first_step=0,
-        **decay,
-    )
-
-
 def _mnist(batch: int) -> TrainConfig:
     return TrainConfig(
         about=About(
@@ -110,7 +99,7 @@ def _mnist(batch: int) -> TrainConfig:
         ),
         model=ModelConfig("lstm", hidden=128),
         optimizer=OptimizerConfig("momentum", momentum=0.9, max_grad_norm=1.0),
-        schedule=_legw(0.05, 128, 0.1, decay="constant"),
+        schedule=common.legw(0.05, batch=128, warmup_epochs=0.1, first_step=0, decay="constant"),
         checkpoint=CheckpointConfig(every_steps=5 * 55000 // batch),
         eval_global_batch_size=1000,
         eval_every_epochs=1.0,
@@ -127,11 +116,23 @@ def _ptb_small(batch: int) -> TrainConfig:
         "decay_from": "start",
         "stair_epochs": tuple(map(float, range(4, 13))),
     }
-    return _ptb("small", batch, 13.0, 20, _legw(20.0, 20, 0.05, **decay))
+    return _ptb(
+        "small",
+        batch,
+        13.0,
+        20,
+        common.legw(20.0, batch=20, warmup_epochs=0.05, first_step=0, **decay),
+    )
 
 
 def _ptb_large(batch: int) -> TrainConfig:
-    return _ptb("large", batch, 55.0, 35, _legw(20.0, 20, 0.05, power=2.0))
+    return _ptb(
+        "large",
+        batch,
+        55.0,
+        35,
+        common.legw(20.0, batch=20, warmup_epochs=0.05, first_step=0, power=2.0),
+    )
 
 
 def _ptb(
@@ -161,22 +162,15 @@ def _ptb(
 
 def _smoke() -> TrainConfig:
     """Return the row ptb-small-640 with a narrow network, on Python's help topics."""
-    config = _ptb_small(640)
-    config.name = "lstm_legw:smoke"
-    config.about = About(paper=_PAPER, note="Tiny: our own choice throughout.")
-
-    config.global_batch_size = 16
+    config = get_config("ptb-small-640")
+    common.make_tiny(config)
+    config.about.paper = _PAPER
     config.num_steps = 8
     config.data = DataConfig("pydoc_lm", carry_state=True, sequence_length=16, vocab_size=256)
     config.model.width_coefficient = 0.1
 
-    config.schedule.base_batch_size = 16
     config.schedule.warmup_steps = 2
     config.schedule.base_learning_rate = 1.0
-
-    config.checkpoint.every_steps = 2
-    config.eval_global_batch_size = 16
     config.eval_every_epochs = None
     config.eval_every_steps = 4
-    config.log_every_steps = 1
     return config

@@ -31,13 +31,14 @@ Status: not yet run.
 import copy
 from typing import Any
 
+import common
+
 from lbopt.config import (
     About,
     CheckpointConfig,
     DataConfig,
     ModelConfig,
     OptimizerConfig,
-    ScheduleConfig,
     TrainConfig,
 )
 from lbopt.errors import require_choice
@@ -78,7 +79,7 @@ def get_config(arg: str = "lamb-60000") -> TrainConfig:
     return TrainConfig(
         name=f"mnist:{row}",
         about=About(
-            paper="The Limit of the Batch Size 2006.08517v1, fastalgo/mnist_tpu",
+            paper="The Limit of the Batch Size 2006.08517v1, fastalgo/mnist_tpu@9d6ba7d",
             published_result=f"test accuracy {percent:.2f} %, selected on the test set",
             note="Own choice: network, intervals.",
         ),
@@ -97,15 +98,7 @@ def get_config(arg: str = "lamb-60000") -> TrainConfig:
         ),
         model=ModelConfig("cnn", (32, 64), 1024),
         optimizer=copy.deepcopy(OPTIMIZERS[name]),
-        schedule=ScheduleConfig(
-            rate,
-            base_batch_size=int(batch),
-            scaling_rule="none",
-            warmup_rule="none",
-            warmup_steps=warmup,
-            first_step=0,
-            **DECAYS[name],
-        ),
+        schedule=common.unscaled(rate, batch=int(batch), warmup_steps=warmup, **DECAYS[name]),
         checkpoint=CheckpointConfig(every_steps=10),
         eval_global_batch_size=10000,
         eval_every_steps=5,
@@ -118,20 +111,10 @@ def get_config(arg: str = "lamb-60000") -> TrainConfig:
 def _smoke() -> TrainConfig:
     """Return the row lamb-60000 with a small network, on scikit-learn's digits."""
     config = get_config("lamb-60000")
-    config.name = "mnist:smoke"
-    config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-
-    config.global_batch_size = 256
+    common.make_tiny(config, batch=256)
     config.num_steps = 8
     config.data = DataConfig("digits")
     config.model = ModelConfig("cnn", (8, 16), 32)
-
-    config.schedule.base_batch_size = 256
     config.schedule.warmup_steps = 2
-
-    config.checkpoint = CheckpointConfig(every_steps=2)
-    config.eval_global_batch_size = 256
     config.eval_every_steps = 4
-    config.target_metric = ""
-    config.target_value = 0.0
     return config

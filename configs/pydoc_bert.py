@@ -13,11 +13,14 @@ Hardware and time: about ten minutes of CPU time per run. Test accuracy of one r
 
 import common
 
-from lbopt.config import DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 
-LEGW = common.legw(warmup_epochs=1.0)
+WARMUP_EPOCHS = 1.0
 OPTIMIZERS = {
-    "lamb": (OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.01, **LEGW)),
+    "lamb": (
+        OptimizerConfig("lamb", weight_decay=0.01),
+        common.legw(0.01, warmup_epochs=WARMUP_EPOCHS),
+    ),
 }
 PAPER = "BERT 1810.04805v2, LAMB 1904.00962v5, LEGW 1901.08256v1"
 MEASURED = ("64", "512")

@@ -12,11 +12,14 @@ CPU, Python 3.11, JAX 0.10.2):
 
 import common
 
-from lbopt.config import DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from lbopt.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 
-LEGW = common.legw(warmup_epochs=0.5)
+WARMUP_EPOCHS = 0.5
 OPTIMIZERS = {
-    "lamb": (OptimizerConfig("lamb", weight_decay=0.01, b2=0.99), ScheduleConfig(0.02, **LEGW)),
+    "lamb": (
+        OptimizerConfig("lamb", weight_decay=0.01, b2=0.99),
+        common.legw(0.02, warmup_epochs=WARMUP_EPOCHS),
+    ),
 }
 PAPER = "LSTM 1409.2329v5, LEGW 1901.08256v1, LAMB 1904.00962v5"
 MEASURED = ("64", "256")

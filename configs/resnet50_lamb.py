@@ -65,7 +65,7 @@ def _nus(row: str) -> TrainConfig:
     result, target = PUBLISHED[row]
     config = _imagenet(row, batch, "by_area", "examples:64")
     config.about = About(
-        paper="LAMB 1904.00962v5, NUS-HPC-AI-Lab/pytorch-lamb",
+        paper="LAMB 1904.00962v5, NUS-HPC-AI-Lab/pytorch-lamb@638a309",
         published_result=result,
         note=f"Own choice: {_SETTING}, first update at rate 0, steps rounded up over the run "
         "(NUS rounds up every epoch).",
@@ -91,7 +91,7 @@ def _nus(row: str) -> TrainConfig:
 def _you() -> TrainConfig:
     config = _imagenet("you-32768", 32768, "by_height", "examples:128")
     config.about = About(
-        paper="LAMB 1904.00962v5, fastalgo/imagenet_resnet50_lamb",
+        paper="LAMB 1904.00962v5, fastalgo/imagenet_resnet50_lamb@b778c4c",
         published_result="top-1 76.33667 %, top-5 93.01758 % (log.out)",
         hardware="256 cores",
         topology="v3:8x16",  # the log does not name the generation
@@ -124,7 +124,8 @@ def _imagenet(row: str, batch: int, crop_sampling: str, span: str) -> TrainConfi
 
 def _smoke() -> TrainConfig:
     """Return the row 32768 with a tiny network, on `lbopt prepare generated_images`."""
-    config = common.on_generated_images(get_config("32768"), "resnet50_lamb")
+    config = get_config("32768")
+    common.make_tiny_resnet(config)
     config.num_epochs = 2.0
     config.schedule.base_warmup_epochs = 0.25
-    return common.tiny_resnet(config)
+    return config

@@ -80,7 +80,7 @@ def _nus(row: str) -> TrainConfig:
     percent, target = PUBLISHED[row]
     config = _imagenet(row, batch, "by_area")
     config.about = About(
-        paper="LARS 1708.03888v3, LEGW 1901.08256v1, NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch",
+        paper="LARS 1708.03888v3, LEGW 1901.08256v1, NUS-HPC-AI-Lab/LARS-ImageNet-PyTorch@a8222c6",
         published_result=f"top-1 {percent:.2f} % (NUS README)",
         note=f"Own choice: {_SETTING}, steps rounded up over the run (NUS rounds up every epoch).",
     )
@@ -112,7 +112,7 @@ def _official(row: str) -> TrainConfig:
     config = _imagenet(row, batch, "by_height")
     timed = row == "official-32768"
     config.about = About(
-        paper="LARS 1708.03888v3, tensorflow/tpu models/official/resnet/lars_util.py"
+        paper="LARS 1708.03888v3, tensorflow/tpu@95647b5:models/official/resnet/lars_util.py"
         + (", Ying et al. 1811.06992v2" if timed else ""),
         published_result="top-1 76.3 % (abstract of 1811.06992v2)" if timed else "-",
         hardware="1024 TPU v3 chips" if timed else "-",
@@ -148,7 +148,8 @@ def _first() -> TrainConfig:
     """Return the settings of the first code: a quadratic ramp from 1 to 9, all tensors adapted."""
     config = _imagenet(FIRST, 1024, "by_area")
     config.about = About(
-        paper="LARS 1708.03888v3, borisgin/nvcaffe-0.16 models/resnet50/solver_lars.prototxt",
+        paper="LARS 1708.03888v3, "
+        "borisgin/nvcaffe-0.16@8896d33:models/resnet50/solver_lars.prototxt",
         note=f"Own choice: no label smoothing, crops, {_SETTING}.",
     )
 
@@ -186,7 +187,8 @@ def _imagenet(row: str, batch: int, crop_sampling: str) -> TrainConfig:
 
 def _smoke() -> TrainConfig:
     """Return the row 32768 with a tiny network, on `lbopt prepare generated_images`."""
-    config = common.on_generated_images(get_config("32768"), "resnet50_lars")
+    config = get_config("32768")
+    common.make_tiny_resnet(config)
     config.num_epochs = 2.0
     config.schedule.base_warmup_epochs = 0.5
-    return common.tiny_resnet(config)
+    return config

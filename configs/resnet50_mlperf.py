@@ -206,16 +206,6 @@ TABLE = {
         decay_steps=1190,
     ),
 }
-TOPOLOGIES = {
-    "TPU v3-8192": "v3:128x32",
-    "TPU v3-2048": "v3:32x32",
-    "TPU v3-32": "v3:4x4",
-    "TPU v4-16": "v4:2x2x2",
-    "TPU v4-128": "v4:4x4x4",
-    "TPU v4-4096": "v4:8x16x16",
-    "TPU v4-6912": "v4:12x12x24",
-}
-"""Slice of each system, whose name has its number of cores, two per chip; shapes are our choice."""
 ROWS = (*TABLE, "smoke")
 
 
@@ -231,6 +221,7 @@ def _row(row: str) -> TrainConfig:
     entry = TABLE[row]
     num_steps, warmup_steps, decay_steps = _steps(entry)
     batch = entry.batch
+    topology = common.MLPERF_TOPOLOGIES.get(entry.hardware, "")
 
     config = common.resnet50_on_imagenet(
         f"resnet50_mlperf:{row}", batch, "by_height", f"examples:{entry.span}", epochs=4
@@ -240,8 +231,8 @@ def _row(row: str) -> TrainConfig:
         published_result=entry.result,
         hardware=entry.hardware,
         time=entry.time,
-        topology=TOPOLOGIES.get(entry.hardware, ""),
-        status="planned by the TPU compiler" if entry.hardware in TOPOLOGIES else "not yet run",
+        topology=topology,
+        status="planned by the TPU compiler" if topology else "not yet run",
         note=_note(row, entry),
     )
     config.num_steps = num_steps
@@ -310,10 +301,10 @@ def _note(row: str, entry: Entry) -> str:
 
 def _smoke() -> TrainConfig:
     """Return the row 65536 with a tiny network, on `lbopt prepare generated_images`."""
-    row = get_config("65536")
-    config = common.on_generated_images(row, "resnet50_mlperf", keeps_target=True)
+    config = get_config("65536")
+    common.make_tiny_resnet(config, keep_target=True)
     config.num_steps = 12
     config.schedule.warmup_steps = 3.5
     config.schedule.decay_steps = 9.5
     config.schedule.base_learning_rate = 1.0
-    return common.tiny_resnet(config)
+    return config

@@ -24,6 +24,8 @@ evaluation batch, intervals.
 Status: not yet run.
 """
 
+import common
+
 from lbopt.config import (
     About,
     CheckpointConfig,
@@ -31,7 +33,6 @@ from lbopt.config import (
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
-    ScheduleConfig,
     TrainConfig,
 )
 from lbopt.errors import require_choice
@@ -57,7 +58,7 @@ def get_config(arg: str = "large-lamb") -> TrainConfig:
     return TrainConfig(
         name=f"squad:{row}",
         about=About(
-            paper="SQuAD 1606.05250v3, LAMB 1904.00962v1, google-research/albert",
+            paper="SQuAD 1606.05250v3, LAMB 1904.00962v1, google-research/albert@6ca4dfd",
             published_result=RESULTS.get(row, "-"),
             note="Own choice: rate within the published range, epochs, warmup, windows, evaluation "
             f"batch, intervals, place of the checkpoint{'' if name == 'lamb' else ', batch'}.",
@@ -84,14 +85,8 @@ def get_config(arg: str = "large-lamb") -> TrainConfig:
             activation="gelu_tanh" if row == "large-lamb" else "gelu",
         ),
         optimizer=_optimizer(name),
-        schedule=ScheduleConfig(
-            rate,
-            base_batch_size=batch,
-            scaling_rule="none",
-            warmup_rule="epochs",
-            base_warmup_epochs=0.2,
-            decay_from="start",
-            first_step=0,
+        schedule=common.unscaled(
+            rate, batch=batch, warmup_rule="epochs", base_warmup_epochs=0.2, decay_from="start"
         ),
         parallel=ParallelConfig(reduce_dtype="float32"),
         checkpoint=CheckpointConfig(every_steps=500, best_metric="eval/f1"),
@@ -111,10 +106,7 @@ def _optimizer(name: str) -> OptimizerConfig:
 def _smoke() -> TrainConfig:
     """Return the row large-lamb with BERT-tiny on questions about Python, from fresh parameters."""
     config = get_config("large-lamb")
-    config.name = "squad:smoke"
-    config.about = About(paper=config.about.paper, note="Tiny: our own choice throughout.")
-
-    config.global_batch_size = 8
+    common.make_tiny(config, batch=8)
     config.num_epochs = 1.0
     config.num_steps = 6
     config.init_from = None
@@ -127,11 +119,6 @@ def _smoke() -> TrainConfig:
     config.model = ModelConfig("bert", size="tiny", max_length=64)
 
     config.schedule.warmup_steps = 2
-    config.schedule.base_batch_size = 8
-
-    config.checkpoint.every_steps = 2
-    config.eval_global_batch_size = 8
     config.eval_every_epochs = None
     config.eval_every_steps = 3
-    config.log_every_steps = 1
     return config

@@ -24,7 +24,11 @@ class ImportGraph:
         paths = (path for folder in folders for path in sorted((root / folder).rglob("*.py*")))
         self.files = [path for path in paths if path.suffix in (".py", ".pyi")]
         self.modules = {self._name(path): path for path in self.files if path.suffix == ".py"}
-        self.configs = {path.stem: path for path in self.files if "configs" in path.parts}
+        self.configs = {
+            path.stem: path
+            for path in self.files
+            if "configs" in path.parts and path.stem != "common"
+        }
 
     def distances(self, test: pathlib.Path) -> dict[pathlib.Path, int]:
         """Return all files that a test imports, also indirectly, with their distance in imports."""
@@ -69,8 +73,12 @@ class ImportGraph:
             return frozenset()
         text = path.read_text()
         tree = ast.parse(text)
-        found = {file for name in _names(tree) for file in self._files(name)}
+        names = _names(tree)
+        found = {file for name in names for file in self._files(name)}
 
+        if "configs" in path.parts:  # its own folder is on the path
+            beside = {path.with_name(f"{name.partition('.')[0]}.py") for name in names}
+            found |= beside & set(self.files)
         if "tests" in path.parts:
             found |= self._fixtures(path)
             words = set(re.findall(r"\w+", text))
