@@ -121,7 +121,7 @@ def test_a_config_that_fails_is_refused_in_one_line(tmp_path):
 def test_an_interrupt_while_libraries_are_imported_ends_the_process(monkeypatch):
     """NumPy would raise an ImportError with a traceback, and absl would abort."""
     handlers = []
-    monkeypatch.setattr(_main._streams, "outlive_readers", lambda: None)
+    monkeypatch.setattr(_main._standard_streams, "outlive_readers", lambda: None)
     monkeypatch.setattr(
         _main, "_check_folder", lambda: handlers.append(signal.getsignal(signal.SIGINT))
     )
