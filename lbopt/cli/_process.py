@@ -35,17 +35,19 @@ def settings() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def import_tensorboard_writer() -> None:
-    """Import the writer of event files without PyTorch.
+_NOT_FOR_EVENTS = ("torch", "google.cloud.storage", "boto3")
 
-    tensorboardX imports PyTorch where it is installed, to draw its graphs. That takes more than a
-    second at every start, and lbopt draws no graphs.
+
+def import_tensorboard_writer() -> None:
+    """Import the writer of event files without libraries that it does not need here.
+
+    tensorboardX imports PyTorch to draw graphs, which lbopt does not draw, and clients of buckets,
+    into which lbopt copies the files itself. Where they are installed, each takes up to seconds.
     """
-    hidden = "torch" not in sys.modules
-    if hidden:
-        sys.modules["torch"] = None  # type: ignore[assignment]
+    hidden = [name for name in _NOT_FOR_EVENTS if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         importlib.import_module("tensorboardX")
     finally:
-        if hidden:
-            del sys.modules["torch"]
+        for name in hidden:
+            del sys.modules[name]
