@@ -38,7 +38,16 @@ _IMPORTED = (
 _SETTINGS = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 """Variables that JAX reads at its import; a fork sets their values in `jax.config`."""
 _READ_WHEN_USED = (
-    *("JAX_COORDINATOR_", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "LBOPT_", "PYTEST_", "XLA_FLAGS"),
+    *("COLUMNS", "JAX_COORDINATOR_", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "LBOPT_", "LINES"),
+    *("PYTEST_", "XLA_FLAGS"),
+    # Set by libraries that the test process itself imports or uses.
+    *(
+        "ALLOW_MULTIPLE_LIBTPU_LOAD",
+        "CRC32C_SW_MODE",
+        "HF_HUB_OFFLINE",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TPU_",
+    ),
     *("GOOGLE_AUTH_TOKEN_FOR_TESTING", "STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"),
 )
 """Beginnings of the names of variables that no import reads."""

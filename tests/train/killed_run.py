@@ -12,15 +12,14 @@ import sys
 
 from watched_step import WatchedStep
 
-from lbopt.cli import main
-from lbopt.train import _loop
+from lbopt.cli import _train, main
 
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_before_the_step_after(last, train=_loop.train):
+def die_before_the_step_after(last, train=_train.train):
     def train_until(run, *rest):
         def before(state, batch):
             if int(state.step) == last:
@@ -29,7 +28,7 @@ def die_before_the_step_after(last, train=_loop.train):
         step = WatchedStep(run.train_step, before)
         return train(dataclasses.replace(run, train_step=step), *rest)
 
-    _loop.train = train_until
+    _train.train = train_until
 
 
 def die_when_committing(last):
