@@ -26,6 +26,13 @@ print(json.dumps(seen))
 sys.exit(7)
 """
 
+WAITING = """
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+print("begun", flush=True)
+time.sleep(60)
+"""
+
 
 def test_a_program_sees_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("LBOPT_FORKED", "yes")
@@ -59,7 +66,7 @@ def test_a_program_that_fails():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_a_program_that_is_ended(number):
-    command = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"]
+    command = [sys.executable, "-c", WAITING]
     with Forked(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout.readline() == b"begun\n"
         assert process.poll() is None

@@ -69,6 +69,7 @@ class Forked(subprocess.Popen):
             "descriptors": [0, 1, 2, *pass_fds],
             "environment": dict(os.environ if env is None else env),
             "folder": os.getcwd() if cwd is None else str(cwd),
+            "ignores_interrupts": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
             "new_session": new_session,
             "parent": os.getpid(),
             "prepare": preexec_fn,
@@ -190,7 +191,8 @@ def _become(request, descriptors, set_by_imports):
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"] | set_by_imports)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not request["ignores_interrupts"]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["new_session"]:
         os.setsid()
     if request["prepare"] is not None:
