@@ -273,7 +273,8 @@ def _activation(model: str, place: str) -> str | None:
 @contextlib.contextmanager
 def _naming(place: str) -> Iterator[None]:
     """Let errors about a workdir, a file or a folder name `init_from`."""
-    with errors.about("init_from", place), errors.under("", workdir="init_from"):
+    # A workdir is the place itself, so that its reason needs no name before it.
+    with errors.about("init_from", place), errors.about("init_from", place, "--workdir"):
         yield
 
 
