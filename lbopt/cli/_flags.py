@@ -22,7 +22,7 @@ from ml_collections import config_flags
 from lbopt import errors, paths
 from lbopt._shown import shell_line, show
 from lbopt.config import check_fields, check_flag, unused
-from lbopt.errors import UserError
+from lbopt.errors import UserError, require
 
 _OVERRIDE = ("--config.", "-config.")
 _LOCAL = ("configs", "data_dir", "folder", "job_secret_file", "manual_dir", "output", "vocab")
@@ -159,7 +159,13 @@ def _parse_override(values: flags.FlagValues, override: str) -> None:
 def call_get_config(flag: str) -> Any:
     """Import the config file of `FILE[:ROW]` and return the result of its `get_config(ROW)`."""
     path, argument = split_row(flag)
-    config = _from_config_file(flag, path, lambda module: module.get_config(argument))
+
+    def get_config(module: Any) -> Any:
+        fix = "it defines no get_config; give a config file"
+        require(hasattr(module, "get_config"), "--config", flag, fix, code="missing")
+        return module.get_config(argument)
+
+    config = _from_config_file(flag, path, get_config)
     with errors.under("config"):
         check_fields(config)
     return config
