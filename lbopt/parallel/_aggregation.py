@@ -80,11 +80,6 @@ class Aggregation:
         self._in_parts = self._within > 1 and aggregator.takes_parts
         self._pmapped_on = mesh if pmapped else None
 
-    @staticmethod
-    def check_over(mesh: Mesh, over: str | int) -> None:
-        """Raise `UserError` naming `reduction.over` unless the devices can be grouped so."""
-        _devices_summed_first(mesh, over)
-
     def init(self, params: types.Params) -> AggregatorState:
         """Return the aggregator's first state; a pure function.
 
