@@ -4,7 +4,7 @@ A config file imports it as `common`: its own folder is on the path while it is 
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from lbopt.config import (
     About,
@@ -88,13 +88,13 @@ def make_tiny(config: TrainConfig, batch: int = 16, keep_target: bool = False) -
 Optimizers = Mapping[str, tuple[OptimizerConfig, ScheduleConfig]]
 
 
-def rows_of(optimizers: Iterable[str], sizes: Iterable[str]) -> tuple[str, ...]:
+def rows_of(optimizers: Iterable[str], sizes: Collection[str]) -> tuple[str, ...]:
     """Return the rows `<optimizer>-<global batch size>` of a table, and `smoke`."""
-    return (*(f"{name}-{size}" for name in optimizers for size in tuple(sizes)), "smoke")
+    return (*(f"{name}-{size}" for name in optimizers for size in sizes), "smoke")
 
 
 def measured_row(
-    recipe: str, row: str, paper: str, optimizers: Optimizers, measured: Iterable[str]
+    recipe: str, row: str, paper: str, optimizers: Optimizers, measured: Collection[str]
 ) -> TrainConfig:
     """Return a row without its data, model and length."""
     name, size = parse_row(row, optimizers)
