@@ -81,7 +81,7 @@ def local_or_bucket(path: GivenPath, field: str) -> str:
     Raises:
       UserError: If it is another address, or a path that `local` refuses.
 
-    >>> local_or_bucket("gs://bucket/runs/one/", "--workdir")
+    >>> local_or_bucket("gs://bucket/runs/one/", "workdir")
     'gs://bucket/runs/one'
     """
     text = os.fspath(path)

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 
-from lbopt import __version__, paths
+from lbopt import __version__, errors, paths
 from lbopt._shown import one_line, show
 from lbopt.cli import _process, _standard_streams
 from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, require_choice
@@ -38,6 +38,8 @@ COMPILING = (*TOGETHER, "plan", "export")
 """Commands that need JAX."""
 RESUMED = ("train", "sweep")
 """Commands that save their state when they are asked to stop."""
+FLAGS_OF_FIELDS = {name: f"--{name}" for name in ("workdir", "shard", "checkpoint")}
+"""Arguments of the library that a command takes as flags: how its errors name them."""
 
 
 def usage() -> str:
@@ -107,10 +109,11 @@ def _run(name: str, argv: Sequence[str], job: Job) -> None:
         importlib.import_module("lbopt.cli._compilation_cache").keep()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # imports are over, see `run`
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if name in TOGETHER:
-        command.run(list(argv), job)
-    else:
-        command.run(list(argv))
+    with errors.under("", **FLAGS_OF_FIELDS):
+        if name in TOGETHER:
+            command.run(list(argv), job)
+        else:
+            command.run(list(argv))
 
 
 _SYSTEM_ERRORS = (

@@ -274,7 +274,7 @@ def _activation(model: str, place: str) -> str | None:
 def _naming(place: str) -> Iterator[None]:
     """Let errors about a workdir, a file or a folder name `init_from`."""
     # A workdir is the place itself, so that its reason needs no name before it.
-    with errors.about("init_from", place), errors.about("init_from", place, "--workdir"):
+    with errors.about("init_from", place), errors.about("init_from", place, "workdir"):
         yield
 
 

@@ -45,7 +45,7 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
     lines = read_json_lines(workdir / "metrics.jsonl")
     if not lines:
         fix = "it has no metrics yet; run lbopt train first"
-        raise UserError("--workdir", str(workdir), fix, code="missing")
+        raise UserError("workdir", str(workdir), fix, code="missing")
 
     sections = [*_drawn(workdir, lines), _how(saved)]
     file = workdir / "report.html"

@@ -36,7 +36,7 @@ def shard_folder(study: str, shard: Shard | None) -> str:
     """Return the folder in which a shard of a study works.
 
     Args:
-      study: The `--workdir` as given.
+      study: The `workdir` as given.
       shard: The shard; None for the whole study.
 
     >>> shard_folder("gs://bucket/study", Shard(2, 4)), shard_folder("/shared/study", Shard(2, 4))
@@ -93,7 +93,7 @@ class BucketShards:
           compare: Function of a saved `config.json` that returns how it differs from this study.
 
         Raises:
-          UserError: Naming `--shard`, if a shard of another division is running, or `--workdir`, if
+          UserError: Naming `shard`, if a shard of another division is running, or `workdir`, if
             a shard is of another study.
         """
         with bucket_errors(self._study, "read"):
@@ -101,13 +101,13 @@ class BucketShards:
                 with contextlib.suppress(FileNotFoundError):
                     differences = compare(read_study_config(folder / "config.json"))
                     few = "; ".join(differences[:3])
-                    fix = f"it holds a sweep of another config ({few}); use another --workdir"
-                    require(not differences, "--workdir", self._study, fix, code="exists")
+                    fix = f"it holds a sweep of another config ({few}); use another workdir"
+                    require(not differences, "workdir", self._study, fix, code="exists")
                 ours = _WHOLE if shard is None else f"-of-{shard.count}"
                 if not name.endswith(ours) and is_folder_held(folder):
                     other = "the whole study" if name == _WHOLE else f"shard {name}"
                     fix = f"{other} is running in {self._study!r}; wait until it has ended"
-                    raise UserError("--shard", str(shard), fix, code="conflict")
+                    raise UserError("shard", str(shard), fix, code="conflict")
 
     def publish(self) -> None:
         """Write the trials of all shards, and the report, into the folder of the study."""
@@ -137,7 +137,7 @@ def gather_shards(study: str, mirror: str) -> None:
     """Copy the trials of all shards of a study in a bucket, so that it can be read as a whole.
 
     Args:
-      study: The `--workdir` as given; nothing is done for a folder of this machine.
+      study: The `workdir` as given; nothing is done for a folder of this machine.
       mirror: The local folder of the study.
     """
     if paths.is_address(study):

@@ -44,7 +44,7 @@ def read_results(workdir: pathlib.Path, study: str | None = None) -> list[dict[s
 
     Raises:
       EnvironmentProblem: Naming the file, if it cannot be read, or a whole line is damaged.
-      UserError: Naming `--workdir`, if a line is of another study.
+      UserError: Naming `workdir`, if a line is of another study.
     """
     rows = read_json_lines(workdir / "results.jsonl", check_row)
     known = {trial_identity(row) for row in rows}
@@ -59,7 +59,7 @@ def read_results(workdir: pathlib.Path, study: str | None = None) -> list[dict[s
                 f"line {number} of results.jsonl is of the study {row['study']!r}, not of "
                 f"{study!r}; give a folder of its own"
             )
-            raise UserError("--workdir", str(workdir), fix, code="exists")
+            raise UserError("workdir", str(workdir), fix, code="exists")
     return rows
 
 

@@ -101,7 +101,7 @@ class Checkpoints:
         # Processes that saw different checkpoints would resume at different steps.
         steps = self._steps_seen_by_all()
         fix = "no checkpoint is there yet; let lbopt train save one"
-        require(steps or not read_only, "--workdir", str(workdir), fix, code="missing")
+        require(steps or not read_only, "workdir", str(workdir), fix, code="missing")
         found = [[step, self._read_metrics(step)] for step in steps]
         found = self._job.from_first("metrics of checkpoints", found)
         self._ranking = Ranking(best_metric, dict(found))
@@ -146,7 +146,7 @@ class Checkpoints:
                 self._folder, self._keep, self._chosen, self._read_only, create
             )
         except Exception as error:  # any class, from the storage layers
-            fix = f"cannot be read ({reason_of(error)}); make it readable or use another --workdir"
+            fix = f"cannot be read ({reason_of(error)}); make it readable or use another workdir"
             raise EnvironmentProblem(str(self._folder), reason=fix, code="damaged") from error
 
     def _chosen(self, steps: Sequence[int]) -> set[int]:
@@ -265,7 +265,7 @@ class Checkpoints:
         except Exception as error:  # any class, from the storage layers
             fix = (
                 f"this checkpoint was saved and cannot be read back ({reason_of(error)}); use "
-                "another --workdir"
+                "another workdir"
             )
             raise EnvironmentProblem(str(checkpoint), reason=fix, code="damaged") from error
 
@@ -523,5 +523,5 @@ def choose_step(checkpoints: Checkpoints, which: str) -> int:
             "there is no such checkpoint; use latest, best or a step, after lbopt train has saved "
             "one"
         )
-        raise UserError("--checkpoint", which, fix, code="missing")
+        raise UserError("checkpoint", which, fix, code="missing")
     return step

@@ -144,14 +144,14 @@ def check_vocabulary(run: Run, workdir: pathlib.Path) -> None:
         try:
             kept = read_regular(file)
         except OSError as error:
-            fix = f"it cannot be read ({error.strerror}); make it readable or use another --workdir"
+            fix = f"it cannot be read ({error.strerror}); make it readable or use another workdir"
             raise EnvironmentProblem(str(file), reason=fix, code="damaged") from error
         fix = (
             f"the run there began with another {name} than its data have now; use the data that "
-            "it began with, or another --workdir"
+            "it began with, or another workdir"
         )
         same = kept == content.encode("utf-8", "backslashreplace")
-        require(same, "--workdir", str(workdir), fix, code="mismatch")
+        require(same, "workdir", str(workdir), fix, code="mismatch")
 
 
 def _restore_or_init(run: Run, checkpoints: Checkpoints, job: Job) -> TrainState:
@@ -373,7 +373,7 @@ class _PhaseLoop:
         )
         fix = (
             f"{what}, and {saved}; lower {{learning_rate}}, or clip by {{max_grad_norm}}, in "
-            "another --workdir"
+            "another workdir"
         )
         raise UserError("stop_at_nan", True, fix, also=["learning_rate", "max_grad_norm"])
 

@@ -30,13 +30,13 @@ def check_name(workdir: str, read_only: bool = False) -> None:
       read_only: Whether nothing is to be saved there.
 
     Raises:
-      UserError: Naming `--workdir`.
+      UserError: Naming `workdir`.
 
     >>> check_name("runs/batch=1024 (second)")
     """
     pattern = r"\\" if read_only else r"\[.*\]|[*?\\]"
     fix = "no checkpoint can be read in a path with * ? [...] or a backslash; use another name"
-    require(not re.search(pattern, workdir, re.DOTALL), "--workdir", workdir, fix)
+    require(not re.search(pattern, workdir, re.DOTALL), "workdir", workdir, fix)
 
 
 def is_begun(workdir: pathlib.Path) -> bool:
@@ -54,7 +54,7 @@ def steps_on_disk(folder: Any) -> list[int]:
         return []
     except Exception as error:  # any class, from the storage layers
         reason = getattr(error, "strerror", None) or reason_of(error)
-        fix = f"cannot be read ({reason}); make it readable or use another --workdir"
+        fix = f"cannot be read ({reason}); make it readable or use another workdir"
         raise EnvironmentProblem(str(folder), reason=fix, code="damaged") from error
 
 

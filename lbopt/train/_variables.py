@@ -34,7 +34,7 @@ def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
     folder = checkpoint_root(workdir) / "checkpoints"
     steps = steps_on_disk(folder)
     fix = "no checkpoint is there yet; let lbopt train save one"
-    require(steps, "--workdir", str(workdir), fix, code="missing")
+    require(steps, "workdir", str(workdir), fix, code="missing")
     newest = steps[-1]
     try:
         saved = _orbax.read_as_numpy(folder / str(newest) / ARRAYS)
@@ -43,7 +43,7 @@ def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
             raise ValueError(f"{tree.some(wrong)} is not what was saved")
     except Exception as error:  # any class, from the storage layers
         fix = f"checkpoint {newest} cannot be read ({reason_of(error)}); use another checkpoint"
-        raise EnvironmentProblem("--workdir", str(workdir), fix, code="damaged") from error
+        raise EnvironmentProblem("workdir", str(workdir), fix, code="damaged") from error
 
     averages = [state.ema for state in find_states(saved["opt_state"], (EmaState,))]
     return {"params": averages[0] if averages else saved["params"], **saved["model_state"]}

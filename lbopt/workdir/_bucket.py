@@ -69,7 +69,7 @@ def local_workdir(
       EnvironmentProblem: If the bucket cannot be read or written, or another process is at work
         there.
     """
-    workdir = paths.local_or_bucket(workdir, "--workdir")
+    workdir = paths.local_or_bucket(workdir, "workdir")
     if not paths.is_address(workdir):
         yield workdir
         return
@@ -172,13 +172,13 @@ def bucket_path(workdir: str) -> Any:
       UserError: For an address of another kind.
       EnvironmentProblem: If the package for buckets is not installed.
     """
-    workdir = paths.local_or_bucket(workdir, "--workdir")
+    workdir = paths.local_or_bucket(workdir, "workdir")
     try:
         _import_gcsfs()
         from etils import epath
     except ImportError as error:
         fix = "gcsfs is not installed; run pip install 'lbopt[gcs]'"
-        raise EnvironmentProblem("--workdir", workdir, fix, code="installation") from error
+        raise EnvironmentProblem("workdir", workdir, fix, code="installation") from error
     return epath.Path(workdir)
 
 
@@ -218,7 +218,7 @@ def bucket_errors(root: Any, doing: str) -> Iterator[None]:
             f"cannot be {doing} ({reason}); give this machine's account the right to read and "
             "write its objects, or use another bucket"
         )
-        raise EnvironmentProblem("--workdir", str(root), fix, code="resource") from error
+        raise EnvironmentProblem("workdir", str(root), fix, code="resource") from error
 
 
 @dataclasses.dataclass(eq=False)
@@ -377,9 +377,9 @@ class _Lease:
     def _held_by(self, found: dict[str, Any]) -> EnvironmentProblem:
         fix = (
             f"another process is at work there ({found.get('host')}, pid {found.get('pid')}); "
-            "wait for it or use another --workdir"
+            "wait for it or use another workdir"
         )
-        return EnvironmentProblem("--workdir", str(self._file.parent), fix, code="conflict")
+        return EnvironmentProblem("workdir", str(self._file.parent), fix, code="conflict")
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -121,7 +121,7 @@ def check_shared_workdir(path: paths.GivenPath, job: Job) -> None:
     """Check that all processes of a job see a file that the first one writes into the workdir.
 
     Raises:
-      UserError: Naming `--workdir`, if one does not.
+      UserError: Naming `workdir`, if one does not.
     """
     folder = absolute_workdir(path)
     if job.count == 1:
@@ -148,7 +148,7 @@ def _look_for_first_ones(folder: pathlib.Path, job: Job) -> None:
         "writes there; use a folder that all hosts share"
     )
     is_seen = (_bucket.checkpoint_root(folder) / name).exists()
-    require(is_seen, "--workdir", str(folder), fix, code="mismatch")
+    require(is_seen, "workdir", str(folder), fix, code="mismatch")
     job.together("workdir seen", True)
 
 
@@ -156,7 +156,7 @@ def _refuse_strangers(folder: pathlib.Path) -> None:
     """Raise `UserError` if a folder without a config.json has other files than hidden ones."""
     is_empty = all(entry.name.startswith(".") for entry in folder.iterdir())
     fix = "it is not empty and holds no config.json; use a new or empty folder"
-    require(is_empty, "--workdir", str(folder), fix, code="exists")
+    require(is_empty, "workdir", str(folder), fix, code="exists")
 
 
 def refuse_another_run(
@@ -170,18 +170,18 @@ def refuse_another_run(
     saved = read_config(folder, kind)
     differences = compare(saved) if saved else []
     few = "; ".join(differences[:3])
-    fix = f"it holds a {KINDS[kind]} of another config ({few}); use another --workdir"
-    require(not differences, "--workdir", str(folder), fix, code="exists")
+    fix = f"it holds a {KINDS[kind]} of another config ({few}); use another workdir"
+    require(not differences, "workdir", str(folder), fix, code="exists")
     return saved
 
 
 def absolute_workdir(path: paths.GivenPath) -> pathlib.Path:
-    """Return the absolute path of a `--workdir`."""
+    """Return the absolute path of a `workdir`."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
-        raise UserError("--workdir", str(path), "it is not UTF-8; use another name") from error
-    return paths.local(path, "--workdir").absolute()
+        raise UserError("workdir", str(path), "it is not UTF-8; use another name") from error
+    return paths.local(path, "workdir").absolute()
 
 
 def read_config(path: paths.GivenPath, kind: str | None = None) -> dict[str, Any] | None:
@@ -202,12 +202,12 @@ def read_config(path: paths.GivenPath, kind: str | None = None) -> dict[str, Any
         return None
     except OSError as error:
         fix = f"{file} cannot be read ({error.strerror}); make it readable or use another folder"
-        raise EnvironmentProblem("--workdir", reason=fix, code="resource") from error
+        raise EnvironmentProblem("workdir", reason=fix, code="resource") from error
     except ValueError as error:
         raise _no_config(str(file), error) from error
     if kind is not None and saved["kind"] != kind:
         fix = f"it holds a {KINDS[saved['kind']]}, not a {KINDS[kind]}; use another folder"
-        raise UserError("--workdir", str(file.parent), fix, code="mismatch")
+        raise UserError("workdir", str(file.parent), fix, code="mismatch")
     return saved
 
 
@@ -242,7 +242,7 @@ def _parse_config(data: bytes, file: str) -> dict[str, Any]:
 
 def _no_config(file: str, error: ValueError) -> EnvironmentProblem:
     fix = f"{file} is not a config.json of lbopt ({error}); {_RESTORE}"
-    return EnvironmentProblem("--workdir", reason=fix, code="damaged")
+    return EnvironmentProblem("workdir", reason=fix, code="damaged")
 
 
 def make_writable_folder(folder: pathlib.Path) -> None:
@@ -253,7 +253,7 @@ def make_writable_folder(folder: pathlib.Path) -> None:
             pass
     except OSError as error:
         fix = f"cannot be written ({error.strerror}); make it writable or use another folder"
-        raise EnvironmentProblem("--workdir", str(folder), fix, code="resource") from error
+        raise EnvironmentProblem("workdir", str(folder), fix, code="resource") from error
 
 
 @contextlib.contextmanager
@@ -271,11 +271,11 @@ def _lock(descriptor: int, folder: pathlib.Path, kind: int) -> None:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        fix = "another process is at work there; wait for it or use another --workdir"
-        raise UserError("--workdir", str(folder), fix, code="conflict") from error
+        fix = "another process is at work there; wait for it or use another workdir"
+        raise UserError("workdir", str(folder), fix, code="conflict") from error
     except OSError as error:
         fix = f"cannot be locked ({error.strerror}); use a folder on another file system"
-        raise EnvironmentProblem("--workdir", str(folder), fix, code="resource") from error
+        raise EnvironmentProblem("workdir", str(folder), fix, code="resource") from error
 
 
 def write_json(file: pathlib.Path, data: Any) -> None:

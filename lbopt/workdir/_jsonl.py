@@ -142,10 +142,10 @@ def read_json_lines(
     except FileNotFoundError:
         return []
     except OSError as error:
-        fix = f"cannot be read ({error.strerror}); make it readable or use another --workdir"
+        fix = f"cannot be read ({error.strerror}); make it readable or use another workdir"
         raise EnvironmentProblem(str(file), reason=fix, code="resource") from error
     except ValueError as error:
-        fix = f"cannot be read ({error}); use another --workdir"
+        fix = f"cannot be read ({error}); use another workdir"
         raise EnvironmentProblem(str(file), reason=fix, code="damaged") from error
     return [_parse(file, number, line, check) for number, line in enumerate(whole, 1)]
 
@@ -153,7 +153,7 @@ def read_json_lines(
 def _parse(
     file: pathlib.Path, number: int, line: bytes, check: Callable[[Any], None]
 ) -> dict[str, Any]:
-    fix = "remove that line if you know why, or use another --workdir"
+    fix = "remove that line if you know why, or use another workdir"
     try:
         parsed = _typed_json.decode(line)
         check(parsed)

@@ -39,14 +39,14 @@ class Shard:
           text: NUMBER/COUNT, with 1 <= NUMBER <= COUNT < 10^6.
 
         Raises:
-          UserError: Naming `--shard`, for another text.
+          UserError: Naming `shard`, for another text.
 
         >>> Shard.parse("2/8").items_of("abcdefghijklmnop")
         ['b', 'j']
         """
         found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         if not found or not 1 <= int(found[1]) <= int(found[2]):
-            raise UserError("--shard", text, "give NUMBER/COUNT, from 1/COUNT to COUNT/COUNT")
+            raise UserError("shard", text, "give NUMBER/COUNT, from 1/COUNT to COUNT/COUNT")
         return cls(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Shard:
           folder: The workdir, on a file system whose locks all processes see.
 
         Raises:
-          UserError: Naming `--shard`, if another process holds it, or holds a shard of another
+          UserError: Naming `shard`, if another process holds it, or holds a shard of another
             division.
         """
         file = folder / f".shard-{self.number}-of-{self.count}"
@@ -79,9 +79,9 @@ class Shard:
                 if not is_ours:
                     fix = (
                         f"another process is at work on it in {str(folder)!r}; wait for it, or "
-                        "give another --shard"
+                        "give another shard"
                     )
-                    raise UserError("--shard", str(self), fix, code="conflict")
+                    raise UserError("shard", str(self), fix, code="conflict")
             yield
 
 
@@ -132,9 +132,9 @@ def _refuse_other_count(folder: pathlib.Path, file: pathlib.Path, ours: Shard) -
             theirs = Shard(int(found[1]), int(found[2]))
             fix = (
                 f"shard {theirs} is at work in {str(folder)!r}, and some work would be done twice; "
-                f"use --shard=NUMBER/{theirs.count}, or wait until all of those have ended"
+                f"use shard NUMBER/{theirs.count}, or wait until all of those have ended"
             )
-            raise UserError("--shard", str(ours), fix, code="conflict")
+            raise UserError("shard", str(ours), fix, code="conflict")
 
 
 def _take(descriptor: int) -> bool:

@@ -118,7 +118,7 @@ class MlperfLog:
         except ValueError as error:
             fix = (
                 f"line {number} is damaged ({error}); remove that line if you know why, or use "
-                "another --workdir"
+                "another workdir"
             )
             raise EnvironmentProblem(str(self._file), reason=fix, code="damaged") from error
 

@@ -100,18 +100,18 @@ def test_one_division_at_a_time(study, tmp_path):
     lease(study / "shards" / "1-of-2", time.time())
     others.refuse_others(Shard(2, 2), same)
     for shard in (Shard(2, 3), None):
-        with refused("--shard", str(shard), "conflict"):
+        with refused("shard", str(shard), "conflict"):
             others.refuse_others(shard, same)
     lease(study / "shards" / "1-of-2", time.time() - 60)
     others.refuse_others(Shard(2, 3), same)
     lease(study, time.time())
     others.refuse_others(None, same)
-    with refused("--shard", "2/2", "conflict"):
+    with refused("shard", "2/2", "conflict"):
         others.refuse_others(Shard(2, 2), same)
 
 
 def test_a_shard_of_another_study_is_refused(study, tmp_path):
-    with refused("--workdir", STUDY, "exists") as caught:
+    with refused("workdir", STUDY, "exists") as caught:
         BucketShards(STUDY, tmp_path).refuse_others(
             Shard(2, 2), lambda saved: [f"name is {saved['config']['name']} there"]
         )

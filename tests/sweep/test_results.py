@@ -104,7 +104,7 @@ def test_the_last_trial_before_a_long_wait_is_soon_in_the_bucket(cloud):
 def test_a_copy_that_fails_is_told_at_the_next_trial(cloud, monkeypatch):
     with _bucket.local_workdir("gs://bucket/study") as folder:
         results = Results(pathlib.Path(folder))
-        gone = EnvironmentProblem("--workdir", "gs://bucket/study", "it is gone")
+        gone = EnvironmentProblem("workdir", "gs://bucket/study", "it is gone")
         failing = [gone]
 
         def upload(mirror):

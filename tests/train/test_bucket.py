@@ -172,7 +172,7 @@ def leases(tmp_path, monkeypatch):
 def test_two_runs_in_one_folder_of_a_bucket(leases, tmp_path):
     """The second waits, sees that the lease is renewed, and is refused."""
     first = leases("host-a")
-    with troubled("--workdir", str(tmp_path), "conflict") as caught:
+    with troubled("workdir", str(tmp_path), "conflict") as caught:
         leases("host-b")
     assert "host-a, pid " in caught.value.reason
     first.check()
@@ -196,7 +196,7 @@ def test_who_stood_still_and_lost_its_lease_is_told_and_leaves_it_to_the_other(l
     (tmp_path / ".lease.json").write_text(other)
     first._thread.join(5)
     assert not first._thread.is_alive()
-    with troubled("--workdir", str(tmp_path), "conflict") as caught:
+    with troubled("workdir", str(tmp_path), "conflict") as caught:
         first.check()
     assert "host-b, pid 7" in caught.value.reason
     first.release()

@@ -109,7 +109,7 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         assert (checkpoints.latest_step(), checkpoints.best_step()) == (None, None)
         for which in ("latest", "best", "newest", "-1", "1.5"):
-            with refused("--checkpoint", which, "missing"):
+            with refused("checkpoint", which, "missing"):
                 choose_step(checkpoints, which)
 
 
@@ -327,7 +327,7 @@ def test_a_folder_whose_name_is_a_pattern_is_refused_before_anything_is_saved(
     name, read_only, tmp_path
 ):
     """If a path has a backslash, a good checkpoint would count as damaged."""
-    with refused("--workdir", str(tmp_path / name)):
+    with refused("workdir", str(tmp_path / name)):
         Checkpoints(tmp_path / name, read_only=read_only)
     assert not list(tmp_path.iterdir())
 

@@ -22,7 +22,7 @@ def opened(folder, shard=None, config=CONFIG):
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2", "1/0", ""])
 def test_what_is_no_shard_is_refused(text):
-    with refused("--shard", text):
+    with refused("shard", text):
         Shard.parse(text)
 
 
@@ -38,12 +38,12 @@ def test_two_shards_are_held_side_by_side(tmp_path):
 
 
 def test_one_shard_is_held_once(tmp_path):
-    with opened(tmp_path / "w", "1/2"), refused("--shard", "1/2", "conflict"):
+    with opened(tmp_path / "w", "1/2"), refused("shard", "1/2", "conflict"):
         opened(tmp_path / "w", "1/2").__enter__()
 
 
 def test_shards_of_two_divisions_would_do_work_twice(tmp_path):
-    with opened(tmp_path / "w", "1/2"), refused("--shard", "1/3", "conflict"):
+    with opened(tmp_path / "w", "1/2"), refused("shard", "1/3", "conflict"):
         opened(tmp_path / "w", "1/3").__enter__()
     with opened(tmp_path / "w", "1/3"):  # once those have ended
         pass
@@ -52,14 +52,14 @@ def test_shards_of_two_divisions_would_do_work_twice(tmp_path):
 @pytest.mark.parametrize("shards", [("1/2", None), (None, "1/2")])
 def test_the_whole_and_a_shard_exclude_each_other(tmp_path, shards):
     first, second = shards
-    with opened(tmp_path / "w", first), refused("--workdir", str(tmp_path / "w"), "conflict"):
+    with opened(tmp_path / "w", first), refused("workdir", str(tmp_path / "w"), "conflict"):
         opened(tmp_path / "w", second).__enter__()
 
 
 def test_a_shard_of_another_config_is_refused_and_nothing_changes(tmp_path):
     with opened(tmp_path / "w", "1/2"):
         before = (tmp_path / "w" / "config.json").read_bytes()
-        with refused("--workdir", str(tmp_path / "w"), "exists") as caught:
+        with refused("workdir", str(tmp_path / "w"), "exists") as caught:
             opened(tmp_path / "w", "2/2", {"name": "study", "value": 2}).__enter__()
         assert "value is 1 there and 2 here" in caught.value.reason
         assert (tmp_path / "w" / "config.json").read_bytes() == before

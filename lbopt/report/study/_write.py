@@ -69,14 +69,14 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
       saved: Its `config.json`.
 
     Raises:
-      UserError: Naming `--workdir`, if no trial is finished yet, or one is of another study.
+      UserError: Naming `workdir`, if no trial is finished yet, or one is of another study.
       EnvironmentProblem: If a file of the study is damaged or cannot be written, or matplotlib or
         jinja2 is not installed.
     """
     rows = read_results(workdir, saved["config"]["name"])
     if not rows:
         fix = "no trial is finished yet; run lbopt sweep first"
-        raise UserError("--workdir", str(workdir), fix, code="missing")
+        raise UserError("workdir", str(workdir), fix, code="missing")
     _check_saved(saved["config"])
     study = read_study(saved["config"], rows, read_examples(workdir))
     claims = claims_of(study)
@@ -127,7 +127,7 @@ def _check_saved(config: Mapping[str, Any]) -> None:
                 check_search(one)
     except UserError as error:
         fix = f"config.json is not that of a study ({error}); restore it"
-        raise EnvironmentProblem("--workdir", reason=fix, code="damaged") from error
+        raise EnvironmentProblem("workdir", reason=fix, code="damaged") from error
 
 
 def _measured_sections(

@@ -342,7 +342,7 @@ def test_many_arms_and_batches_are_thinned_and_it_is_said(tmp_path, monkeypatch,
 
 
 def test_no_finished_trial_is_a_users_error(tmp_path):
-    with refused("--workdir", str(tmp_path), "missing"):
+    with refused("workdir", str(tmp_path), "missing"):
         write_study_report(tmp_path, {"config": {"name": "planted"}})
 
 
