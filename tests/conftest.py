@@ -39,14 +39,17 @@ os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # A program that one process of a test run has compiled is not compiled by another.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="lbopt-tests-")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import jax
 import pytest
 from jax._src import compiler  # there is no public way to give options to all that is compiled
+from jax._src.interpreters import mlir
 from jax.experimental.compilation_cache import compilation_cache
 
+# JAX makes a context for each program, which takes a fifth of the time that a small one needs.
+mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 gc.set_threshold(50_000, 20, 50)  # tracing makes many objects and little garbage
 
 

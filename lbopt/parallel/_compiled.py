@@ -57,8 +57,17 @@ class Step:
         return self._compiled(*self._on_mesh(rest), batch)
 
     def lower(self, *arguments: Any) -> Any:
-        """Lower for these arguments (arrays or `jax.ShapeDtypeStruct`)."""
-        return self._compiled.lower(*self._prepare(arguments))
+        """Lower for these arguments (arrays or `jax.ShapeDtypeStruct`).
+
+        A later call with arrays of these shapes reuses the trace.
+        """
+        *rest, batch = self._prepare(arguments)
+        return self._compiled.lower(*rest, jax.tree.map(self._as_on_mesh, batch))
+
+    def _as_on_mesh(self, leaf: Any) -> Any:
+        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._batch_sharding)
+        return leaf
 
     def state_sharding(self, state: TrainState) -> TrainState:
         """Return the sharding of each array of a training state, or of its shapes."""
