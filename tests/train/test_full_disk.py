@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import pytest
+from forked import Forked
 from refusal import troubled
 
 from lbopt.errors import NO_VALUE
@@ -25,6 +26,22 @@ from lbopt.train import Checkpoints, _orbax
 from lbopt.workdir import MetricsWriter, _folder, read_json_lines
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
+TRAIN = [
+    "train",
+    f"--config={CONFIG}:smoke",
+    "--config.num_epochs=1.0",
+    "--config.checkpoint.keep=1",
+    "--config.model.widths=(4,)",
+    "--config.model.hidden=8",
+    "--config.parallel.num_devices=1",
+]
+ON_A_FULL_DISK = """
+import resource, sys
+from lbopt.cli import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @contextlib.contextmanager
@@ -42,33 +59,25 @@ def files_up_to(num_bytes):
 def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
     workdir = tmp_path / "run"
     rare = [f"--config.{name}=100000" for name in ("eval_every_steps", "checkpoint.every_steps")]
-    command = [
-        "train",
-        f"--config={CONFIG}:smoke",
-        f"--workdir={workdir}",
-        "--config.log_every_steps=1",
-        *rare,
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "lbopt", *command, "--config.num_epochs=20.0"],
-        capture_output=True,
+    command = [*TRAIN, f"--workdir={workdir}", "--config.log_every_steps=1", *rare]
+    process = Forked(
+        [sys.executable, "-c", ON_A_FULL_DISK, *command, "--config.num_epochs=20.0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=240,
         env={
             **os.environ,
             "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
         },  # no checkpoint can be kept
-        preexec_fn=lambda: resource.setrlimit(
-            resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY)
-        ),
     )
-    assert done.returncode == 3, done.stderr
-    assert "Traceback" not in done.stderr
-    last = done.stderr.strip().splitlines()[-1]
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 3, stderr
+    assert "Traceback" not in stderr
+    last = stderr.strip().splitlines()[-1]
     assert last.startswith("lbopt train: ")
     assert "(File too large)" in last
     assert [
-        line for line in done.stderr.splitlines() if not line.startswith(("starting at ", "step "))
+        line for line in stderr.splitlines() if not line.startswith(("starting at ", "step "))
     ] == [last]
     assert len(read_json_lines(workdir / "metrics.jsonl")) > 10
 
@@ -201,17 +210,6 @@ WORST = [
     [1, errno.EROFS, False, "open /checkpoints/4.orbax-checkpoint-tmp/_CHECKPOINT_METADATA"],
     [1, errno.EDQUOT, True, "8.orbax-checkpoint-tmp/seal.orbax-checkpoint-tmp"],
     [1, errno.EIO, False, "manifest.ocdbt.__lock"],
-]
-
-
-TRAIN = [
-    "train",
-    f"--config={CONFIG}:smoke",
-    "--config.num_epochs=1.0",
-    "--config.checkpoint.keep=1",
-    "--config.model.widths=(4,)",
-    "--config.model.hidden=8",
-    "--config.parallel.num_devices=1",
 ]
 STUDY = """import pathlib, sys
 
