@@ -178,7 +178,12 @@ TABLE = {
         True,
     ),
 }
-each = pytest.mark.parametrize("name", TABLE)
+VARIANTS = ("lars_flax", "lars_nus", "lars_timm", "lamb_timm_decoupled", "lamb_apex_l2")
+"""Rows of the classes of other rows with other options: the wrappers see no difference."""
+each = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in TABLE],
+)
 narrow_too = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["fp32", "bf16"])
 
 
