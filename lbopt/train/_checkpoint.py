@@ -231,7 +231,7 @@ class Checkpoints:
         self,
         step: int,
         state: TrainState,
-        sums: jax.Array,
+        sums: Sequence[jax.Array],
         metrics: Mapping[str, float] | None,
         before: Callable[[], None],
     ) -> None:

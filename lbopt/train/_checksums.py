@@ -35,11 +35,11 @@ def checksums(state: types.PyTree) -> dict[str, str]:
     return named(tree.leaf_names(state), sums_of(jax.tree.leaves(state)))
 
 
-def named(names: Sequence[str], sums: jax.Array) -> dict[str, str]:
+def named(names: Sequence[str], sums: Sequence[jax.Array]) -> dict[str, str]:
     """Return the checksums of leaves by name from the result of `sums_of`, when it is ready."""
     return {
         name: f"{first:08x}{second:08x}"
-        for name, (first, second) in zip(names, np.asarray(sums).tolist(), strict=True)
+        for name, (first, second) in zip(names, jax.device_get(sums), strict=True)
     }
 
 
@@ -49,10 +49,13 @@ def copies_of(leaves: Sequence[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(leaf) for leaf in leaves]
 
 
-@jax.jit
-def sums_of(leaves: Sequence[jax.Array]) -> jax.Array:
-    """Return the checksums of arrays, [arrays, 2] uint32, without waiting for them."""
-    return jnp.stack([_both(leaf) for leaf in leaves]) if leaves else jnp.zeros((0, 2), jnp.uint32)
+def sums_of(leaves: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return the checksums of arrays, [2] uint32 each, without waiting for them.
+
+    Each shape has a program of its own: a state has many leaves of few shapes, and one program for
+    all of them would take long to compile.
+    """
+    return [sum_of(leaf) for leaf in leaves]
 
 
 def all_finite(leaves: Sequence[jax.Array]) -> bool:
@@ -65,8 +68,8 @@ def _all_finite(leaves: Sequence[jax.Array]) -> jax.Array:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves] or [jnp.ones((), bool)]).all()
 
 
-@jax.jit  # traced once for all leaves of a shape
-def _both(leaf: jax.Array) -> jax.Array:
+@jax.jit
+def sum_of(leaf: jax.Array) -> jax.Array:
     """Return the two sums of an array, [2] uint32."""
     return jnp.stack([_sum(leaf, salt) for salt in range(2)])
 

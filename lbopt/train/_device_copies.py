@@ -10,7 +10,7 @@ import jax
 
 from lbopt.job import Job
 from lbopt.parallel import TrainState
-from lbopt.train._checksums import copies_of, sums_of
+from lbopt.train._checksums import copies_of, sum_of, sums_of
 
 
 class DeviceCopies:
@@ -37,9 +37,7 @@ class DeviceCopies:
         ]
         if shapes != self._shapes:
             self._shapes = shapes
-            self._compiled = self._worker.submit(
-                lambda: [program.lower(shapes).compile() for program in (copies_of, sums_of)]
-            )
+            self._compiled = self._worker.submit(_compile, shapes)
 
     def fit(self, leaves: Sequence[jax.Array]) -> bool:
         """Return whether copies fit on the devices of every process.
@@ -51,11 +49,21 @@ class DeviceCopies:
             self._fit = all(self._job.together("room for a copy of the state", ours))
         return self._fit
 
-    def copy(self, leaves: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+    def copy(self, leaves: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         """Return copies of arrays and their checksums, without waiting for them."""
-        copy, add_up = self._compiled.result() if self._compiled else (copies_of, sums_of)
+        if self._compiled is None:
+            copies = copies_of(leaves)
+            return copies, sums_of(copies)
+        copy, sum_by_shape = self._compiled.result()
         copies = copy(leaves)
-        return copies, add_up(copies)
+        sums = [sum_by_shape[shape](x) for shape, x in zip(self._shapes, copies, strict=True)]
+        return copies, sums
+
+
+def _compile(shapes: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, dict[Any, Any]]:
+    """Return the compiled programs that copy a state, and that add up an array of each shape."""
+    copy = copies_of.lower(shapes).compile()
+    return copy, {shape: sum_of.lower(shape).compile() for shape in dict.fromkeys(shapes)}
 
 
 def has_room(leaves: Sequence[jax.Array]) -> bool:

@@ -156,7 +156,7 @@ def check_config_json(folder, report, versions, some, *without):
         file.write_text(json.dumps(data))
         if refusal(read_config, folder) is None:
             accepted.append((path, value, data))
-    for path, value, data in some(accepted, 8):
+    for path, value, data in some(accepted, 3):
         file.write_text(json.dumps(data))
         report(folder, path, value)
 
@@ -230,7 +230,7 @@ def test_results(study, tmp_path, report, versions, some):
             else:
                 assert "line 1" in said
                 assert path[0] in said
-    for path, value, edited in some(accepted, 8):
+    for path, value, edited in some(accepted, 3):
         file.write_text("".join(json.dumps(row) + "\n" for row in edited))
         report(folder, path, value)
 
@@ -264,7 +264,7 @@ def test_metrics(trained, tmp_path, report, versions, some):
         else:
             assert f"line {len(before) + 1} is damaged (" in said
             assert path[0] in said
-    for path, value, data in some(accepted, 8):
+    for path, value, data in some(accepted, 3):
         file.write_text("\n".join([*before, json.dumps(data)]) + "\n")
         report(run, path, value)
 

@@ -45,6 +45,7 @@ def test_the_writer_of_event_files_is_imported_without_pytorch():
     assert done.stdout == "False\n", done.stderr
 
 
+@pytest.mark.everyday("command0*", "command2*")
 @pytest.mark.parametrize(
     ("command", "extra"),
     [

@@ -90,6 +90,7 @@ def test_progress_outlives_its_reader(kind, descriptor, monkeypatch):
             stream.close()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_run_outlives_its_terminal(small, tmp_path):
     """Standard output is closed from the start, and the terminal after the first line."""

@@ -136,6 +136,7 @@ def test_one_that_is_interrupted_ends_all(start, tmp_path):
     assert "Traceback" not in "\n".join(job.said(0) + job.said(1))
 
 
+@pytest.mark.slow
 def test_what_saves_nothing_ends_when_one_is_asked_to_stop(start):
     # A process whose flags need no check has only one child, which computes.
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}

@@ -140,7 +140,7 @@ def efficientnet_count(width, depth, num_classes=1000):
     return total + conv(1, inputs, head) + (head + 1) * num_classes
 
 
-@pytest.mark.everyday("b0", "b1", "b7")
+@pytest.mark.everyday("b0", "b1")
 @pytest.mark.parametrize("size", EFFICIENTNETS)
 def test_efficientnet(size):
     width, depth, published = EFFICIENTNETS[size]
@@ -153,6 +153,7 @@ def test_efficientnet(size):
 BERTS = {"base": (12, 768, 12, 110106428), "large": (24, 1024, 16, 336226108)}
 
 
+@pytest.mark.everyday("base-False", "large-True")
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("size", BERTS)
 def test_bert_for_pretraining(size, scan):

@@ -57,7 +57,15 @@ EXPECTED = {
 }
 
 
-@pytest.mark.everyday("*-jit", "mean-pmap", "ef topk-pmap")
+@pytest.mark.everyday(
+    "aps e4m3 kahan-jit",
+    "ef topk-pmap",
+    "ef21 randk-jit",
+    "powersgd-jit",
+    "agvm-jit",
+    "mean-jit",
+    "econtrol sign-jit",
+)
 @pytest.mark.parametrize("backend", ["jit", "pmap"])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_collectives(name, backend):

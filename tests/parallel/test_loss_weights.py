@@ -73,6 +73,7 @@ def test_reductions(options):
     close(one_step(4, **options)[0], GRADIENT)
 
 
+@pytest.mark.everyday("*-4-jit-how1", "*-4-pmap-how3")
 @pytest.mark.parametrize(
     ("devices", "backend", "how"),
     [

@@ -41,7 +41,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.everyday("econtrol sign", "powersgd", "mean")
+@pytest.mark.everyday("powersgd", "mean")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_collectives_on_v3(name, mesh):
     _, text = aggregated_step.compiled(name, mesh, WIDTH)

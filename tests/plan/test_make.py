@@ -115,6 +115,7 @@ def test_the_precision_of_the_reduction_is_the_one_asked_for(place, dtype, name,
     assert set(others) == {"f32"}
 
 
+@pytest.mark.slow
 def test_a_sharded_update_holds_and_moves_its_part(plan, place):
     config = planned.bert(shard_update=True, reduce_dtype="float32")
     state = shapes(config, place)

@@ -81,7 +81,7 @@ PowerSGD's are one for each factor. AGVM's send the sums once or twice, 1.2 time
 """
 
 
-@pytest.mark.everyday("aps e5m2", "mean", "agvm")
+@pytest.mark.everyday("mean", "agvm")
 @pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning")
 @pytest.mark.parametrize("name", ["mean", "ef topk", "aps e5m2", "ef21 randk", "powersgd", "agvm"])
 def test_an_aggregator_between_slices_sends_what_it_says(mesh, name):

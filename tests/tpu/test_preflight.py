@@ -32,6 +32,7 @@ def test_all_is_well(cloud):
     ]
 
 
+@pytest.mark.slow
 def test_a_worker_may_not_write_to_the_bucket(cloud):
     cloud.set(ACCELERATOR="v4-8")  # one machine
     cloud.ready()

@@ -85,6 +85,15 @@ def assert_same(ours, expected, limit=2e-6):
         assert np.linalg.norm(mine - other) <= limit * np.linalg.norm(other)
 
 
+@pytest.mark.everyday(
+    "lamb-True",
+    "lans-True",
+    "lars-True",
+    "lamb_layers-False",
+    "lars_outside-False",
+    "lamb_unguarded-False",
+    "lars_lamb_paper-True",
+)
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("name", BUILD)
 def test_inside_shard_map(name, check_vma):
@@ -92,6 +101,7 @@ def test_inside_shard_map(name, check_vma):
     assert_same(ours, walk(BUILD[name](), PARAMS, GRADS))
 
 
+@pytest.mark.everyday("lamb", "lars", "lamb_layers")
 @pytest.mark.parametrize("name", BUILD)
 def test_under_jit_on_sharded_arrays(name):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
