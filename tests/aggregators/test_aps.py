@@ -18,7 +18,7 @@ def updates_of(aggregator, grads, steps):
     """Return the updates of some steps with the same gradients."""
     tx = as_optax(aggregator, REPLICAS)
     params = jax.tree.map(lambda g: g[0], grads)
-    state = tx.init(params)
+    state = jax.jit(tx.init)(params)
     update = jax.jit(tx.update)
     found = []
     for _ in range(steps):

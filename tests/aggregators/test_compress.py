@@ -1,5 +1,7 @@
 """Compressors: the kept elements, the loss, and the data sent."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,9 +33,20 @@ def known_of(compressor, x, key=KEY):
     return _compress.known_of(compressor, Group(len(x)), [jnp.asarray(x)], [key])[0]
 
 
-def through(compressor, x, key=KEY):
+@functools.partial(jax.jit, static_argnums=0)
+def sent(compressor, x, key=KEY):
+    """Return the message, and what is made of it."""
     known = known_of(compressor, x, key)
-    return np.asarray(compressor.decompress(compressor.compress(jnp.asarray(x), known), known))
+    message = compressor.compress(x, known)
+    return message, compressor.decompress(message, known)
+
+
+def message_of(compressor, x):
+    return sent(compressor, x)[0]
+
+
+def through(compressor, x, key=KEY):
+    return np.asarray(sent(compressor, x, key)[1])
 
 
 def test_topk_keeps_the_largest_numbers(x):
@@ -70,7 +83,7 @@ def test_randk_draws_all_places_equally_often():
 
 def test_sign_is_one_bit_and_a_size(x):
     compressor = _compress.sign()
-    message = compressor.compress(jnp.asarray(x), known_of(compressor, x))
+    message = message_of(compressor, x)
     assert message["bits"].dtype == jnp.uint8
     assert message["bits"].shape == (3, 2, 13)
     wanted = np.where(x >= 0, 1, -1) * np.abs(x).mean(-1, keepdims=True)
@@ -85,9 +98,9 @@ def test_layouts_of_bits_are_all_the_same(shape):
     """
     x = np.random.default_rng(1).normal(size=(2, 3, *shape)).astype(np.float32)
     compressor = _compress.sign()
-    bits = compressor.compress(jnp.asarray(x), known_of(compressor, x))["bits"].reshape(2, 3, -1)
+    bits = message_of(compressor, x)["bits"].reshape(2, 3, -1)
     flat = x.reshape(2, 3, -1)
-    row = compressor.compress(jnp.asarray(flat), known_of(compressor, flat))["bits"]
+    row = message_of(compressor, flat)["bits"]
     np.testing.assert_array_equal(bits, row)
     out = through(compressor, x)
     assert out.shape == x.shape
@@ -104,10 +117,7 @@ def test_cast_rounds_at_the_largest_power_of_two_that_fits(x):
     )  # the maximum over all replicas, per layer
     wanted = np.ldexp(low_bits.rounded(np.ldexp(tiny, shift), 4, 3), -shift)
     np.testing.assert_array_equal(through(_compress.cast(4, 3), tiny), wanted.astype(np.float32))
-    known = known_of(_compress.cast(4, 3), tiny)
-    assert (
-        _compress.cast(4, 3).compress(jnp.asarray(tiny), known)["payload"].dtype == jnp.float8_e4m3
-    )
+    assert message_of(_compress.cast(4, 3), tiny)["payload"].dtype == jnp.float8_e4m3
 
 
 @pytest.mark.parametrize("compressor", ALL, ids=lambda one: one.name)
@@ -134,7 +144,7 @@ def test_zero_stays_zero(compressor):
 @pytest.mark.parametrize("shape", [(101,), (16, 128), (9, 130)])
 def test_message_bytes_are_those_of_its_arrays(compressor, shape):
     x = np.random.default_rng(0).normal(size=(1, 1, *shape)).astype(np.float32)
-    message = compressor.compress(jnp.asarray(x), known_of(compressor, x))
+    message = message_of(compressor, x)
     assert sum(array.nbytes for array in message.values()) == compressor.message_bytes(x.size)
 
 
