@@ -206,7 +206,12 @@ def _row(row: str) -> TrainConfig:
             clip_stage="replica",
         ),
         schedule=common.unscaled(
-            rate, batch=batch, warmup_steps=warmup, start_step=start, decay_from="start"
+            rate,
+            batch=batch,
+            warmup_steps=warmup,
+            start_step=start,
+            # Without a warmup the decay has one origin only.
+            decay_from="start" if warmup or start else "warmup_end",
         ),
         parallel=ParallelConfig(shard_update=True, reduce_dtype="bfloat16"),
         checkpoint=CheckpointConfig(every_steps=max(100, steps // 10)),

@@ -39,10 +39,13 @@ class Applicability:
       alternatives: Conditions, one of which has to hold in full; empty for a field that always
         applies.
       unless: Name of a field that replaces this one where it is not None; "" for none.
+      may_stay: Whether a config may have another value than the default where the field does not
+        apply; a flag may not set it.
     """
 
     alternatives: tuple[When, ...] = ()
     unless: str = ""
+    may_stay: bool = False
 
 
 _ALWAYS = Applicability()
@@ -53,6 +56,7 @@ def only(
     default: Any,
     *alternatives: When,
     unless: str = "",
+    may_stay: bool = False,
     **when: tuple[Any, ...] | _Condition,
 ) -> Any:
     """Declare a field of a config dataclass that applies only under conditions.
@@ -62,6 +66,8 @@ def only(
       *alternatives: Mappings of conditions, of which one has to hold.
       unless: Name of a field of the same group that replaces this one where it is not None. The
         value of this one may stay beside it, but a flag that sets it is refused.
+      may_stay: Whether any value may stay where the conditions do not hold, as it may beside
+        `unless`.
       **when: Conditions that have to hold, instead of `alternatives`.
 
     >>> @dataclasses.dataclass
@@ -74,7 +80,7 @@ def only(
 or 'momentum'; leave it 0.9
     """
     assert not (alternatives and when), "give alternatives or one set of conditions"
-    found = Applicability((*alternatives, *([when] if when else [])), unless)
+    found = Applicability((*alternatives, *([when] if when else [])), unless, may_stay)
     return dataclasses.field(default=default, metadata={_KEY: found})
 
 
@@ -104,7 +110,7 @@ def check(group: Any, place: str = "", *around: Any) -> None:
     """
     for field in dataclasses.fields(group):
         value = getattr(group, field.name)
-        if not applies(field, group, *around) and not _is_default(field, value):
+        if not applies(field, group, *around) and not _may_have(field, value):
             raise _unused(field, value, place, group, *around)
 
 
@@ -124,7 +130,7 @@ def unused(config: Any) -> dict[str, tuple[Any, dataclasses.Field]]:
         _joined(place, field.name): (group, field)
         for place, group, *around in _groups(config)
         for field in dataclasses.fields(group)
-        if not applies(field, group, *around) and not _is_default(field, getattr(group, field.name))
+        if not applies(field, group, *around) and not _may_have(field, getattr(group, field.name))
     }
 
 
@@ -147,7 +153,8 @@ def check_flag(config: Any, name: str, before: Any) -> None:
     A flag may reset such a field to its default, where another flag changes the kind.
 
     Args:
-      config: The config with the flag's value.
+      config: The config with the flag's value. It may have a method `why_unused`, function of the
+        name, for fields of groups that it does not read in full.
       name: The dotted name of the field, "optimizer.momentum" for instance.
       before: The field's value without the flag.
     """
@@ -157,6 +164,9 @@ def check_flag(config: Any, name: str, before: Any) -> None:
         groups.insert(0, getattr(groups[0], step))
     field = next(field for field in dataclasses.fields(groups[0]) if field.name == last)
     value = getattr(groups[0], last)
+    if why := config.why_unused(name) if hasattr(config, "why_unused") else None:
+        raise UserError(name, value, f"has no effect: {why}", code="unused")
+
     resets = _is_default(field, value) and not _is_default(field, before)
     if not applies(field, *groups) and not resets:
         raise _unused(field, value, place, *groups)
@@ -181,6 +191,8 @@ def without_unused(kind: type, data: Mapping[str, Any], *around: Any) -> dict[st
     found = dict(data)
     for field in dataclasses.fields(kind):
         if field.name not in data:
+            continue
+        if applicability(field).may_stay:
             continue
         if not applies(field, data, *around):
             default = field.default
@@ -239,7 +251,7 @@ def _look_up(name: str, groups: Sequence[Any]) -> Any:
     first, _, rest = name.partition(".")
     if not rest:
         return _get(groups[0], first)
-    for group in groups[1:]:
+    for group in groups:
         found = _get(group, first)
         if found is not _UNKNOWN and found is not None:
             return _get(found, rest)
@@ -250,6 +262,11 @@ def _get(group: Any, name: str) -> Any:
     if isinstance(group, Mapping):
         return group.get(name, _UNKNOWN)
     return getattr(group, name, _UNKNOWN)
+
+
+def _may_have(field: dataclasses.Field, value: Any) -> bool:
+    """Return whether a config may have a value of a field that does not apply."""
+    return applicability(field).may_stay or _is_default(field, value)
 
 
 def _is_default(field: dataclasses.Field, value: Any) -> bool:

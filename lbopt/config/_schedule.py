@@ -31,6 +31,16 @@ _WARMS_UP: tuple[When, ...] = (
         "base_warmup_epochs": NOT_EMPTY,
     },
 )
+_DECAYING = (*_WITH_END, *_IN_STAIRS)
+_CHANGES: tuple[When, ...] = ({"decay": _DECAYING}, *_WARMS_UP)
+_TWO_ORIGINS: tuple[When, ...] = (
+    {"decay": _DECAYING, "start_step": NOT_EMPTY},
+    *({"decay": _DECAYING, **warms_up} for warms_up in _WARMS_UP),
+)
+_SCALES: tuple[When, ...] = (
+    {"scaling_rule": ("linear", "sqrt")},
+    {"warmup_steps": (None,), "warmup_rule": ("legw",), "base_warmup_epochs": NOT_EMPTY},
+)
 
 
 @dataclasses.dataclass
@@ -65,18 +75,18 @@ class ScheduleConfig:
     """
 
     base_learning_rate: float = 0.01
-    base_batch_size: int = 64
+    base_batch_size: int = only(64, *_SCALES, may_stay=True)
     scaling_rule: str = "sqrt"
     warmup_rule: str = only("legw", unless="warmup_steps")
     base_warmup_epochs: float = only(0.5, warmup_rule=("epochs", "legw"), unless="warmup_steps")
     decay: str = "polynomial"
     power: float = only(1.0, decay=("polynomial",))
     end_factor: float = only(0.0, decay=_WITH_END)
-    first_step: int = 1
+    first_step: int = only(1, *_CHANGES)
     warmup_power: float = only(1.0, *_WARMS_UP)
     warmup_from: float = only(0.0, *_WARMS_UP)
-    start_step: int = 0
-    decay_from: str = only("warmup_end", decay=(*_WITH_END, *_IN_STAIRS))
+    start_step: int = only(0, *_CHANGES)
+    decay_from: str = only("warmup_end", *_TWO_ORIGINS)
     end_learning_rate: float | None = only(None, decay=_WITH_END)
     warmup_steps: float | None = None
     decay_steps: float | None = only(None, decay=_WITH_END)
@@ -106,7 +116,7 @@ def check_schedule(schedule: ScheduleConfig) -> None:
         _check_stairs(schedule)
 
     # A peak above all other rates, and a run longer than its warmup, which begins after step 0.
-    warmup_steps = 1 + max(0, -schedule.start_step)
+    warmup_steps = 1 + max(0, -_steps(schedule).get("start_step", 0))
     resolved = ResolvedSchedule(LARGEST_INTEGER, warmup_steps, 2 * LARGEST_INTEGER, 1.0)
     make_schedule(schedule, resolved)
 
@@ -155,11 +165,13 @@ def resolve_schedule(
       UserError: If the warmup does not end before training does.
     """
     warms_up = config.warmup_steps is None and config.warmup_rule != "none"
+    base_epochs = config.base_warmup_epochs if warms_up else 0.0
+    scales = config.scaling_rule != "none" or (base_epochs and config.warmup_rule == "legw")
     scaled = scale_batch(
         global_batch_size,
         config.base_learning_rate,
-        config.base_batch_size,
-        config.base_warmup_epochs if warms_up else 0.0,
+        config.base_batch_size if scales else global_batch_size,
+        base_epochs,
         num_examples,
         num_epochs if num_steps is None else 1.0,
         config.scaling_rule,  # type: ignore[arg-type]
@@ -204,7 +216,8 @@ def _check_warmup(config: ScheduleConfig, size: int, warmup_steps: float, num_st
     field = f"schedule.{name}"
     value = getattr(config, name)
     shaped = any(value != _PLAIN[name] for name, value in _ramp(config).items())
-    empty = min(warmup_steps, config.start_step + warmup_steps) <= 0
+    start_step = _steps(config).get("start_step", 0)
+    empty = min(warmup_steps, start_step + warmup_steps) <= 0
     fix = (
         f"no step of warmup at batch {size}, so {{warmup_from}} and {{warmup_power}} have no "
         "effect; warm up for longer, or leave them 0 and 1"
@@ -216,7 +229,7 @@ def _check_warmup(config: ScheduleConfig, size: int, warmup_steps: float, num_st
         f"{warmup_steps} warmup steps{rule} do not end before the {num_steps} steps of training "
         f"at batch {size}; warm up for less, or train for longer"
     )
-    require(config.start_step + warmup_steps < num_steps, field, value, fix, code="conflict")
+    require(start_step + warmup_steps < num_steps, field, value, fix, code="conflict")
 
 
 def make_schedule(
@@ -230,18 +243,25 @@ def make_schedule(
 
     With `num_steps`, also traced, all of it is rescaled from the resolved length to that one.
     """
+    steps = _steps(config)
     whole = warmup_schedule(
         resolved.learning_rate if learning_rate is None else learning_rate,
         resolved.warmup_steps if warmup_steps is None else warmup_steps,
         resolved.num_steps,
-        first_step=config.first_step,
-        start_step=config.start_step,
+        **steps,
         **_ramp(config),
         **_decay(config, resolved.steps_per_epoch),
     )
     if num_steps is None:
         return whole
-    return stretch_schedule(whole, resolved.num_steps, num_steps, config.first_step)
+    return stretch_schedule(whole, resolved.num_steps, num_steps, steps.get("first_step", 0))
+
+
+def _steps(config: ScheduleConfig) -> dict[str, int]:
+    """Return the numbers of the first step and of the ramp's; none for a rate without change."""
+    if config.decay == "constant" and not _ramp(config):
+        return {}
+    return {"first_step": config.first_step, "start_step": config.start_step}
 
 
 def _ramp(config: ScheduleConfig) -> dict[str, Any]:
@@ -259,7 +279,9 @@ def _decay(config: ScheduleConfig, steps_per_epoch: float) -> dict[str, Any]:
     require_choice("decay", config.decay, DECAYS)
     if config.decay == "constant":
         return {"decay": config.decay}
-    options: dict[str, Any] = {"decay": config.decay, "decay_from": config.decay_from}
+    options: dict[str, Any] = {"decay": config.decay}
+    if _ramp(config) or config.start_step:
+        options["decay_from"] = config.decay_from
     if config.decay in _IN_STAIRS:
         stairs = tuple(epochs * steps_per_epoch for epochs in config.stair_epochs)
         with errors.under("", factor="decay_rate", boundaries="stair_epochs"):

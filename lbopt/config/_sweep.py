@@ -30,6 +30,22 @@ _ON_ONE_DEVICE = {
     "parallel.shard_update": (False,),
 }
 """Values of fields with which one device can run a trial."""
+_BATCHED = ({"trial_devices": ("one",), "trial_batching": ("auto", "vmap")},)
+_IN_ARMS = "every arm has its own; set that in the config file"
+_NO_WORKDIR = "a trial has no workdir; it writes one line, when it ends"
+_REPLACED = {
+    "name": "the study has a name of its own; set name",
+    "about": "the study has one of its own; set that in the config file",
+    "optimizer": _IN_ARMS,
+    "schedule": _IN_ARMS,
+    "global_batch_size": "trials have those of the study; set global_batch_sizes",
+    "seed": "trials have those of the study; set search.seeds and final_seeds",
+    "checkpoint": _NO_WORKDIR,
+    "log_every_steps": _NO_WORKDIR,
+    "mllog": _NO_WORKDIR,
+    "stop_at_nan": "a trial always ends at its first loss that is not finite",
+}
+"""Fields of `train` that no trial reads, and why."""
 
 
 @dataclasses.dataclass
@@ -105,13 +121,13 @@ class SweepConfig:
     global_batch_sizes: tuple[int, ...] = ()
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
     final_seeds: tuple[int, ...] = (100, 101, 102, 103, 104)
-    limit_points: float = 1.0
+    limit_points: float = only(1.0, **{"train.stop_at_target": (False,)})
     waterfall: tuple[str, ...] = ()
     measure: MeasureConfig = dataclasses.field(default_factory=MeasureConfig)
     trial_devices: str = "one"
     microstep_size: int | None = None
-    trials_per_program: int = 64
-    trial_batching: str = "auto"
+    trials_per_program: int = only(64, *_BATCHED)
+    trial_batching: str = only("auto", trial_devices=("one",))
     num_workers: int = only(0, trial_devices=("one",))
 
     def validate(self) -> None:
@@ -122,6 +138,18 @@ class SweepConfig:
         """
         with _checks.naming("config", SweepConfig):
             self._check()
+
+    def why_unused(self, name: str) -> str | None:
+        """Return why no trial reads a field, "train.seed" for instance; None if one may.
+
+        A config file may set such fields, because its `train` may be the config of a recipe.
+        """
+        group, _, inner = name.partition(".")
+        if group != "train":
+            return None
+        if inner.startswith("eval_every_") and not self.train.target_metric:
+            return "a trial is evaluated on its way only for train.target_metric; set that too"
+        return _REPLACED.get(inner.partition(".")[0])
 
     def _check(self) -> None:
         _checks.check_types(self)

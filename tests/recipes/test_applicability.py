@@ -23,6 +23,7 @@ from lbopt.config import (
     PhaseConfig,
     ScheduleConfig,
     SearchConfig,
+    SweepConfig,
     TrainConfig,
     _fields,
     group_of,
@@ -83,9 +84,11 @@ GROUPS = {
     "schedule": (
         make_schedule,
         [
-            *product(ScheduleConfig, decay=DECAYS),
+            *product(ScheduleConfig, decay=DECAYS, warmup_rule=("none",), start_step=(0, 2)),
             *product(
                 ScheduleConfig,
+                decay=("constant", "polynomial"),
+                scaling_rule=("none", "sqrt"),
                 warmup_rule=WARMUP_RULES,
                 warmup_steps=(None, 0, 3.0),
                 base_warmup_epochs=(0.0, 0.5),
@@ -156,7 +159,7 @@ def test_a_field_is_refused_exactly_where_it_does_not_apply(group):
         changed = dataclasses.replace(config, **{field.name: value})
         if field.name in ("name", "method") or not is_sound(config, around):
             continue
-        if _fields.applies(field, changed, around):
+        if _fields.applies(field, changed, around) or _fields.applicability(field).may_stay:
             assert named_as_idle(changed, around) != f"here.{field.name}"
         else:
             with refused(f"here.{field.name}", value, "unused"):
@@ -196,6 +199,36 @@ def test_the_loss_is_read_where_it_applies(name):
         assert reads(loss, trace) == declared(loss, TrainConfig(data=data))
 
 
+STUDY = str(pathlib.Path(DIGITS).parent / "sweeps" / "digits_limit.py")
+IDLE_IN_A_STUDY = {
+    "train.optimizer.weight_decay": "0.5",
+    "train.schedule.base_learning_rate": "0.5",
+    "train.seed": "1",
+    "train.global_batch_size": "128",
+    "train.checkpoint.keep": "1",
+    "train.log_every_steps": "5",
+    "train.eval_every_epochs": "1.0",
+    "limit_points": "2.0",
+    "trial_batching": "vmap",
+    "trials_per_program": "8",
+}
+
+
+@pytest.mark.parametrize("name", IDLE_IN_A_STUDY)
+def test_a_flag_without_effect_on_a_study_is_refused(name):
+    kind = {"limit_points": ["train.target_metric=eval/accuracy", "train.stop_at_target=True"]}
+    others = kind.get(name, ["trial_devices=all"])
+    flags = [f"--config.{flag}" for flag in (*others, f"{name}={IDLE_IN_A_STUDY[name]}")]
+    with refused(f"config.{name}", code="unused"):
+        load_config(STUDY, flags, SweepConfig)
+
+
+def test_the_same_flags_are_taken_where_they_have_an_effect():
+    kind = ["train.target_metric=eval/accuracy", "train.target_value=0.9", "trial_batching=vmap"]
+    flags = [*kind, "train.eval_every_epochs=1.0", "limit_points=2.0", "trials_per_program=8"]
+    load_config(STUDY, [f"--config.{flag}" for flag in flags], SweepConfig).validate()
+
+
 IDLE = {
     "optimizer.weight_decay": "0.5",
     "optimizer.variant": "apex",
@@ -216,6 +249,23 @@ def test_a_flag_without_effect_is_refused(name):
         load_config(
             f"{DIGITS}:adam-64", [*flags, "--config.eval_every_epochs=1.0"], TrainConfig
         ).validate()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "decay"),
+    [
+        ("base_batch_size", "128", "cosine"),
+        ("decay_from", "start", "cosine"),
+        ("first_step", "0", "constant"),
+        ("start_step", "3", "constant"),
+    ],
+)
+def test_a_flag_is_refused_where_the_rate_does_not_depend_on_it(name, value, decay):
+    plain = ["scaling_rule=none", "warmup_rule=none", f"decay={decay}"]
+    flags = [f"--config.schedule.{flag}" for flag in (*plain, f"{name}={value}")]
+    with refused(f"config.schedule.{name}", code="unused"):
+        load_config(f"{DIGITS}:adam-64", flags, TrainConfig)
+    load_config(f"{DIGITS}:adam-64", flags[3:], TrainConfig).validate()
 
 
 def test_a_flag_with_the_default_of_an_idle_field_is_refused():
