@@ -150,6 +150,7 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
         values = message["values"]
         places = message["places"]
         lead = values.shape[:-1]
+
         # The places of a message are distinct, so that a scatter may write them in any order.
         rows = jnp.arange(math.prod(lead), dtype=jnp.int32)[:, None]
         flat = jnp.zeros((len(rows), known.size), values.dtype)
