@@ -141,6 +141,7 @@ class Hub:
         self._stopping = self._started = self._over = self._left = False
         self._begun = self._beaten = self._ticked = time.monotonic()
 
+        # Last, because the thread reads all of the above.
         self._thread = threading.Thread(target=self._serve, name="lbopt hub", daemon=True)
         self._thread.start()
 
@@ -313,6 +314,7 @@ class Hub:
         now = time.monotonic()
         process = _Process(wire, name, now, since=now)
 
+        # A process may answer only after the others have failed and the job is over.
         if self._told is not None:
             self._send(wire, end=self._told)
         elif count != self._place.count:
@@ -326,8 +328,10 @@ class Hub:
         else:
             self._processes[index] = process
             self._indices[wire] = index
+            # The job starts before the messages are read: they may already end it.
             if len(self._processes) == self._place.count:
                 self._start()
+
             for message in messages:
                 self._answer(index, process, message)
 
@@ -366,7 +370,9 @@ class Hub:
         elif "stop" in message and not self._stopping:
             self._stopping = True
             self._tell_all(stop=process.name)
+
         elif "beat" in message:
+            # A guard repeats the last state of its child, so only a change is progress.
             before = (process.step, process.doing, process.pulse)
             process.step = message["beat"]
             process.doing = message["doing"]
@@ -375,9 +381,10 @@ class Hub:
                 process.since = time.monotonic()
             process.patience = message.get("patience", 1)
             process.silent_s = message.get("silent_s", 0.0)
+
         elif "done" in message:
             process.done = True
-            self._decide()
+            self._decide()  # the others no longer wait for this process's bound
             self._over = all(other.done for other in self._processes.values()) and self._started
         elif "failed" in message:
             process.failed = True

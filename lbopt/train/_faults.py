@@ -71,9 +71,7 @@ def unreadable(checkpoint: Any, earlier: list[int], reason: str, is_damage: bool
       is_damage: Whether it is damaged.
     """
     then = (
-        f"to resume at step {max(earlier)}"
-        if earlier
-        else "to start again, or use another workdir"
+        f"to resume at step {max(earlier)}" if earlier else "to start again, or use another workdir"
     )
     what = f"this checkpoint cannot be read ({reason})"
     return Fault(str(checkpoint), None, what, f"remove that folder {then}", is_damage)

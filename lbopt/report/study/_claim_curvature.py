@@ -75,10 +75,12 @@ def judge_peaks(arms: list[tuple[str, tuple[CellResults, ...]]]) -> Claim | None
     ]
     if not found:
         return None
+
     told = [one.interval for one in found if one.interval]
     near = [low > -_HALFWAY and high < _HALFWAY for low, high in told]
     far = [high < -_HALFWAY or low > _HALFWAY for low, high in told]
     verdict = UNKNOWN
+    # An arm without an interval may contradict the others, so nothing is told without it.
     if len(told) == len(found):
         verdict = HELD if all(near) else NOT_HELD if all(far) else UNKNOWN
 

@@ -166,6 +166,7 @@ def judge(
         ranks = None
     verdict = HELD if within > missed and _agree(ranks) else UNKNOWN
     verdict = NOT_HELD if missed > within else verdict
+
     factor = say(_FACTOR, factor=WITHIN, thing=thing, within=within, judged=len(hits))
     ranks_text = "whether the ranks agree cannot be told from so few arms with different limits"
     ranks_text = ranks_text if ranks is None else say(_RANKS, test=ranks)

@@ -49,6 +49,7 @@ def diffusion(study: Study, folder: pathlib.Path) -> _page.Section | None:
     arms = having[: _style.MOST_PANEL_ROWS]
     if not arms:
         return None
+
     figure, grid = _style.panels(len(arms), 2, sharex=True)
     for (left, right), arm in zip(grid, arms, strict=True):
         _draw_log_x(left, study, arm, curves[arm.name])

@@ -78,10 +78,13 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
         fix = "no trial is finished yet; run lbopt sweep first"
         raise UserError("workdir", str(workdir), fix, code="missing")
     _check_saved(saved["config"])
+
     study = read_study(saved["config"], rows, read_examples(workdir))
     claims = claims_of(study)
     findings = findings_of(study, claims)
     command = saved.get("command", "")
+
+    # The numbers first: drawing fails if matplotlib is missing.
     made = {"command": command, "versions": saved["versions"]}
     write_json(workdir / "summary.json", summary_of(study, claims, findings) | made)
     write_text(workdir / TRIALS, trials_csv(rows))
