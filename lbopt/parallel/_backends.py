@@ -133,7 +133,7 @@ def compile_step(
         compiled = _pmapped(step, mesh, strategy.aggregation, options.donate)
         return Step(compiled, mesh, options, strategy.aggregation, _by_replica(mesh))
 
-    # Only the gradients are mapped: the update may be split by sharding constraints, which need jit.
+    # Only the gradients are mapped: the update may be split by sharding constraints, outside a map.
     if options.mapped:
         gradients = _over_replicas(gradients, mesh, strategy)
     along_axes = isinstance(options.reduction, ReduceScatter)
