@@ -19,8 +19,8 @@ from lbopt.report.study import (
     _figure_target,
 )
 from lbopt.report.study._findings import claims_of, findings_of
+from lbopt.report.study._how_measured import protocol
 from lbopt.report.study._model import Study
-from lbopt.report.study._protocol import protocol
 from lbopt.report.study._read import read_study
 from lbopt.report.study._setup import arms_table, definitions
 from lbopt.report.study._summary import summary_of
