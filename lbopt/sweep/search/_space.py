@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lbopt.config import SearchConfig
-from lbopt.sweep.search._protocol import Factors
+from lbopt.sweep.search._searcher import Factors
 
 
 class Range(NamedTuple):
