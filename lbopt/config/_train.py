@@ -18,7 +18,7 @@ from lbopt.config._optimizer import OptimizerConfig, check_optimizer, check_opti
 from lbopt.config._parallel import BY_COMPILER, ParallelConfig, check_parallel
 from lbopt.config._phase import ELSEWHERE, PhaseConfig, check_phase
 from lbopt.config._schedule import ScheduleConfig, check_schedule
-from lbopt.config._step import step_options
+from lbopt.config._step_options import step_options
 from lbopt.errors import require, require_choice
 
 _DURATION = re.compile(r"(\d[\d.]*)(?:-(\d[\d.]*))?(?:, \w+ [\d.-]+)? (s|min|h)\b")
