@@ -12,8 +12,8 @@ import numpy as np
 
 from lbopt.config import SweepConfig
 from lbopt.sweep import _fits
+from lbopt.sweep._finished_trial import Probes
 from lbopt.sweep._noise import noise_scales
-from lbopt.sweep._row import Probes
 from lbopt.sweep._trials import FINAL, Cell, Trial
 from lbopt.train import Target
 from lbopt.workdir import finite_or_none
