@@ -69,7 +69,7 @@ class Compressor:
       message_bytes: n -> bytes of the message of one layer.
       delta: n -> contraction, ||C(x) - x||^2 <= (1 - delta) ||x||^2, in expectation for random
         compressors; for `cast`, for numbers that are normal in its format.
-      scaled: Whether it reads `Known.largest`.
+      scaled: Whether the compressor reads `Known.largest`.
       sum: (messages [R, layers, ...] of all replicas, known) -> [layers, *shape] fp32, the sum of
         the decompressed messages; for "gather".
     """

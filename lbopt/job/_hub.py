@@ -60,7 +60,7 @@ class _Stranger:
       address: IP address of the other end.
       asked: The nonce that it was sent.
       since: Time at which it connected.
-      hello: Its answer, once that has proven that it knows the secret.
+      hello: Answer to the challenge, once it has proven that the other end knows the secret.
     """
 
     address: str
@@ -83,9 +83,9 @@ class _Process:
       since: Time at which step, activity or pulse last changed.
       patience: The activity may take this many times the hang timeout; 0 if it only waits.
       silent_s: Seconds since its guard last heard the process that computes.
-      done: Whether it has finished.
-      failed: Whether it has reported an error.
-      down: Whether it has ended, or its connection has.
+      done: Whether the process has finished.
+      failed: Whether the process has reported an error.
+      down: Whether the process, or its connection, has ended.
     """
 
     wire: QueuedWire

@@ -84,7 +84,7 @@ class Instruction:
       op: Operation, "fusion" or "all-reduce" for instance.
       result: Text of the result's shape.
       rest: Text of the operands and attributes.
-      is_root: Whether it yields the computation's result.
+      is_root: Whether the instruction yields the computation's result.
     """
 
     name: str
@@ -146,7 +146,7 @@ class Executed:
       instruction: The instruction.
       times: Number of executions.
       computation: Name of its computation.
-      fused: Whether it is inside a fusion, whose cost includes it.
+      fused: Whether the instruction is inside a fusion, whose cost includes it.
     """
 
     instruction: Instruction

@@ -74,12 +74,12 @@ class RunningTrial:
 
     @property
     def wants_probe(self) -> bool:
-        """Whether its gradients are to be probed now."""
+        """Whether the trial's gradients are to be probed now."""
         return self.done in self._probe_at and not self.diverged
 
     @property
     def wants_evaluation(self) -> bool:
-        """Whether it is to be evaluated now."""
+        """Whether the trial is to be evaluated now."""
         return self.done in self._evaluate_at and not self.diverged
 
     @property

@@ -22,7 +22,7 @@ class Prepared(NamedTuple):
     Attributes:
       name: Name of the data set, with its configuration if it has some.
       folder: The opened data set.
-      made: Whether it was made by this call.
+      made: Whether this call made the data set.
     """
 
     name: str

@@ -116,7 +116,7 @@ class Peak:
 
     Attributes:
       step: Optimizer step.
-      at_edge: Whether it is the first or the last probe of the run.
+      at_edge: Whether the step is the first or the last one probed in the run.
     """
 
     step: int
@@ -222,7 +222,7 @@ class Failure:
       seeds: Number of final seeds.
       test_lost: Loss of test score against the small batches, in points of accuracy or nats of the
         mean loss.
-      train_lost: The same loss in training; both are None if a mean is missing.
+      train_lost: Loss of training score, in the same unit; both are None if a mean is missing.
       train_share: train_lost / test_lost; None if the mean test score did not fall.
     """
 
@@ -281,13 +281,13 @@ class WaterfallStep:
     """An arm of the waterfall at the largest batch, and its gain over the arm before.
 
     Attributes:
-      arm: Name.
+      arm: Name of the arm.
       mean: Mean test score.
-      std: Its standard deviation over seeds.
-      gain: In points of accuracy or percent of the perplexity, positive for the better; None for
-        the first.
+      std: Standard deviation of the test score over seeds.
+      gain: Gain in points of accuracy or percent of the perplexity, positive for the better; None
+        for the first arm.
       gain_low: Lower end of the 95 % Welch interval of the gain; None where seeds cannot tell.
-      gain_high: Upper end.
+      gain_high: Upper end of that interval; None with the lower one.
       gain_spread: Standard deviation of the difference of two single seeds; None with one seed.
       told_apart: Whether the interval excludes 0; None without an interval.
     """
@@ -315,7 +315,7 @@ class Study:
     """A study, complete or not.
 
     Attributes:
-      config: Its config.
+      config: Config of the study.
       metric: The measure that judges it.
       arms: All arms, in the order of the config.
       waterfall: None if the study has none, or an arm of it has no result at the largest batch.

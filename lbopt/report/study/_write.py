@@ -66,7 +66,7 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
 
     Args:
       workdir: The study's folder.
-      saved: Its `config.json`.
+      saved: JSON data of the study's `config.json`.
 
     Raises:
       UserError: Naming `workdir`, if no trial is finished yet, or one is of another study.

@@ -14,8 +14,8 @@ class Range(NamedTuple):
     """A range from `low` to `high`, both included; not searched if they are equal.
 
     Attributes:
-      low: Lower end, > 0, or 0 if both ends are.
-      high: Upper end.
+      low: Lower end of the range, > 0, or 0 if both ends are.
+      high: Upper end of the range, >= `low`.
     """
 
     low: float
