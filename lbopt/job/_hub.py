@@ -58,8 +58,8 @@ class _Stranger:
 
     Attributes:
       address: IP address of the other end.
-      asked: The nonce that it was sent.
-      since: Time at which it connected.
+      asked: The nonce of the challenge that was sent.
+      since: Time at which the connection was made.
       hello: Answer to the challenge, once it has proven that the other end knows the secret.
     """
 
@@ -74,15 +74,15 @@ class _Process:
     """The state of a process that has answered the roll call.
 
     Attributes:
-      wire: The connection to its guard.
+      wire: The connection to the process's guard.
       name: Index, host and process id, for messages.
-      heard: Time of the last message from its guard.
-      step: Training step of its last heartbeat.
-      doing: Activity of its last heartbeat, in words.
-      pulse: Number of batches begun, by its last heartbeat.
+      heard: Time of the guard's last message.
+      step: Training step of the last heartbeat.
+      doing: Activity of the last heartbeat, in words.
+      pulse: Number of batches begun, by the last heartbeat.
       since: Time at which step, activity or pulse last changed.
-      patience: The activity may take this many times the hang timeout; 0 if it only waits.
-      silent_s: Seconds since its guard last heard the process that computes.
+      patience: Multiple of the hang timeout that the activity may take; 0 if it only waits.
+      silent_s: Seconds since the guard last heard the process that computes.
       done: Whether the process has finished.
       failed: Whether the process has reported an error.
       down: Whether the process, or its connection, has ended.

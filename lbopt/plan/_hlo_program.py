@@ -145,7 +145,7 @@ class Executed:
     Attributes:
       instruction: The instruction.
       times: Number of executions.
-      computation: Name of its computation.
+      computation: Name of the computation that holds the instruction.
       fused: Whether the instruction is inside a fusion, whose cost includes it.
     """
 

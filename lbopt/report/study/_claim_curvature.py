@@ -29,7 +29,7 @@ class _Peaks:
       arm: Name of the arm.
       slope: Slope of log(step of the peak) against log(batch size).
       seeds: Number of runs that have a peak.
-      at_edge: Number of those in which it is at the first or the last probe.
+      at_edge: Number of runs whose peak is at the first or the last probe.
       warmup: Warmup steps of the cells, least and most.
     """
 

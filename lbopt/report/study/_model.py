@@ -83,9 +83,9 @@ class TargetCost:
     """Cost of the target over the final seeds; a seed that missed it counts as the slowest.
 
     Attributes:
-      reached: Number of seeds that reached it.
-      steps_median: Median optimizer steps; None if the median run did not reach it.
-      examples_median: Median examples.
+      reached: Number of seeds that reached the target.
+      steps_median: Median optimizer steps; None if the median run did not reach the target.
+      examples_median: Median examples seen; None with `steps_median`.
       steps_run: Steps of the longest run.
     """
 
@@ -242,14 +242,14 @@ class ArmResults:
     Attributes:
       place: Position in `SweepConfig.arms`.
       config: Optimizer, rules, and fields that replace those of the study.
-      train: Config of its runs.
-      search: Config of its search.
+      train: Config of the arm's runs.
+      search: Config of the arm's search.
       cells: Tested cells, ascending in batch size.
       limit: Estimate of the limit; None where the study has none, or the smallest batch has no
         result yet.
-      limit_over_examples: Whether the bootstrap of its interval resamples test examples too, not
+      limit_over_examples: Whether the bootstrap of the limit resamples test examples too, not
         only seeds.
-      failure: None if there is no result past the limit.
+      failure: Failure at the first batch size past the limit; None without a result there.
       scaling: Steps to the target as a function of the batch size; None for a study without one.
       critical_batch: Fit of the median steps to the target; None where there is none.
     """
