@@ -210,8 +210,8 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
       A `Step` whose metrics are sums over the unmasked examples of the global batch.
 
     Raises:
-      UserError: For an unknown backend, a `metric_fn` that is no function, or a mesh that does not go
-        with the backend.
+      UserError: For an unknown backend, a `metric_fn` that is no function, or a mesh that does not
+        go with the backend.
     """
     require_choice("backend", backend, BACKENDS)
     fix = "give a function (params, model_state, batch)"
