@@ -257,7 +257,7 @@ def make_schedule(
     return stretch_schedule(whole, resolved.num_steps, num_steps, steps.get("first_step", 0))
 
 
-def _steps(config: ScheduleConfig) -> dict[str, int]:
+def _steps(config: ScheduleConfig) -> dict[str, Any]:
     """Return the numbers of the first step and of the ramp's; none for a rate without change."""
     if config.decay == "constant" and not _ramp(config):
         return {}
