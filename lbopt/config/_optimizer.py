@@ -208,6 +208,7 @@ def make_optimizer(
         require_choice("name", config.name, OPTIMIZERS)
         max_norm = resolve_clip(config)
 
+    # The noise scale is measured before the clip; the links after the optimizer see its updates.
     links = []
     if config.track_noise_scale:
         assert global_batch_size is not None, "track_noise_scale needs the batch size"

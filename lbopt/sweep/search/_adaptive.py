@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from lbopt.config import SearchConfig
 from lbopt.errors import EnvironmentProblem
 from lbopt.sweep.search._halving import num_halvings
-from lbopt.sweep.search._protocol import Factors, Proposal, Rounds, Score
+from lbopt.sweep.search._searcher import Factors, Proposal, Rounds, Score
 from lbopt.sweep.search._space import Space, make_space
 
 _STUDY_NAME = "search"
