@@ -31,5 +31,7 @@ def make_config(**changes):
     )
     for name, value in changes.items():
         setattr(config, name, value)
+    if config.trial_batching == "none" or config.trial_devices == "all":
+        config.trials_per_program = SweepConfig.trials_per_program  # it has no effect there
     config.validate()
     return config
