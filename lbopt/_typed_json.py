@@ -26,6 +26,7 @@ DEEPEST = 64
 """Maximum nesting; that of lbopt's files is below ten."""
 _BOM = b"\xef\xbb\xbf"
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(?P<place>.*)`$", re.DOTALL)
+_TYPE = re.compile(r"(?:Expected|got) `[^`]*`")
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """An integer of 64 bits."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -200,7 +201,7 @@ def _field_first(message: str) -> str:
     'a[0]: expected int, got str'
     """
     found = _PLACE.search(message)
-    reason = (message[: found.start()] if found else message).replace("`", "")
-    reason = reason.replace("array", "list")
+    reason = message[: found.start()] if found else message
+    reason = _TYPE.sub(lambda type_: type_[0].replace("array", "list"), reason).replace("`", "")
     reason = reason[:1].lower() + reason[1:]
     return f"{found['place']}: {reason}" if found else reason

@@ -49,7 +49,7 @@ class LboptError(Exception):
 
     Attributes:
       field: The parameter, config field, flag, file or leaf at fault; None for none of them.
-      value: Its value; `NO_VALUE` if the line does not show one.
+      value: Value of the field; `NO_VALUE` if the line does not show one.
       reason: The fault and its fix. Names in `also` stand in it in braces.
       code: The kind of fault.
       also: Other fields that the reason mentions: their names in braces there -> where they stand.
@@ -159,7 +159,7 @@ def about(field: str, value: Any, /, *names: str, code: Code | None = None) -> I
 
     Args:
       field: The caller's field.
-      value: Its value.
+      value: Value of that field.
       *names: Fields of the errors that are meant; errors of other fields pass. None for all errors.
         The reason of an error of these fields, or of `field`, is kept; an error of another field
         becomes the reason as a whole line.

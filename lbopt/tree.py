@@ -205,7 +205,7 @@ def check_inexact(leaves: types.PyTree, argument: str) -> None:
 
     Args:
       leaves: Any pytree.
-      argument: Name of the argument that it is; the error's field is `argument/path/of/leaf`.
+      argument: Name of the pytree in errors, whose field is `argument/path/of/leaf`.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(leaves):
         name = path_name(path)

@@ -20,6 +20,13 @@ def test_deep_nesting_is_refused(nested):
         _typed_json.decode(nested.encode())
 
 
+def test_a_field_keeps_its_name_in_a_message():
+    with pytest.raises(ValueError, match="arrays: expected list, got int"):
+        _typed_json.convert({"arrays": 1}, TypedDict("Named", {"arrays": list}))
+    with pytest.raises(ValueError, match="missing required field arrays"):
+        _typed_json.convert({}, TypedDict("Named", {"arrays": list}))
+
+
 def test_as_deep_as_is_allowed():
     nested = "[" * 64 + "[]" + "]" * 64
     assert _typed_json.decode(nested.encode()) == json.loads(nested)

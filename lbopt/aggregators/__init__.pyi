@@ -1,3 +1,20 @@
+from ._aggregator import (
+    Aggregated as Aggregated,
+    Aggregator as Aggregator,
+    AggregatorState as AggregatorState,
+    Extra as Extra,
+    WireBytes as WireBytes,
+    aggregate as aggregate,
+    as_optax as as_optax,
+    cast_like as cast_like,
+    keep_finite as keep_finite,
+    plain_mean as plain_mean,
+    rebuilt_state as rebuilt_state,
+    remembered_state as remembered_state,
+    second_moment_of as second_moment_of,
+    warn_of_wire_bytes as warn_of_wire_bytes,
+    widened as widened,
+)
 from ._agvm import agvm as agvm, check_anchor as check_anchor
 from ._aps import ACCUMULATIONS as ACCUMULATIONS, aps as aps
 from ._compress import (
@@ -18,23 +35,6 @@ from ._disagreement import (
 from ._feedback import econtrol as econtrol, ef as ef, ef21 as ef21
 from ._group import Group as Group, matrix_width as matrix_width, row_padding as row_padding
 from ._powersgd import powersgd as powersgd
-from ._protocol import (
-    Aggregated as Aggregated,
-    Aggregator as Aggregator,
-    AggregatorState as AggregatorState,
-    Extra as Extra,
-    WireBytes as WireBytes,
-    aggregate as aggregate,
-    as_optax as as_optax,
-    cast_like as cast_like,
-    keep_finite as keep_finite,
-    plain_mean as plain_mean,
-    rebuilt_state as rebuilt_state,
-    remembered_state as remembered_state,
-    second_moment_of as second_moment_of,
-    warn_of_wire_bytes as warn_of_wire_bytes,
-    widened as widened,
-)
 from ._quantize import (
     OVERFLOWS as OVERFLOWS,
     ROUNDINGS as ROUNDINGS,

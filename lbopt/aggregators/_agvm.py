@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import _scalars, tree, types
-from lbopt.aggregators import _protocol
+from lbopt.aggregators import _aggregator
+from lbopt.aggregators._aggregator import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._disagreement import phi_modules, require_halves
 from lbopt.aggregators._group import Group
-from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._wire_bytes import WireBytes, ring_bytes
 from lbopt.errors import UserError, require_choice
 from lbopt.transforms import (
@@ -146,7 +146,7 @@ def agvm(
         rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
     ) -> Aggregated:
         count, scale, before = state.shared
-        grads = _protocol.widened(rows)
+        grads = _aggregator.widened(rows)
         total = group.num_replicas
         modules = resolve_labels(labels, rows)
 
@@ -183,7 +183,7 @@ def agvm(
         applied = {module: jnp.where(within, value, 1.0) for module, value in scale.items()}
         new_state = AggregatorState(shared=AgvmState(count + 1, scale, found))
         aux = {"agvm_scale": applied, "agvm_phi": found, "agvm_modules": ModuleOf.of(modules)}
-        return Aggregated(_protocol.cast_like(updates, rows), new_state, aux)
+        return Aggregated(_aggregator.cast_like(updates, rows), new_state, aux)
 
     def sent(params: types.Params, num_replicas: int) -> WireBytes:
         ring = ring_bytes(params, num_replicas)

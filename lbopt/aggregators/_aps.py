@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import _scalars, stacks, types
-from lbopt.aggregators import _protocol, _wire_bytes
+from lbopt.aggregators import _aggregator, _wire_bytes
+from lbopt.aggregators._aggregator import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._group import Group, Shares, largest
 from lbopt.aggregators._powers_of_two import ceil_log2, ldexp
-from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._quantize import OVERFLOWS, ROUNDINGS, Format, Overflow, Rounding, quantize
 from lbopt.aggregators._wire_bytes import WireBytes, ring_bytes
 from lbopt.errors import require_choice
@@ -108,7 +108,7 @@ def aps(
         leaves, structure = jax.tree.flatten(rows)
         layers = stacks.leading(stacked, jax.tree.map(lambda x: x[0], rows), "aps")
         grads = [
-            _protocol.as_layers(x, axes).astype(jnp.float32)
+            _aggregator.as_layers(x, axes).astype(jnp.float32)
             for x, axes in zip(leaves, layers, strict=True)
         ]
 
@@ -149,13 +149,14 @@ def aps(
             x.reshape(leaf.shape[1:]) / group.num_replicas
             for x, leaf in zip(sums, leaves, strict=True)
         ]
-        updates = _protocol.cast_like(jax.tree.unflatten(structure, updates), rows)
+        updates = _aggregator.cast_like(jax.tree.unflatten(structure, updates), rows)
         return Aggregated(updates, AggregatorState(shared=state.shared + 1), {})
 
     def sent(params: types.Params, num_replicas: int) -> WireBytes:
         layers = stacks.leading(stacked, params, "aps")
         leaves = zip(jax.tree.leaves(params), layers, strict=True)
-        maxima = sum(_protocol.vectors(jnp.shape(p), axes)[0] for p, axes in leaves) if shift else 0
+        vectors = (_aggregator.vectors(jnp.shape(p), axes)[0] for p, axes in leaves)
+        maxima = sum(vectors) if shift else 0
         twice = 2 * _wire_bytes.scattered(
             dtype.itemsize * _wire_bytes.elements(params), num_replicas
         )
@@ -187,6 +188,7 @@ def _added(rows: jax.Array, to: Format, overflow: Overflow, accumulate: Accumula
         carry: tuple[jax.Array, jax.Array], x: jax.Array
     ) -> tuple[tuple[jax.Array, jax.Array], None]:
         total, lost = carry
+        # Every operation is rounded, as an adder of this format would round it.
         y = q(x.astype(jnp.float32) - lost)
         after = q(total + y)
         return (after, q(q(after - total) - y)), None

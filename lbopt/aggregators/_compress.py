@@ -69,7 +69,7 @@ class Compressor:
       message_bytes: n -> bytes of the message of one layer.
       delta: n -> contraction, ||C(x) - x||^2 <= (1 - delta) ||x||^2, in expectation for random
         compressors; for `cast`, for numbers that are normal in its format.
-      scaled: Whether it reads `Known.largest`.
+      scaled: Whether the compressor reads `Known.largest`.
       sum: (messages [R, layers, ...] of all replicas, known) -> [layers, *shape] fp32, the sum of
         the decompressed messages; for "gather".
     """
@@ -150,6 +150,7 @@ def topk(fraction: float | None = None, k: int | None = None) -> Compressor:
         values = message["values"]
         places = message["places"]
         lead = values.shape[:-1]
+
         # The places of a message are distinct, so that a scatter may write them in any order.
         rows = jnp.arange(math.prod(lead), dtype=jnp.int32)[:, None]
         flat = jnp.zeros((len(rows), known.size), values.dtype)

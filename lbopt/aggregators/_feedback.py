@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import _scalars, stacks, types
-from lbopt.aggregators import _compress, _protocol
+from lbopt.aggregators import _aggregator, _compress
+from lbopt.aggregators._aggregator import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._compress import Compressor
 from lbopt.aggregators._group import Group
-from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._wire_bytes import WireBytes, ring_bytes
 
 _SEED = 0
@@ -192,9 +192,9 @@ def _feedback(
     mirrors = "estimate" in kept
 
     def init(params: types.Params, num_replicas: int) -> AggregatorState:
-        memory = Memory(**{field: _protocol.zero_rows(params, num_replicas) for field in kept})
+        memory = Memory(**{field: _aggregator.zero_rows(params, num_replicas) for field in kept})
         return AggregatorState(
-            memory, _protocol.zeros(params) if mirrors else (), jnp.zeros((), jnp.int32)
+            memory, _aggregator.zeros(params) if mirrors else (), jnp.zeros((), jnp.int32)
         )
 
     def update(
@@ -204,7 +204,7 @@ def _feedback(
         structure = jax.tree.structure(rows)
         layers = stacks.leading(stacked, jax.tree.map(lambda x: x[0], rows), name)
         leaves = jax.tree.leaves(rows)
-        grads = [_protocol.as_layers(x, axes) for x, axes in zip(leaves, layers, strict=True)]
+        grads = [_aggregator.as_layers(x, axes) for x, axes in zip(leaves, layers, strict=True)]
         memories = _as_layers(state.local, grads)
 
         count = state.shared
@@ -259,12 +259,12 @@ def _feedback(
         updates = jax.tree.unflatten(structure, updates)
         local = _as_parameters(memories, leaves, structure)
         new_state = AggregatorState(local, updates if mirrors else (), count + 1)
-        return Aggregated(_protocol.cast_like(updates, rows), new_state, {})
+        return Aggregated(_aggregator.cast_like(updates, rows), new_state, {})
 
     def sent(params: types.Params, num_replicas: int) -> WireBytes:
         layers = stacks.leading(stacked, params, name)
         shapes = [
-            _protocol.vectors(jnp.shape(p), axes)
+            _aggregator.vectors(jnp.shape(p), axes)
             for p, axes in zip(jax.tree.leaves(params), layers, strict=True)
         ]
         sizes = [n for count, n in shapes for _ in range(count)]

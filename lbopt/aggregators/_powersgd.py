@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import _scalars, stacks, types
-from lbopt.aggregators import _protocol, _wire_bytes
+from lbopt.aggregators import _aggregator, _wire_bytes
+from lbopt.aggregators._aggregator import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._group import Group
 from lbopt.aggregators._powers_of_two import ceil_log2, ldexp
-from lbopt.aggregators._protocol import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._wire_bytes import WireBytes, ring_bytes
 
 
@@ -118,7 +118,7 @@ def powersgd(
         rows: types.PyTree, state: AggregatorState, group: Group, extra: Extra
     ) -> Aggregated:
         del extra
-        leaves, structure = jax.tree.flatten(_protocol.widened(rows))
+        leaves, structure = jax.tree.flatten(_aggregator.widened(rows))
         plans = planned(jax.tree.map(lambda x: x[0], rows))
         chosen = [leaf for leaf, plan in enumerate(plans) if plan.rank]
         count, left, right = state.shared
@@ -175,7 +175,7 @@ def powersgd(
         else:
             updates, local, left, right = jax.lax.cond(count < start, whole, compressed, *given)
 
-        updates = _protocol.cast_like(jax.tree.unflatten(structure, updates), rows)
+        updates = _aggregator.cast_like(jax.tree.unflatten(structure, updates), rows)
         return Aggregated(
             updates, AggregatorState(local, (), PowerSgdState(count + 1, left, right)), {}
         )
@@ -219,7 +219,7 @@ _FEW = 8
 
 
 def _plan(shape: tuple[int, ...], layer_axes: int, rank: int, min_rate: float) -> _FactorShape:
-    layers, size = _protocol.vectors(shape, layer_axes)
+    layers, size = _aggregator.vectors(shape, layer_axes)
     one = shape[layer_axes:]
     n = one[-1] if one else 1
     m = size // n if n else 0

@@ -10,7 +10,13 @@ from typing import Any
 from lbopt._shown import show
 from lbopt.cli import _flags
 from lbopt.cli._train import MAY_CHANGE, OF_THE_HOST, comparison, with_vocabulary
-from lbopt.config import TrainConfig, completed_json, config_from_json, config_to_json
+from lbopt.config import (
+    TrainConfig,
+    completed_json,
+    config_from_json,
+    config_to_json,
+    naming,
+)
 from lbopt.errors import UserError
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job
 from lbopt.parallel import TrainState, available_devices, connect_processes
@@ -69,8 +75,9 @@ def run(argv: Sequence[str], job: Job) -> None:
     job.doing("evaluating")
     step = int(state.step)
     phase = training.phase_at(step)
-    scores = {f"validation/{name}": value for name, value in phase.evaluate(state).items()}
-    scores |= {f"test/{name}": value for name, value in phase.evaluate_test(state).items()}
+    with naming("config", TrainConfig):
+        scores = {f"validation/{name}": value for name, value in phase.evaluate(state).items()}
+        scores |= {f"test/{name}": value for name, value in phase.evaluate_test(state).items()}
     if job.index == 0:
         finite = {name: finite_or_none(score) for name, score in scores.items()}
         show(json.dumps({"step": step, **finite}))

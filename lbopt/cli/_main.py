@@ -137,15 +137,19 @@ def _system_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # Any other one is a bug, and keeps its traceback.
         if error.errno not in _SYSTEM_ERRORS or error.filename is None:
             raise
         fix = f"{error.strerror}; make it accessible or give another path"
         raise EnvironmentProblem(str(error.filename), reason=fix, code="resource") from error
+
     except MemoryError as error:
         cause = f" ({error})" if str(error) else ""
         fix = f"this process has too little{cause}; free some, or raise its limit (ulimit -v)"
         raise EnvironmentProblem("memory", reason=fix, code="resource") from error
+
     except RuntimeError as error:
+        # By its name, because a command that needs no JAX does not import it.
         if type(error).__name__ != "JaxRuntimeError" or "RESOURCE_EXHAUSTED" not in str(error):
             raise
         fix = (

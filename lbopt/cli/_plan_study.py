@@ -80,12 +80,14 @@ def plan_study(
     if config.trial_devices != "all":
         fix = "each trial runs on one device, so a pod has nothing to plan; use 'all'"
         raise UserError("config.trial_devices", config.trial_devices, fix, code="conflict")
+
     cells = []
     for index, arm in enumerate(config.arms):
         for size in config.global_batch_sizes:
             devices = config.train.parallel.num_devices or len(topology.devices)
             train = config.cell_train(index, size, devices)
 
+            # As a default `where` is bound now, not when a later cell has changed `arm` and `size`.
             def tell(line: str, where: str = f"{arm.name}, batch {size}") -> None:
                 say(f"{where}: {line}")
 
@@ -142,6 +144,7 @@ def _table_line(cell: CellPlan) -> tuple[str, ...]:
 
     if not plan.fits or cell.seconds is None:
         return *start, "does not fit", "-", "-", f"{cell.full_runs:.3g}", "-"
+
     return (
         *start,
         f"{1000 * phase.step.step_seconds:.1f}",
@@ -167,6 +170,7 @@ def to_json(cells: list[CellPlan], name: str) -> dict[str, Any]:
       cells, all runs one after another.
     """
     seconds = [cell.seconds for cell in cells]
+
     return {
         "study": name,
         "topology": cells[0].plan.topology.name,

@@ -136,6 +136,7 @@ def _text(argv: Sequence[str]) -> None:
     exists = store.is_dir() and any(store.iterdir())
     left_out = 0 if exists else _write_store(store, given, lowercase)
 
+    # A flag cannot change the text of a store that exists, which may have been made without it.
     with errors.under("", builder="--name"):
         opened = open_store(store)
     fix = (

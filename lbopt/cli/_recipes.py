@@ -127,6 +127,7 @@ def _describe(flag: str, config: Any) -> tuple[str, ...]:
         in_phases = [str(phase.global_batch_size) for phase in config.phases()]
         batch = "/".join(dict.fromkeys(in_phases))
         optimizer = config.optimizer.name
+
     about = config.about
     return (
         batch,

@@ -36,7 +36,7 @@ from ._schedule import (
     resolve_schedule as resolve_schedule,
 )
 from ._search import SearchConfig as SearchConfig, check_search as check_search
-from ._step import naming_step as naming_step, step_options as step_options
+from ._step_options import naming_step as naming_step, step_options as step_options
 from ._sweep import Arm as Arm, SweepConfig as SweepConfig
 from ._train import (
     About as About,

@@ -164,6 +164,8 @@ def _build(
             rank = config.rank
             rate = config.min_rate
             return aggregators.powersgd(rank, min_rate=rate, stacked=stacked, **_start(config))
+
+    # The caller has checked the name, so "mean" is left.
     return aggregators.plain_mean()
 
 

@@ -62,7 +62,7 @@ def only(
     """Declare a field of a config dataclass that applies only under conditions.
 
     Args:
-      default: Its default.
+      default: Default of the field.
       *alternatives: Mappings of conditions, of which one has to hold.
       unless: Name of a field of the same group that replaces this one where it is not None. The
         value of this one may stay beside it, but a flag that sets it is refused.
@@ -105,7 +105,7 @@ def check(group: Any, place: str = "", *around: Any) -> None:
 
     Args:
       group: A config dataclass.
-      place: Its name in the outermost of the groups around it; "" for that one itself.
+      place: Name of the group in the outermost group around it; "" for the outermost itself.
       *around: The groups around it, from the inside out.
     """
     for field in dataclasses.fields(group):
@@ -184,7 +184,7 @@ def without_unused(kind: type, data: Mapping[str, Any], *around: Any) -> dict[st
 
     Args:
       kind: The dataclass.
-      data: Its JSON data. Fields that the dataclass does not have stay as they are.
+      data: JSON data of an instance. Fields that the dataclass does not have stay as they are.
       *around: The groups around it, from the inside out.
     """
     hints = typing.get_type_hints(kind)

@@ -167,6 +167,11 @@ def resolve_clip(config: OptimizerConfig) -> float | None:
     return config.max_grad_norm
 
 
+def clip_eps(config: OptimizerConfig) -> float:
+    """Return the constant that the variant adds to the norm by which it clips."""
+    return getattr(_variant(config), "max_grad_norm_eps", 0.0)
+
+
 def _variant(config: OptimizerConfig) -> Any:
     """Return the options of the config's variant; None for an optimizer that has no variants."""
     if config.name not in VARIANTS:
@@ -203,13 +208,14 @@ def make_optimizer(
         require_choice("name", config.name, OPTIMIZERS)
         max_norm = resolve_clip(config)
 
+    # The noise scale is measured before the clip; the links after the optimizer see its updates.
     links = []
     if config.track_noise_scale:
         assert global_batch_size is not None, "track_noise_scale needs the batch size"
         links.append(track_noise_scale(global_batch_size))
     if max_norm is not None and config.clip_stage == "accumulated":
         with errors.under("optimizer", max_norm="optimizer.max_grad_norm"):
-            links.append(clip_by_global_norm(max_norm, _clip_eps(config)))
+            links.append(clip_by_global_norm(max_norm, clip_eps(config)))
     with _naming(config.name):
         links.append(_BUILDERS[config.name](config, learning_rate, weight_decay, stacked))
 
@@ -297,10 +303,6 @@ def _naming(name: str) -> contextlib.AbstractContextManager[None]:
         eps="optimizer.trust_ratio_eps",
         momentum_dtype="optimizer.mu_dtype",
     )
-
-
-def _clip_eps(config: OptimizerConfig) -> float:
-    return getattr(_variant(config), "max_grad_norm_eps", 0.0)
 
 
 def _decay(config: OptimizerConfig, weight_decay: float | jax.Array | None) -> Any:

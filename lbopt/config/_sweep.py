@@ -121,7 +121,7 @@ class SweepConfig:
     global_batch_sizes: tuple[int, ...] = ()
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
     final_seeds: tuple[int, ...] = (100, 101, 102, 103, 104)
-    limit_points: float = only(1.0, **{"train.stop_at_target": (False,)})
+    limit_points: float = only(1.0, {"train.stop_at_target": (False,)})
     waterfall: tuple[str, ...] = ()
     measure: MeasureConfig = dataclasses.field(default_factory=MeasureConfig)
     trial_devices: str = "one"
@@ -241,6 +241,11 @@ class SweepConfig:
     def arm_search(self, index: int) -> SearchConfig:
         """Return the search of the arm at this place in `arms`: its own, or the study's."""
         return self.arms[index].search or self.search
+
+    def naming_search(self, index: int) -> contextlib.AbstractContextManager[None]:
+        """Let errors about the search of an arm name the fields of the study."""
+        own = self.arms[index].search is not None
+        return errors.under(f"config.arms[{index}].search" if own else "config.search")
 
     def arm_train(self, index: int) -> TrainConfig:
         """Return the config that the trials of the arm at this place in `arms` have in common.

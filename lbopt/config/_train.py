@@ -18,7 +18,7 @@ from lbopt.config._optimizer import OptimizerConfig, check_optimizer, check_opti
 from lbopt.config._parallel import BY_COMPILER, ParallelConfig, check_parallel
 from lbopt.config._phase import ELSEWHERE, PhaseConfig, check_phase
 from lbopt.config._schedule import ScheduleConfig, check_schedule
-from lbopt.config._step import step_options
+from lbopt.config._step_options import step_options
 from lbopt.errors import require, require_choice
 
 _DURATION = re.compile(r"(\d[\d.]*)(?:-(\d[\d.]*))?(?:, \w+ [\d.-]+)? (s|min|h)\b")
@@ -40,10 +40,10 @@ class About:
     """The description of a config that `lbopt recipes` prints.
 
     Attributes:
-      paper: Paper that it follows, with the arXiv id.
+      paper: Paper that the config follows, with the arXiv id.
       published_result: Number to reach, with its source; "-" if there is none.
-      hardware: Hardware on which it was reached.
-      time: Time in which it was reached.
+      hardware: Hardware on which the published result was reached.
+      time: Time in which the published result was reached.
       topology: The hardware as `lbopt plan` takes it, "v3:32x32"; "" if it was no TPU, or none is
         named.
       note: Numbers of the recipe that are recalled from memory, or our own choice.

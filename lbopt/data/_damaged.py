@@ -20,8 +20,7 @@ class DamagedCount:
     Args:
       split: Name of the data set and the split, for the message.
       limit: Largest number of damaged records that are skipped.
-      field: Name of the limit in messages. Records are read during training, when no caller can
-        put a prefix before it.
+      field: Name of the limit in errors.
     """
 
     def __init__(self, split: str, limit: int, field: str = "max_damaged_records"):

@@ -236,6 +236,8 @@ def _find(builder: str, data_dir: str | None) -> pathlib.Path:
         )
         also = ["data_dir"]
         raise EnvironmentProblem("builder", builder, fix, code="missing", also=also)
+
+    # By numbers: as text, 1.10.0 would be older than 1.9.0.
     return max(versions, key=lambda entry: tuple(map(int, entry.name.split("."))))
 
 

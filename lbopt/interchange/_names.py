@@ -38,7 +38,7 @@ class Leaf(NamedTuple):
       ours: Name in the Linen module.
       theirs: Name in the PyTorch module.
       layout: Order of its axes in PyTorch.
-      is_vector: Whether it has only the last axis of the layer's shape.
+      is_vector: Whether the array has only the last axis of the layer's shape.
     """
 
     collection: str

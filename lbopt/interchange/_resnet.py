@@ -104,6 +104,7 @@ def _layers(module: ResNet, config: Mapping[str, Any]) -> Iterator[Described]:
             for conv, shape in enumerate(shapes, 1):
                 yield Described(f"{block}/conv{conv}", shape, ("depths",))
                 yield Described(f"{block}/norm{conv}", shape[-1:], ("depths",))
+            # A block has a shortcut if it halves the sides, or changes the width.
             if number == 0 and (stage > 0 or before != width):
                 because = ("depths", "hidden_sizes", *before.fields)
                 yield Described(f"{block}/shortcut_conv", (1, 1, before, width), because)

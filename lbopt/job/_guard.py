@@ -70,6 +70,7 @@ def run_guarded(place: Place, arguments: Sequence[str], saves: bool) -> int:
         code = _Guard(place, wire, arguments, saves, signals, everywhere).watch()
 
     if hub is not None:
+        # The other processes still have to be told how the job has ended.
         hub.join(SILENT_S)
         if closed := hub.strangers():
             _say(arguments[0], closed)
@@ -342,11 +343,13 @@ class _Guard:
                     code = self._from_hub(message)
                     if code is not None:
                         return code
+            # A lost connection to the child ends nothing: `_look` waits for its exit code.
             elif (messages := _received(wire)) is None:
                 self._selector.unregister(wire)
             else:
                 for message in messages:
                     self._from_member(message)
+
         return self._look(time.monotonic())
 
     def _look(self, now: float) -> int | None:

@@ -58,9 +58,9 @@ class _Stranger:
 
     Attributes:
       address: IP address of the other end.
-      asked: The nonce that it was sent.
-      since: Time at which it connected.
-      hello: Its answer, once that has proven that it knows the secret.
+      asked: The nonce of the challenge that was sent.
+      since: Time at which the connection was made.
+      hello: Answer to the challenge, once it has proven that the other end knows the secret.
     """
 
     address: str
@@ -74,18 +74,18 @@ class _Process:
     """The state of a process that has answered the roll call.
 
     Attributes:
-      wire: The connection to its guard.
+      wire: The connection to the process's guard.
       name: Index, host and process id, for messages.
-      heard: Time of the last message from its guard.
-      step: Training step of its last heartbeat.
-      doing: Activity of its last heartbeat, in words.
-      pulse: Number of batches begun, by its last heartbeat.
+      heard: Time of the guard's last message.
+      step: Training step of the last heartbeat.
+      doing: Activity of the last heartbeat, in words.
+      pulse: Number of batches begun, by the last heartbeat.
       since: Time at which step, activity or pulse last changed.
-      patience: The activity may take this many times the hang timeout; 0 if it only waits.
-      silent_s: Seconds since its guard last heard the process that computes.
-      done: Whether it has finished.
-      failed: Whether it has reported an error.
-      down: Whether it has ended, or its connection has.
+      patience: Multiple of the hang timeout that the activity may take; 0 if it only waits.
+      silent_s: Seconds since the guard last heard the process that computes.
+      done: Whether the process has finished.
+      failed: Whether the process has reported an error.
+      down: Whether the process, or its connection, has ended.
     """
 
     wire: QueuedWire
@@ -141,6 +141,7 @@ class Hub:
         self._stopping = self._started = self._over = self._left = False
         self._begun = self._beaten = self._ticked = time.monotonic()
 
+        # Last, because the thread reads all of the above.
         self._thread = threading.Thread(target=self._serve, name="lbopt hub", daemon=True)
         self._thread.start()
 
@@ -313,6 +314,7 @@ class Hub:
         now = time.monotonic()
         process = _Process(wire, name, now, since=now)
 
+        # A process may answer only after the others have failed and the job is over.
         if self._told is not None:
             self._send(wire, end=self._told)
         elif count != self._place.count:
@@ -326,8 +328,10 @@ class Hub:
         else:
             self._processes[index] = process
             self._indices[wire] = index
+            # The job starts before the messages are read: they may already end it.
             if len(self._processes) == self._place.count:
                 self._start()
+
             for message in messages:
                 self._answer(index, process, message)
 
@@ -366,7 +370,9 @@ class Hub:
         elif "stop" in message and not self._stopping:
             self._stopping = True
             self._tell_all(stop=process.name)
+
         elif "beat" in message:
+            # A guard repeats the last state of its child, so only a change is progress.
             before = (process.step, process.doing, process.pulse)
             process.step = message["beat"]
             process.doing = message["doing"]
@@ -375,9 +381,10 @@ class Hub:
                 process.since = time.monotonic()
             process.patience = message.get("patience", 1)
             process.silent_s = message.get("silent_s", 0.0)
+
         elif "done" in message:
             process.done = True
-            self._decide()
+            self._decide()  # the others no longer wait for this process's bound
             self._over = all(other.done for other in self._processes.values()) and self._started
         elif "failed" in message:
             process.failed = True

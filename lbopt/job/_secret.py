@@ -75,6 +75,7 @@ def _read(field: str, file: str) -> bytes:
     path = paths.local(file, field)
     try:
         with open_regular(path) as stream:
+            # The mode of the file that is read: the path may lead to another one a moment later.
             mode = os.fstat(stream.fileno()).st_mode
             text = stream.read(_MOST_BYTES + 1)
     except OSError as error:

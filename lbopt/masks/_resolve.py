@@ -59,6 +59,7 @@ def resolve_mask(
 
     if argument in _WEIGHTS_BY_DEFAULT and isinstance(mask, LeafMask) and mask.only_excludes:
         _warn_of_lost_default(mask, argument, selected, layer)
+
     names = tree.leaf_names(params)
     if names and not any(jax.tree.leaves(selected)):
         fix = (

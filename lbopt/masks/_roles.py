@@ -84,9 +84,9 @@ def _role(
     """Return the role of one leaf.
 
     Args:
-      parts: The parts of its path, its own name last.
-      shape: Its shape.
-      siblings: name -> shape of the arrays of the same module, itself included.
+      parts: The parts of the leaf's path, its own name last.
+      shape: Shape of the leaf.
+      siblings: name -> shape of the arrays of the same module, the leaf included.
       module: Class of the module, if it is an object.
     """
     *parents, last = parts

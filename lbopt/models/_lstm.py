@@ -192,6 +192,7 @@ class LSTMLayer(nn.Module):
         zeros = jnp.zeros((x.shape[0], self.hidden), jnp.float32)
         start = (zeros, zeros) if state is None else state
 
+        # The inputs of all steps in one large product: in the loop only the recurrent one is left.
         projected = matmul(x.astype(self.dtype), kernel) + bias[None, None, :]
 
         def step(

@@ -133,6 +133,7 @@ def compile_step(
         compiled = _pmapped(step, mesh, strategy.aggregation, options.donate)
         return Step(compiled, mesh, options, strategy.aggregation, _by_replica(mesh))
 
+    # Only the gradients are mapped: the update may be split by sharding constraints, outside a map.
     if options.mapped:
         gradients = _over_replicas(gradients, mesh, strategy)
     along_axes = isinstance(options.reduction, ReduceScatter)
@@ -209,7 +210,8 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
       A `Step` whose metrics are sums over the unmasked examples of the global batch.
 
     Raises:
-      UserError: As for `make_train_step`.
+      UserError: For an unknown backend, a `metric_fn` that is no function, or a mesh that does not
+        go with the backend.
     """
     require_choice("backend", backend, BACKENDS)
     fix = "give a function (params, model_state, batch)"

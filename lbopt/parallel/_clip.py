@@ -26,14 +26,17 @@ class GradientClip:
         (ALBERT, You, MLPerf: the clip then depends on the examples per replica). "mean": each
         microstep's gradient after the mean over replicas. "accumulated": the step's whole gradient,
         after accumulation (the PyTorch ports).
+      eps: Constant >= 0 added to the norm before the division by it.
     """
 
     max_norm: float
     stage: str = "accumulated"
+    eps: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_norm", _scalars.known(self.max_norm))
-        clip_by_global_norm(self.max_norm)  # checks the norm
+        for name in ("max_norm", "eps"):
+            object.__setattr__(self, name, _scalars.known(getattr(self, name)))
+        clip_by_global_norm(self.max_norm, self.eps)  # checks both
         require_choice("stage", self.stage, CLIP_STAGES)
 
 
@@ -47,7 +50,7 @@ def clip_at(
     """
     if clip is None or clip.stage != stage:
         return grads, {}
-    tx = clip_by_global_norm(clip.max_norm)
+    tx = clip_by_global_norm(clip.max_norm, clip.eps)
     clipped, state = tx.update(grads, tx.init(grads))
     return clipped, {f"gradient_norm/{stage}": (state.global_norm, jnp.ones(()))}
 

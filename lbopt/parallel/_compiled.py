@@ -93,7 +93,8 @@ class Step:
         It gets the aggregator's state and is laid out over the devices.
 
         Raises:
-          UserError: As for `with_aggregator_state`.
+          UserError: If the aggregator does not fit the parameters, the optimizer or the number of
+            replicas.
         """
         state = apart(self.with_aggregator_state(state))
         return jax.device_put(state, self.state_sharding(state))

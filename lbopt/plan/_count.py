@@ -165,8 +165,10 @@ def _product(
     flops *= times
 
     (left_depends, left_same), (right_depends, right_same) = inputs
+    # A layer multiplies a batch by weights; attention multiplies a batch by a batch.
     if left_depends == right_depends:
         return flops, None
+
     batch, weight, same = (left, right, right_same) if left_depends else (right, left, left_same)
     layer = LayerSizes(
         path=str(equation.source_info.name_stack),

@@ -3,8 +3,8 @@
 "Cloud" is docs.cloud.google.com/tpu/docs/ (v2, v3, v4, v5e, v5p, v6e). "book" is
 jax-ml/scaling-book@0819a7d8c55ddc113f5cba0285a5f97380cac1e3:tpus.md and sharding.md.
 "CACM" is Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM
-63(7), 2020. It was not read: [recalled 90%] is our confidence in what it is said to have. "ISCA" is
-Jouppi et al., TPU v4, arXiv:2304.01433v3, Table 4, read in copies of that table only.
+63(7), 2020, quoted from memory: [recalled 90%] is our confidence in a figure. "ISCA" is Jouppi et
+al., TPU v4, arXiv:2304.01433v3, Table 4, read in copies of that table only.
 
 The sources differ on links. ISCA has 50 GB/s for v4, and 70 for v3 where CACM has 82; the book,
 tpus.md, has 100 GB/s one way for v3, 45 for v4 and v5e, 90 for v5p and v6e. Here the rates are

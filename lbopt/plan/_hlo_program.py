@@ -84,7 +84,7 @@ class Instruction:
       op: Operation, "fusion" or "all-reduce" for instance.
       result: Text of the result's shape.
       rest: Text of the operands and attributes.
-      is_root: Whether it yields the computation's result.
+      is_root: Whether the instruction yields the computation's result.
     """
 
     name: str
@@ -145,8 +145,8 @@ class Executed:
     Attributes:
       instruction: The instruction.
       times: Number of executions.
-      computation: Name of its computation.
-      fused: Whether it is inside a fusion, whose cost includes it.
+      computation: Name of the computation that holds the instruction.
+      fused: Whether the instruction is inside a fusion, whose cost includes it.
     """
 
     instruction: Instruction

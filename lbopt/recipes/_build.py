@@ -36,7 +36,7 @@ from lbopt.parallel import (
     split_seed,
     torus_grid,
 )
-from lbopt.recipes import _initial, _patterns, _problem, _step
+from lbopt.recipes import _initial, _make_step, _patterns, _problem
 from lbopt.replicas import Replicas
 from lbopt.train import Cadence, Run, Target
 from lbopt.transforms import ema_params
@@ -131,7 +131,7 @@ def _build_phase(
     _patterns.check_patterns(config, problem)
     labels = scaled_modules(config.aggregator)
     tx = make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
-    train_step = _step.make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
+    train_step = _make_step.make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
 
     # A second phase continues the stream of examples where the first one ends.
     position = (before.last_step, before.examples_seen(before.last_step)) if before else (0, 0)

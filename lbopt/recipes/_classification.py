@@ -32,6 +32,7 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
         if image.dtype != jnp.uint8:
             return image
         mean, std = (jnp.asarray(part, jnp.float32) * 255 for part in source.pixel_scale)
+        # With space_to_depth the channels are those of four pixels.
         folded = image.shape[-1] // 3 if image.ndim == 4 and mean.size > 1 else 1
         return (image.astype(jnp.float32) - jnp.tile(mean, folded)) / jnp.tile(std, folded)
 

@@ -4,14 +4,14 @@ from ._bucket_shards import (
     shard_folder as shard_folder,
 )
 from ._example_scores import ExampleScores as ExampleScores, read_examples as read_examples
-from ._noise import by_step as by_step, noise_scales as noise_scales
-from ._results import read_results as read_results
-from ._row import (
+from ._finished_trial import (
     Diffusion as Diffusion,
     FinishedTrial as FinishedTrial,
     Numbers as Numbers,
     Probes as Probes,
 )
+from ._noise import by_step as by_step, noise_scales as noise_scales
+from ._results import read_results as read_results
 from ._runner import run_sweep as run_sweep
 from ._trials import (
     deal_cells as deal_cells,

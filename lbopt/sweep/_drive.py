@@ -31,7 +31,8 @@ def drive(cell: Cell, config: SweepConfig) -> Generator[list[Trial], list[Row], 
       EnvironmentProblem: If the search needs a package that is not installed.
     """
     search = config.arm_search(cell.index)
-    searcher = make_searcher(search)
+    with config.naming_search(cell.index):
+        searcher = make_searcher(search)
     seeds = search.seeds
     searched: list[Row] = []
     while proposals := searcher.ask():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import optimize
 
-from lbopt.sweep._row import Diffusion, LogFit, PowerFit
+from lbopt.sweep._finished_trial import Diffusion, LogFit, PowerFit
 
 FEWEST_POINTS = 4
 """Fewest points of a fit: both curves pass through fewer too easily to be compared."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from lbopt.sweep._row import Number, Numbers, Probes
+from lbopt.sweep._finished_trial import Number, Numbers, Probes
 
 
 def by_step(series: Iterable[tuple[Sequence[float], Numbers | None]]) -> dict[int, list[float]]:

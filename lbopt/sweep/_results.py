@@ -20,7 +20,7 @@ from lbopt._regular import open_regular
 from lbopt.errors import UserError
 from lbopt.job import Job, SoloJob
 from lbopt.sweep._example_scores import EXAMPLES
-from lbopt.sweep._row import REQUIRED as REQUIRED, check_row
+from lbopt.sweep._finished_trial import REQUIRED as REQUIRED, check_row
 from lbopt.sweep._trials import trial_identity
 from lbopt.train import Progress
 from lbopt.workdir import copy_changes_soon, file_errors, read_json_lines

@@ -247,9 +247,12 @@ class Runner:
         running = {lane: run for lane, (_, run) in lanes.items()}
         session.advance(running)
         beat()
+
         _evaluate_and_probe(session, running)
         ended = {lane: run for lane, run in running.items() if run.ended}
         scores, examples = _final_scores(session, ended)
+
+        # The lanes share one program, so each trial is charged an equal part of its time.
         seconds = (time.perf_counter() - begin) / len(lanes)
         for run in running.values():
             run.seconds += seconds
@@ -263,6 +266,8 @@ class Runner:
                 if lane in examples
             ]
             self._results.add(rows, [line for line in packed if line is not None])
+
+        # Told after the rows are saved: a resumed search replays the saved rows.
         for cell_work, row in finished:
             self._say(cell_work.cell, row)
             work.tell(cell_work, row)

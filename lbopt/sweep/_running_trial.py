@@ -12,8 +12,8 @@ import numpy as np
 
 from lbopt.config import SweepConfig
 from lbopt.sweep import _fits
+from lbopt.sweep._finished_trial import Probes
 from lbopt.sweep._noise import noise_scales
-from lbopt.sweep._row import Probes
 from lbopt.sweep._trials import FINAL, Cell, Trial
 from lbopt.train import Target
 from lbopt.workdir import finite_or_none
@@ -74,12 +74,12 @@ class RunningTrial:
 
     @property
     def wants_probe(self) -> bool:
-        """Whether its gradients are to be probed now."""
+        """Whether the trial's gradients are to be probed now."""
         return self.done in self._probe_at and not self.diverged
 
     @property
     def wants_evaluation(self) -> bool:
-        """Whether it is to be evaluated now."""
+        """Whether the trial is to be evaluated now."""
         return self.done in self._evaluate_at and not self.diverged
 
     @property

@@ -65,15 +65,13 @@ def unreadable(checkpoint: Any, earlier: list[int], reason: str, is_damage: bool
     """Return the fault of a checkpoint that cannot be read.
 
     Args:
-      checkpoint: Its folder.
+      checkpoint: Folder of the checkpoint.
       earlier: Steps of earlier checkpoints.
-      reason: Why it cannot be read.
-      is_damage: Whether it is damaged.
+      reason: Reason why the checkpoint cannot be read.
+      is_damage: Whether the checkpoint is damaged.
     """
     then = (
-        f"to resume at step {max(earlier)}"
-        if earlier
-        else "to start again, or use another workdir"
+        f"to resume at step {max(earlier)}" if earlier else "to start again, or use another workdir"
     )
     what = f"this checkpoint cannot be read ({reason})"
     return Fault(str(checkpoint), None, what, f"remove that folder {then}", is_damage)

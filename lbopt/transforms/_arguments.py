@@ -91,7 +91,7 @@ def require_state(state: Any, kind: type) -> None:
 
     Args:
       state: The state given to a transform's `update`.
-      kind: Its type, a NamedTuple.
+      kind: Expected type of the state, a NamedTuple.
     """
     if not isinstance(state, kind):
         fix = (

@@ -91,7 +91,7 @@ def lars(
       undamped_start: Whether the first velocity is the update itself, as in PyTorch.
       learning_rate_placement: "inside" the momentum (vel = m vel + lr ...) or "outside"
         (w <- w - lr ...). They differ whenever the rate changes.
-      plain_learning_rate_placement: The same for leaves that are not adapted; None for that of the
+      plain_learning_rate_placement: Placement for leaves that are not adapted; None for that of the
         others. Where the two differ, Nesterov momentum is for adapted leaves alone (flax).
       trust_ratio_placement: Whether the ratio is "inside" or "outside" the momentum.
       weight_decay_placement: "inside" (the update and the denominator), "outside", "norm_only" (the

@@ -146,6 +146,7 @@ def check_adaptation(options: LambOptions | LarsOptions, optimizer: str, variant
         fix = "with {weight_decay_mask} = False no leaf would be adapted; pass another mask too"
         also = ["weight_decay_mask"]
         raise UserError("trust_ratio_mask", AS_DECAYED, fix, code="conflict", also=also)
+
     if _scalars.require_flag("adapt_undecayed", options.adapt_undecayed):
         return
     if options.trust_ratio_mask is False:

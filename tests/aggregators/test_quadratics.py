@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import lbopt
-from lbopt.aggregators import _protocol, topk
+from lbopt.aggregators import _aggregator, topk
 
 REPLICAS = 8
 SIZE = 40
@@ -27,12 +27,12 @@ def forgetful(aggregator):
     def update(rows, state, group, extra):
         return aggregator.update(rows, state, group, extra)._replace(state=state)
 
-    return _protocol.dataclasses.replace(aggregator, update=update)
+    return _aggregator.dataclasses.replace(aggregator, update=update)
 
 
 TOP = topk(k=2)
 ROWS = {
-    "plain mean": _protocol.plain_mean(),
+    "plain mean": _aggregator.plain_mean(),
     "top-2 alone": forgetful(lbopt.ef(TOP)),
     "`ef`": lbopt.ef(TOP),
     "`ef21`": lbopt.ef21(TOP),
@@ -47,7 +47,7 @@ def distances(name):
     curvature = rng.uniform(0.5, 2, (REPLICAS, SIZE))
     minima = 3 * rng.normal(size=(REPLICAS, SIZE))
     goal = (curvature * minima).sum(0) / curvature.sum(0)
-    tx = _protocol.aggregate(ROWS[name], optax.sgd(RATE), REPLICAS)
+    tx = _aggregator.aggregate(ROWS[name], optax.sgd(RATE), REPLICAS)
 
     def one(noise):
         def step(carry, key):

@@ -17,8 +17,8 @@ from lbopt.errors import NO_VALUE, EnvironmentProblem
 from lbopt.recipes import _initial
 from lbopt.report import _page
 from lbopt.sweep import BucketShards, _bucket_shards
+from lbopt.sweep._finished_trial import check_row
 from lbopt.sweep._results import read_results
-from lbopt.sweep._row import check_row
 from lbopt.train import _seal
 from lbopt.train._seal import Seal
 from lbopt.workdir import MlperfLog, _bucket, open_workdir, read_config, read_json_lines, write_json

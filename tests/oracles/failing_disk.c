@@ -1,11 +1,12 @@
-// A disk that fails: loaded before libc (LD_PRELOAD), makes the N-th call that changes files below a folder answer an error.
+// A disk that fails. Loaded before libc (LD_PRELOAD), it makes the N-th call that changes files
+// below a folder return an error.
 //
 // FAULT_FOLDER   the folder; nothing else is touched
 // FAULT_AT       N, from 1; 0 to fail none and only count
 // FAULT_ERRNO    number of the error
 // FAULT_ON       1: every such call from the N-th on fails; 0: that one only
-// FAULT_NAME     count only calls whose text "call path" contains this; the path begins behind the folder
-// FAULT_LOG      a file outside of the folder that gets "call path" of each, and "FAILED" before what failed
+// FAULT_NAME     count only calls whose text "call path" has this; a path begins after the folder
+// FAULT_LOG      a file outside of the folder for "call path" of each; "FAILED" before failures
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -32,7 +33,8 @@ static int fails(const char *call, const char *path) {
   const char *folder = setting("FAULT_FOLDER");
   char text[PATH_MAX + 32];
   size_t length = strlen(folder);
-  if (!length || strncmp(path, folder, length) != 0 || (path[length] && path[length] != '/')) return 0;
+  if (!length || strncmp(path, folder, length) != 0 || (path[length] && path[length] != '/'))
+    return 0;
   snprintf(text, sizeof text, "%s %s", call, path + length);
   if (!strstr(text, setting("FAULT_NAME"))) return 0;
   long number = atomic_fetch_add(&calls, 1) + 1, at = atol(setting("FAULT_AT"));
@@ -101,7 +103,8 @@ static const char *at_folder(int folder, const char *path, char *buffer) {
       mode = va_arg(list, mode_t); \
       va_end(list); \
     } \
-    if ((flags & O_ACCMODE) != O_RDONLY && fails("open", at_folder(folder, path, buffer))) return -1; \
+    if ((flags & O_ACCMODE) != O_RDONLY && fails("open", at_folder(folder, path, buffer))) \
+      return -1; \
     return real(__VA_ARGS__ path, flags, mode); \
   }
 #define COMMA ,
@@ -111,18 +114,25 @@ OPEN(open64, , AT_FDCWD, )
 OPEN(openat, int folder COMMA, folder, folder COMMA)
 OPEN(openat64, int folder COMMA, folder, folder COMMA)
 ON_PATH(int, mkdir, (const char *path, mode_t mode), (path, mode), AT_FDCWD, path)
-ON_PATH(int, mkdirat, (int folder, const char *path, mode_t mode), (folder, path, mode), folder, path)
+ON_PATH(int, mkdirat, (int folder, const char *path, mode_t mode),
+        (folder, path, mode), folder, path)
 ON_PATH(int, rename, (const char *path, const char *to), (path, to), AT_FDCWD, path)
-ON_PATH(int, renameat, (int folder, const char *path, int other, const char *to), (folder, path, other, to), folder, path)
+ON_PATH(int, renameat, (int folder, const char *path, int other, const char *to),
+        (folder, path, other, to), folder, path)
 ON_PATH(int, link, (const char *path, const char *to), (path, to), AT_FDCWD, to)
 ON_PATH(int, symlink, (const char *path, const char *to), (path, to), AT_FDCWD, to)
 ON_PATH(int, unlink, (const char *path), (path), AT_FDCWD, path)
-ON_PATH(int, unlinkat, (int folder, const char *path, int flags), (folder, path, flags), folder, path)
+ON_PATH(int, unlinkat, (int folder, const char *path, int flags),
+        (folder, path, flags), folder, path)
 ON_PATH(int, rmdir, (const char *path), (path), AT_FDCWD, path)
-ON_DESCRIPTOR(ssize_t, write, (int descriptor, const void *data, size_t size), (descriptor, data, size))
-ON_DESCRIPTOR(ssize_t, pwrite, (int descriptor, const void *data, size_t size, off_t at), (descriptor, data, size, at))
-ON_DESCRIPTOR(ssize_t, pwrite64, (int descriptor, const void *data, size_t size, off64_t at), (descriptor, data, size, at))
-ON_DESCRIPTOR(ssize_t, writev, (int descriptor, const struct iovec *data, int count), (descriptor, data, count))
+ON_DESCRIPTOR(ssize_t, write, (int descriptor, const void *data, size_t size),
+        (descriptor, data, size))
+ON_DESCRIPTOR(ssize_t, pwrite, (int descriptor, const void *data, size_t size, off_t at),
+        (descriptor, data, size, at))
+ON_DESCRIPTOR(ssize_t, pwrite64, (int descriptor, const void *data, size_t size, off64_t at),
+        (descriptor, data, size, at))
+ON_DESCRIPTOR(ssize_t, writev, (int descriptor, const struct iovec *data, int count),
+        (descriptor, data, count))
 ON_DESCRIPTOR(int, fsync, (int descriptor), (descriptor))
 ON_DESCRIPTOR(int, fdatasync, (int descriptor), (descriptor))
 ON_DESCRIPTOR(int, ftruncate, (int descriptor, off_t size), (descriptor, size))

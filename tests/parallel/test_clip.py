@@ -8,7 +8,9 @@ import pytest
 from refusal import refused
 
 import lbopt
+from lbopt.config import OptimizerConfig, TrainConfig, step_options
 from lbopt.models import CNN
+from lbopt.parallel._clip import clip_at
 
 MAX_NORM = 1.5
 MICROSTEPS = 2
@@ -103,6 +105,21 @@ def test_gradient_is_clipped_at_the_stage_that_is_named(stage, backend, microste
     assert np.linalg.norm(moved - expected) <= 1e-5 * np.linalg.norm(expected)
     total, count = metrics[f"gradient_norm/{stage}"]
     assert np.isclose(total / count, norm, rtol=1e-5)
+
+
+def test_a_constant_is_added_to_the_norm():
+    grads = {"w": np.float32([3.0, 4.0])}
+    clipped, norms = clip_at("mean", lbopt.GradientClip(1.0, "mean", eps=5.0), grads)
+    np.testing.assert_allclose(clipped["w"], [0.3, 0.4], rtol=1e-6)
+    assert norms["gradient_norm/mean"][0] == 5.0
+    with refused("eps", -1.0, "value"):
+        lbopt.GradientClip(1.0, eps=-1.0)
+
+
+@pytest.mark.parametrize("stage", ["replica", "mean"])
+def test_a_config_clips_with_the_constant_of_its_variant(stage):
+    optimizer = OptimizerConfig("lamb", "nus", clip_stage=stage)
+    assert step_options(TrainConfig(optimizer=optimizer)).clip.eps == 1e-6
 
 
 def test_the_stages_differ(start):

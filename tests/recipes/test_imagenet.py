@@ -196,7 +196,7 @@ def test_every_good_image_is_evaluated_once(run, trained, flags):
 def test_one_damaged_record_too_many_ends_the_run(flags):
     file, *overrides = flags(limit=1)
     run = build_run(load_config(file.removeprefix("--config="), overrides, TrainConfig))
-    with troubled("config.data.max_damaged_records", 1, "damaged") as caught:
+    with troubled("data.max_damaged_records", 1, "damaged") as caught:
         list(train_iterator(run.batches))
     assert re.search("record (3|17) of imagenet2012 train", str(caught.value))
 

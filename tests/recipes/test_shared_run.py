@@ -57,6 +57,7 @@ def test_the_global_batches_are_those_of_the_stream(shared, alone):
         )
 
 
+@pytest.mark.slow
 def test_a_state_that_is_carried_stays_with_its_text(shared, alone):
     assert shared[0]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
     assert shared[0]["text"] == pytest.approx(alone["text"], rel=1e-6)

@@ -340,7 +340,7 @@ def test_a_question_without_an_answer_is_counted_by_its_number(data_dir, tmp_pat
     splits, _ = _text.load_questions(data)
     assert (len(splits.train.questions), len(splits.train.damaged)) == (5, 1)
     data.max_damaged_records = 0
-    with troubled("config.data.max_damaged_records", 0, "damaged") as caught:
+    with troubled("max_damaged_records", 0, "damaged") as caught:
         _text.load_questions(data)
     assert "record 4 of pydoc_squad train" in str(caught.value)
     assert "record.answers = 0" in str(caught.value)
@@ -366,5 +366,5 @@ def test_an_unreadable_question_is_counted(data_dir, tmp_path):
     assert len(splits.train.questions) + len(splits.train.damaged) == 400
     assert len(splits.validation.damaged) == 0
     data.max_damaged_records = 0
-    with troubled("config.data.max_damaged_records", 0, "damaged"):
+    with troubled("max_damaged_records", 0, "damaged"):
         _text.load_questions(data)

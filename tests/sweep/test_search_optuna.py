@@ -168,5 +168,5 @@ def test_a_search_says_nothing(capfd, caplog):
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with troubled("config.search.method", "optuna", "installation"):
+    with troubled("method", "optuna", "installation"):
         make_searcher(SearchConfig("optuna"))

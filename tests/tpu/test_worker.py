@@ -95,6 +95,7 @@ def test_a_run_outlives_the_ssh_that_started_it_and_a_second_start_does_nothing(
     )  # a booting machine would start this command
 
 
+@pytest.mark.slow
 def test_a_killed_keeper_leaves_no_program_behind(cloud):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 400 --sleep=0.1")
     cloud.ready()

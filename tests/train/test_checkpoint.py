@@ -264,7 +264,7 @@ OF_BEFORE = {
 }
 
 
-@pytest.mark.everyday("lars_flax", "lans")
+@pytest.mark.everyday("lars_flax")
 @pytest.mark.parametrize("name", OF_BEFORE)
 def test_a_checkpoint_whose_ratios_lay_in_the_parameters_containers_is_read(name, tmp_path):
     """An earlier version made the archive by three updates of each optimizer."""

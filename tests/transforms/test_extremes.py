@@ -95,6 +95,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.everyday("*-0.1-1e+20", "*-0.0-1e-30")
 @each_size
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", SOURCES)

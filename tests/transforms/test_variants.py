@@ -665,7 +665,7 @@ IDENTITIES = {
 }
 
 
-@pytest.mark.everyday("nvlamb_optax", "tfa_mlperf_tf", "tpu_flax")
+@pytest.mark.everyday("tfa_mlperf_tf", "tpu_flax")
 @pytest.mark.parametrize("identity", IDENTITIES)
 def test_rows_that_coincide_under_stated_conditions(identity):
     family, one, options, other, other_options, conditions = IDENTITIES[identity]
@@ -699,7 +699,7 @@ def test_rows_that_coincide_under_stated_conditions(identity):
         )
 
 
-@pytest.mark.everyday("*-0.1")
+@pytest.mark.everyday("lamb-*", "lars-lars-options1-0.1")
 @pytest.mark.parametrize("weight_decay", DECAYS)
 @pytest.mark.parametrize(
     ("family", "theirs", "options"),

@@ -9,7 +9,6 @@ from lbopt.config import DataConfig
 from lbopt.data._arrays import Dataset, Reading, Splits
 from lbopt.data._damaged import DamagedCount
 from lbopt.data._records import TfdsFolder
-from lbopt.data.from_config._naming import LIMIT_FIELD
 from lbopt.data.images import (
     LARGEST_IN_MEMORY_BYTES,
     ImageDataset,
@@ -59,7 +58,9 @@ def _splits(
             yield for_evaluation[split]
             continue
         records = folder.open(split, field, encoded=("image",))
-        damaged = DamagedCount(f"{data.builder} {split}", data.max_damaged_records, LIMIT_FIELD)
+        # Images are read during training, when only the fields of a run get a prefix.
+        limit = (data.max_damaged_records, "data.max_damaged_records")
+        damaged = DamagedCount(f"{data.builder} {split}", *limit)
         training = field == "train_split"
         dataset = _dataset(data, records, shape, num_classes, damaged, training)
         if not training:

@@ -6,10 +6,8 @@ import contextlib
 
 from lbopt.config import DataConfig, naming
 
-LIMIT_FIELD = "config.data.max_damaged_records"
 LOWERCASE_FIELD = "config.data.lowercase"
-"""Fields that a message shows where no caller can put a prefix before them: while training reads a
-batch, and in a warning."""
+"""The field in warnings, before which no caller can put its place."""
 
 
 def naming_data() -> contextlib.AbstractContextManager[None]:

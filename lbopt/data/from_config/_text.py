@@ -15,7 +15,7 @@ from lbopt.data import _places
 from lbopt.data._arrays import Splits
 from lbopt.data._damaged import DamagedCount, DamagedRecord
 from lbopt.data._records import Records, TfdsFolder, read_any_record
-from lbopt.data.from_config._naming import LIMIT_FIELD, LOWERCASE_FIELD
+from lbopt.data.from_config._naming import LOWERCASE_FIELD
 from lbopt.data.squad import EvaluationWindows, Question, TrainingWindows, question_from_record
 from lbopt.data.text import (
     EvalTextStreams,
@@ -80,7 +80,7 @@ def load_questions(data: DataConfig, learned: Learned | None = None) -> tuple[Sp
 
     def windows(kind: Any, field: str) -> Any:
         split = getattr(data, field)
-        damaged = DamagedCount(f"{data.builder} {split}", data.max_damaged_records, LIMIT_FIELD)
+        damaged = DamagedCount(f"{data.builder} {split}", data.max_damaged_records)
         questions = list(_usable(folder.open(split, field), damaged))
         sizes = data.sequence_length, data.doc_stride, data.max_query_length
         found = kind(questions, pieces, *sizes)

@@ -55,6 +55,7 @@ def of_source(source: GeneratedDataset, root: pathlib.Path) -> Any:
     """Return a builder that writes a generated data set."""
     tfds = _tfds()
 
+    # The class is made here, as its base exists only once TFDS is imported.
     class Made(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore
         name = source.name
         VERSION = tfds.core.Version(source.version)

@@ -22,7 +22,7 @@ class Prepared(NamedTuple):
     Attributes:
       name: Name of the data set, with its configuration if it has some.
       folder: The opened data set.
-      made: Whether it was made by this call.
+      made: Whether this call made the data set.
     """
 
     name: str
@@ -43,7 +43,7 @@ def prepare_named(
       data_dir: Folder of data sets, see `default_data_dir`.
       manual_dir: Folder of the files that the user downloaded; None for downloads/manual in the
         folder of data sets.
-      say: Called with a line for the user before the download begins.
+      say: Function that shows the user a line of text, called before the download begins.
 
     Raises:
       UserError: If there is no such data set.

@@ -29,7 +29,7 @@ class _Peaks:
       arm: Name of the arm.
       slope: Slope of log(step of the peak) against log(batch size).
       seeds: Number of runs that have a peak.
-      at_edge: Number of those in which it is at the first or the last probe.
+      at_edge: Number of runs whose peak is at the first or the last probe.
       warmup: Warmup steps of the cells, least and most.
     """
 
@@ -75,10 +75,12 @@ def judge_peaks(arms: list[tuple[str, tuple[CellResults, ...]]]) -> Claim | None
     ]
     if not found:
         return None
+
     told = [one.interval for one in found if one.interval]
     near = [low > -_HALFWAY and high < _HALFWAY for low, high in told]
     far = [high < -_HALFWAY or low > _HALFWAY for low, high in told]
     verdict = UNKNOWN
+    # An arm without an interval may contradict the others, so nothing is told without it.
     if len(told) == len(found):
         verdict = HELD if all(near) else NOT_HELD if all(far) else UNKNOWN
 

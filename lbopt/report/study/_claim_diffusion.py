@@ -75,6 +75,7 @@ def diffusion_is_logarithmic(study: Study) -> Claim | None:
     ]
     if not arms:
         return None
+
     total = _Cells(
         "",
         [fit for arm in arms for fit in arm.fits],
@@ -87,8 +88,10 @@ def diffusion_is_logarithmic(study: Study) -> Claim | None:
 
     against = [arm.name for arm in arms if total.sign and arm.sign == -total.sign]
     verdict = {1: HELD, 0: UNKNOWN, -1: NOT_HELD}[total.sign]
+    # Most cells may be those of one arm, so arms are counted too.
     if 3 * len(against) >= sum(bool(arm.fits) for arm in arms):
         verdict = UNKNOWN
+
     curve = "log t" if total.sign < 0 else "a power of t"
     but = say(_AGAINST, arms=against, curve=curve) if against else ""
     return judged(_NAME, verdict, _WHAT, _evidence(total), but, *notes)

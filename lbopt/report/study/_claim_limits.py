@@ -92,6 +92,7 @@ def _judge(
     further = float(np.mean(first > second))
     beyond = float(np.mean(np.isinf(first) & np.isinf(second)))
     verdict = HELD if further >= _SURE else NOT_HELD if further + beyond <= 1 - _SURE else UNKNOWN
+    # A limit that was not reached may lie beyond any other.
     if verdict == HELD and any(isinstance(arm.limit, NotReached) for arm in sides[1]):
         verdict = UNKNOWN
 

@@ -56,13 +56,13 @@ class Prediction:
 
     @property
     def missed(self) -> bool:
-        """Whether it is off by more than `WITHIN` for every batch size between the bounds."""
+        """Whether the prediction is off by more than `WITHIN` for every size between the bounds."""
         near = self.least / WITHIN <= self.noise_scale <= WITHIN * self.most
         return math.isfinite(self.noise_scale) and not near
 
     @property
     def judged(self) -> bool:
-        """Whether it is known to be a hit or a miss."""
+        """Whether the prediction is known to be a hit or a miss."""
         return math.isfinite(self.noise_scale) and (self.exact or self.missed)
 
     @property
@@ -166,6 +166,7 @@ def judge(
         ranks = None
     verdict = HELD if within > missed and _agree(ranks) else UNKNOWN
     verdict = NOT_HELD if missed > within else verdict
+
     factor = say(_FACTOR, factor=WITHIN, thing=thing, within=within, judged=len(hits))
     ranks_text = "whether the ranks agree cannot be told from so few arms with different limits"
     ranks_text = ranks_text if ranks is None else say(_RANKS, test=ranks)

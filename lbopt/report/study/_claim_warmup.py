@@ -170,6 +170,8 @@ def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
     growing = total(against_growing)
     growing_text = say(_COUNTS, contest=growing, other=_IN_PROPORTION)
     slopes = _slopes(arms)
+
+    # Growing steps refute the claim on their own, whether or not constant epochs do worse.
     if growing.sign < 0:
         return judged(_NAME, NOT_HELD, _WHAT, _CARRIED + growing_text, slopes)
     if not pooled.told[0]:
@@ -181,6 +183,7 @@ def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
     if against:
         evidence.append(f"but {' and '.join(against)} alone says the opposite")
         return judged(_NAME, UNKNOWN, _WHAT, *evidence)
+
     if growing.lead < 0 < pooled.sign:
         return judged(_NAME, UNKNOWN, _WHAT, *evidence, f"but it also {growing_text}")
     verdict = {1: HELD, 0: UNKNOWN, -1: NOT_HELD}[pooled.sign]

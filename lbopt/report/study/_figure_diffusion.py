@@ -49,6 +49,7 @@ def diffusion(study: Study, folder: pathlib.Path) -> _page.Section | None:
     arms = having[: _style.MOST_PANEL_ROWS]
     if not arms:
         return None
+
     figure, grid = _style.panels(len(arms), 2, sharex=True)
     for (left, right), arm in zip(grid, arms, strict=True):
         _draw_log_x(left, study, arm, curves[arm.name])
@@ -94,7 +95,7 @@ def _draw_log_x(panel: Any, study: Study, arm: ArmResults, curves: Curves) -> No
 
     told = [
         _r2("log t", [cell.diffusion.log_r2 for cell in arm.cells if cell.diffusion]),
-        *(f"batch {size} goes on to {tops[size]:,.0f}" for size in away),
+        *(f"batch {size} reaches {tops[size]:,.0f}" for size in away),
     ]
     panel.text(0.03, 0.97, "\n".join(told), transform=panel.transAxes, va="top", fontsize=7)
     _draw_fits(panel, study, arm, kept, _log_fit)

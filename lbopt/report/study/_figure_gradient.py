@@ -206,6 +206,7 @@ def lipschitz(study: Study, folder: pathlib.Path) -> _page.Section | None:
     arms = having[: _style.MOST_PANEL_ROWS]
     if not arms:
         return None
+
     train = study.config.train
     horizontal = "examples seen" if train.num_steps else "epochs"
     figure, grid = _style.panels(len(arms), 2, sharex="col")
@@ -214,6 +215,7 @@ def lipschitz(study: Study, folder: pathlib.Path) -> _page.Section | None:
             size = cell.global_batch_size
             curve = curves[arm.name][cell.global_batch_size]
             colour = _style.batch_shade(study, size)
+            # The same curve twice: LEGW predicts peaks at one step (left), not at one epoch.
             per_step = size if train.num_steps else (train.num_epochs or 0.0) / cell.first.steps
             for panel, factor in ((left, 1.0), (right, per_step)):
                 steps = [factor * step for step, _ in curve]
@@ -222,6 +224,7 @@ def lipschitz(study: Study, folder: pathlib.Path) -> _page.Section | None:
         for panel, name in ((left, "steps"), (right, horizontal)):
             _style.log_ticks(panel, "x", "y")
             _style.title(panel, f"{arm.name}, over {name}")
+
     _style.batch_legend(figure, study)
     _style.below(grid, "optimizer step", horizontal)
     figure.supylabel("Lipschitz constant along the gradient", fontsize=9)
@@ -299,8 +302,11 @@ def _layers(study: Study, folder: pathlib.Path, statistic: _LayerStatistic) -> _
     arms = having[: _style.MOST_PANEL_ROWS]
     if not arms:
         return None
+
+    # Arms may have different networks: the colours are those of the one with most layers.
     layers = max((list(curves[arm.name]) for arm in arms), key=len)
     colours = [_style.shade(place, len(layers)) for place in range(len(layers))]
+
     figure, grid = _style.panels(len(arms), 2, sharey="row")
     for row, arm in zip(grid, arms, strict=True):
         for panel, cell in zip(row, (arm.cells[0], arm.cells[-1]), strict=True):
@@ -310,6 +316,7 @@ def _layers(study: Study, folder: pathlib.Path, statistic: _LayerStatistic) -> _
                 panel.plot(*zip(*curve, strict=True), **line)
             _style.log_ticks(panel, "x", "y")
             _style.title(panel, f"{arm.name}, batch {cell.global_batch_size}")
+
     if len(layers) <= _MOST_NAMED:
         _style.line_legend(figure, zip(layers, colours, strict=True))
     _style.below(grid, "optimizer step")

@@ -255,6 +255,7 @@ def precision(study: Study, folder: pathlib.Path) -> _page.Section | None:
     forms = sorted({one.bits for one in found.values()}, key=lambda bits: (sum(bits), bits))
     if len([bits for bits in forms if bits != _FULL]) < 2:
         return None
+
     near = study.metric is ACCURACY
     metric = study.metric
     figure, grid = _style.panels(1 + near, 1, 2.3)
@@ -265,6 +266,8 @@ def precision(study: Study, folder: pathlib.Path) -> _page.Section | None:
         names = [f"{1 + sum(bits)}\ne{bits[0]}m{bits[1]}" for bits in forms]
         panel.set_xticks(range(len(forms)), names)
         panel.set_ylabel(f"test {metric.label}", fontsize=8.5)
+
+    # Formats with few bits fail by tens of points, beside which the others look alike.
     if near:
         best = max(metric.shown(cell.test.mean) for arm in study.measured for cell in arm.cells)
         grid[1][0].set_ylim(best - _NEAR * study.config.limit_points, best + 0.3)
@@ -341,10 +344,12 @@ def waterfall(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw a bar for each arm of the waterfall, from the mean before it to its own."""
     if study.waterfall is None:
         return None
+
     steps = study.waterfall.steps
     metric = study.metric
     means = [metric.shown(step.mean) for step in steps]
     stds = [metric.shown(step.std) for step in steps]
+    # The axis does not begin at 0, where gains of a point would not be seen.
     low = min(means) - max(stds)
     high = max(means) + max(stds)
     start = max(0.0, low - 0.08 * (high - low))
@@ -358,12 +363,14 @@ def waterfall(study: Study, folder: pathlib.Path) -> _page.Section | None:
         axes.barh(row, mean - before, left=before, height=0.6, color=_colour(step))
         axes.errorbar(mean, row, xerr=std, color="#222222", capsize=3, linewidth=1)
         axes.text(1.02, row, _gain(step, metric), **beside)
+
     names = [_style.label(step.arm, _style.TICK_LETTERS) for step in reversed(steps)]
     axes.set_yticks(range(len(steps)), names, fontsize=9)
     axes.set_xlim(start, min(end, 100.5) if metric is ACCURACY else end)
     axes.set_xlabel(f"test {metric.label}")
     size = study.waterfall.global_batch_size
     _style.title(axes, f"What each step adds at batch {size}", 11, None)
+
     alt = "Test score at the largest batch as one ingredient after the other is added"
     drawn = _style.picture(figure, folder / "waterfall.png", alt)
     return _page.Section("Ablation", [_ABOUT_WATERFALL], pictures=[drawn])

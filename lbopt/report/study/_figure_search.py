@@ -36,13 +36,16 @@ def learning_rates(study: Study, folder: pathlib.Path) -> _page.Section | None:
     arms = searching[: 2 * _style.MOST_PANEL_ROWS]
     if not arms:
         return None
+
     figure, grid, shown = _style.two_columns(len(arms))
     for panel, arm in zip(shown, arms, strict=True):
         for cell in arm.cells:
+            # Only a grid tries every rate with the same other factors, so that a line is a curve.
             _draw_rates(panel, study, cell, joined=arm.search.method == "grid")
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter("{x:g}")
         _style.title(panel, arm.name)
+
     if study.metric is PERPLEXITY:
         _style.log_ticks(shown[0], "y")
     _style.batch_legend(figure, study)
@@ -59,6 +62,7 @@ def learning_rates(study: Study, folder: pathlib.Path) -> _page.Section | None:
             f"Not drawn: {count(single, 'arm')} of which only one learning rate was tried."
         )
     notes += _style.left_out(len(arms), len(searching), "arms")
+
     alt = (
         "Mean validation score against learning rate over the scaled rate, a panel for each arm "
         "and a colour for each batch size"
@@ -162,18 +166,22 @@ def warmups(study: Study, folder: pathlib.Path) -> _page.Section | None:
     arms = having[: _style.MOST_PANEL_ROWS]
     if not arms:
         return None
+
     sizes = sorted({cell.global_batch_size for arm in arms for cell in arm.cells})
     sizes = _style.thinned(sizes, _MOST_BATCHES)
     drawn = [[_Panel.of(arm, size, study.metric) for size in sizes] for arm in arms]
+    # The axes of heat maps count cells: panels with other factors cannot share them.
     share = _shared(drawn)
     figure, grid = _style.panels(len(arms), len(sizes), 1.35, sharex=share, sharey=share)
     colours = _draw_all(grid, drawn, study.metric)
+
     for panel, size in zip(grid[0], sizes, strict=True):
         _style.title(panel, f"batch {size}", 8.5, None)
     for row, arm in zip(grid, arms, strict=True):
         row[0].set_ylabel(_style.label(arm.name, 20), fontsize=7.5)
     _style.below(grid, "rate / scaled rate")
     figure.supylabel("warmup / the rule's warmup", fontsize=9)
+
     every = [panel for row in grid for panel in row]
     bar = figure.colorbar(colours, ax=every, location="bottom", aspect=40, pad=0.02)
     bar.ax.tick_params(labelsize=_style.SMALL)
@@ -251,7 +259,7 @@ def _heat_map(axes: Any, panel: _Panel, metric: Metric, scale: dict[str, Any]) -
         place = warmups.index(one.factors.warmup), rates.index(one.factors.learning_rate)
         table[place] = losses[one]
 
-    axes.set_facecolor("#dddddd")
+    axes.set_facecolor("#dddddd")  # shows where no candidate was tried
     image = axes.imshow(table, origin="lower", aspect="auto", **scale)
     turned = 90 if len(rates) > 3 else 0
     axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates], rotation=turned)

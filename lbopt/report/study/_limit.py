@@ -96,8 +96,9 @@ class Limit:
 
     Attributes:
       global_batch_size: The limit, interpolated between batch sizes.
-      low: Lower end of its confidence interval.
-      high: Upper end of its confidence interval; infinite if it lies beyond the largest batch.
+      low: Lower end of the limit's confidence interval.
+      high: Upper end of the limit's confidence interval; infinite if it lies beyond the largest
+        batch.
       fit: The fit that it was read from.
     """
 
@@ -254,9 +255,9 @@ def resample_limits(
     deviations are shrunk until their variance excludes that part of the noise.
 
     Args:
-      cells: As for `estimate_limit`, with at least two seeds each.
-      tolerance: As for `estimate_limit`.
-      higher_is_better: As for `estimate_limit`.
+      cells: Scores at each batch size, ascending in batch size, with at least two seeds each.
+      tolerance: Loss of score that is accepted, in the unit of the scores.
+      higher_is_better: Whether scores are accuracies rather than losses.
       confidence: Level of the interval for which the resamples are meant.
       num_resamples: Number of resamples.
       seed: Seed for resampling the runs.

@@ -83,9 +83,9 @@ class TargetCost:
     """Cost of the target over the final seeds; a seed that missed it counts as the slowest.
 
     Attributes:
-      reached: Number of seeds that reached it.
-      steps_median: Median optimizer steps; None if the median run did not reach it.
-      examples_median: Median examples.
+      reached: Number of seeds that reached the target.
+      steps_median: Median optimizer steps; None if the median run did not reach the target.
+      examples_median: Median examples seen; None with `steps_median`.
       steps_run: Steps of the longest run.
     """
 
@@ -116,7 +116,7 @@ class Peak:
 
     Attributes:
       step: Optimizer step.
-      at_edge: Whether it is the first or the last probe of the run.
+      at_edge: Whether the step is the first or the last one probed in the run.
     """
 
     step: int
@@ -222,7 +222,7 @@ class Failure:
       seeds: Number of final seeds.
       test_lost: Loss of test score against the small batches, in points of accuracy or nats of the
         mean loss.
-      train_lost: The same loss in training; both are None if a mean is missing.
+      train_lost: Loss of training score, in the same unit; both are None if a mean is missing.
       train_share: train_lost / test_lost; None if the mean test score did not fall.
     """
 
@@ -242,14 +242,14 @@ class ArmResults:
     Attributes:
       place: Position in `SweepConfig.arms`.
       config: Optimizer, rules, and fields that replace those of the study.
-      train: Config of its runs.
-      search: Config of its search.
+      train: Config of the arm's runs.
+      search: Config of the arm's search.
       cells: Tested cells, ascending in batch size.
       limit: Estimate of the limit; None where the study has none, or the smallest batch has no
         result yet.
-      limit_over_examples: Whether the bootstrap of its interval resamples test examples too, not
+      limit_over_examples: Whether the bootstrap of the limit resamples test examples too, not
         only seeds.
-      failure: None if there is no result past the limit.
+      failure: Failure at the first batch size past the limit; None without a result there.
       scaling: Steps to the target as a function of the batch size; None for a study without one.
       critical_batch: Fit of the median steps to the target; None where there is none.
     """
@@ -281,13 +281,13 @@ class WaterfallStep:
     """An arm of the waterfall at the largest batch, and its gain over the arm before.
 
     Attributes:
-      arm: Name.
+      arm: Name of the arm.
       mean: Mean test score.
-      std: Its standard deviation over seeds.
-      gain: In points of accuracy or percent of the perplexity, positive for the better; None for
-        the first.
+      std: Standard deviation of the test score over seeds.
+      gain: Gain in points of accuracy or percent of the perplexity, positive for the better; None
+        for the first arm.
       gain_low: Lower end of the 95 % Welch interval of the gain; None where seeds cannot tell.
-      gain_high: Upper end.
+      gain_high: Upper end of that interval; None with the lower one.
       gain_spread: Standard deviation of the difference of two single seeds; None with one seed.
       told_apart: Whether the interval excludes 0; None without an interval.
     """
@@ -315,7 +315,7 @@ class Study:
     """A study, complete or not.
 
     Attributes:
-      config: Its config.
+      config: Config of the study.
       metric: The measure that judges it.
       arms: All arms, in the order of the config.
       waterfall: None if the study has none, or an arm of it has no result at the largest batch.

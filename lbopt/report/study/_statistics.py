@@ -28,9 +28,9 @@ class Difference:
     """A difference of two means.
 
     Attributes:
-      apart: Whether it is significant; None if these seeds cannot tell.
+      apart: Whether the difference is significant; None if these seeds cannot tell.
       low: Lower end of the interval at the level that decided; None without an interval.
-      high: Upper end.
+      high: Upper end of that interval; None without an interval.
     """
 
     apart: bool | None = None
@@ -132,8 +132,8 @@ class RankTest:
     """A permutation test of Spearman's rank correlation, one-sided.
 
     Attributes:
-      correlation: Spearman's.
-      p: Share of all orders in which it would be at least as high.
+      correlation: Spearman's rank correlation, in [-1, 1].
+      p: Share of all orders in which the correlation would be at least as high.
       least_p: p of the best agreement that these numbers, with their ties, could show.
     """
 
@@ -180,8 +180,8 @@ class Slope:
 
     Attributes:
       slope: Exponent of x.
-      low: Lower end; None without an interval.
-      high: Upper end.
+      low: Lower end of the slope's interval; None without an interval.
+      high: Upper end of the slope's interval; None without an interval.
       over: Source of the interval's uncertainty, "seeds" or "batch sizes".
     """
 

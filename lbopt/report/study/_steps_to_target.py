@@ -45,7 +45,7 @@ class StepsToTarget:
       global_batch_size: Examples per optimizer step.
       steps: The median; infinite if it was not reached by the median seed.
       low: Lower end of the median's confidence interval.
-      high: Upper end of it; infinite like `steps`.
+      high: Upper end of the median's confidence interval; infinite like `steps`.
       num_reached: Number of seeds that reached the target.
       num_seeds: Number of seeds.
     """
@@ -74,8 +74,8 @@ class Saving:
       from_batch_size: The smaller of the two.
       to_batch_size: The larger of the two.
       exponent: The exponent of the median steps; NaN if either is infinite.
-      low: Lower end of its confidence interval; NaN if a resampled median is infinite.
-      high: Upper end of its confidence interval; NaN with the lower one.
+      low: Lower end of the exponent's confidence interval; NaN if a resampled median is infinite.
+      high: Upper end of the exponent's confidence interval; NaN with the lower one.
     """
 
     from_batch_size: int

@@ -114,7 +114,7 @@ def batch_axis(axes: Any, sizes: Sequence[int], small: bool = False) -> None:
     Args:
       axes: matplotlib axes.
       sizes: Batch sizes of the study, ascending; the last one is always named.
-      small: Whether it is that of a panel, which has half as many names and no label.
+      small: Whether the axis is that of a panel, with half as many names and no label.
     """
     axes.set_xscale("log", base=2)
     letters = sum(len(str(size)) + 1 for size in sizes)

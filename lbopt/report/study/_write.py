@@ -19,8 +19,8 @@ from lbopt.report.study import (
     _figure_target,
 )
 from lbopt.report.study._findings import claims_of, findings_of
+from lbopt.report.study._how_measured import protocol
 from lbopt.report.study._model import Study
-from lbopt.report.study._protocol import protocol
 from lbopt.report.study._read import read_study
 from lbopt.report.study._setup import arms_table, definitions
 from lbopt.report.study._summary import summary_of
@@ -66,7 +66,7 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
 
     Args:
       workdir: The study's folder.
-      saved: Its `config.json`.
+      saved: JSON data of the study's `config.json`.
 
     Raises:
       UserError: Naming `workdir`, if no trial is finished yet, or one is of another study.
@@ -78,10 +78,13 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
         fix = "no trial is finished yet; run lbopt sweep first"
         raise UserError("workdir", str(workdir), fix, code="missing")
     _check_saved(saved["config"])
+
     study = read_study(saved["config"], rows, read_examples(workdir))
     claims = claims_of(study)
     findings = findings_of(study, claims)
     command = saved.get("command", "")
+
+    # The numbers first: drawing fails if matplotlib is missing.
     made = {"command": command, "versions": saved["versions"]}
     write_json(workdir / "summary.json", summary_of(study, claims, findings) | made)
     write_text(workdir / TRIALS, trials_csv(rows))

@@ -42,7 +42,7 @@ class MeshProgram:
     """The step of `lbopt train` over all devices, for trials with other arguments and seeds.
 
     Args:
-      cell: One of the cells whose trials it runs.
+      cell: A cell whose trials the program runs; other cells differ in their arguments only.
       decays: Whether there is weight decay, see `make_tx`.
       config: The config of the study.
 

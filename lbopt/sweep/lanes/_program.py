@@ -182,7 +182,7 @@ class CompiledOnce:
 
     @property
     def made(self) -> bool:
-        """Whether it has been compiled for some shape."""
+        """Whether the function has been compiled for some shape."""
         return bool(self._compiled)
 
     def __call__(self, *given: Any) -> Any:
@@ -241,7 +241,7 @@ class Program:
     """The step of `lbopt train` in a loop on the device, for trials with other arguments and seeds.
 
     Args:
-      cell: One of the cells whose trials it runs.
+      cell: A cell whose trials the program runs; other cells differ in their arguments only.
       decays: Whether there is weight decay, see `make_tx`.
       config: The config of the study.
       batching: Lanes of the program.

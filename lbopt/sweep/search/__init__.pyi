@@ -1,6 +1,6 @@
 from ._cost import SearchCost as SearchCost, search_cost as search_cost
 from ._methods import DRAWN_BY as DRAWN_BY, make_searcher as make_searcher
-from ._protocol import (
+from ._searcher import (
     Factors as Factors,
     Proposal as Proposal,
     Score as Score,

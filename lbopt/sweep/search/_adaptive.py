@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from lbopt.config import SearchConfig
 from lbopt.errors import EnvironmentProblem
 from lbopt.sweep.search._halving import num_halvings
-from lbopt.sweep.search._protocol import Factors, Proposal, Rounds, Score
+from lbopt.sweep.search._searcher import Factors, Proposal, Rounds, Score
 from lbopt.sweep.search._space import Space, make_space
 
 _STUDY_NAME = "search"
@@ -48,7 +48,7 @@ def adaptive(config: SearchConfig) -> Rounds:
       config: The config of the search.
 
     Raises:
-      EnvironmentProblem: Naming `config.search.method`, if Optuna is not installed.
+      EnvironmentProblem: Naming `method`, if Optuna is not installed.
     """
     steps = num_halvings(config.eta, 1 / config.min_fidelity) if config.has_rungs else 0
     return _generations(config, _make_study(config, steps), steps)
@@ -144,8 +144,7 @@ def _make_study(config: SearchConfig, steps: int) -> Any:
         import optuna
     except ImportError as error:
         fix = "optuna is not installed; run pip install 'lbopt[search]'"
-        place = "config.search.method"
-        raise EnvironmentProblem(place, "optuna", fix, code="installation") from error
+        raise EnvironmentProblem("method", "optuna", fix, code="installation") from error
 
     # Optuna prints a line for every new study.
     verbosity = optuna.logging.get_verbosity()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from lbopt.config import SearchConfig
 from lbopt.sweep.search._methods import make_searcher
-from lbopt.sweep.search._protocol import Score
+from lbopt.sweep.search._searcher import Score
 
 
 class SearchCost(NamedTuple):

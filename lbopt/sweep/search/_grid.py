@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from lbopt.config import SearchConfig
-from lbopt.sweep.search._protocol import Factors, Proposal, Rounds
+from lbopt.sweep.search._searcher import Factors, Proposal, Rounds
 
 
 def grid(config: SearchConfig) -> Rounds:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from lbopt.config import SearchConfig
-from lbopt.sweep.search._protocol import Factors, Proposal, Rounds, Score
 from lbopt.sweep.search._sampled import halton_candidates
+from lbopt.sweep.search._searcher import Factors, Proposal, Rounds, Score
 from lbopt.sweep.search._space import make_space
 
 Bracket: TypeAlias = list[tuple[int, float]]

@@ -14,8 +14,8 @@ from lbopt.config import SearchConfig
 from lbopt.sweep.search._adaptive import adaptive
 from lbopt.sweep.search._grid import grid
 from lbopt.sweep.search._halving import hyperband, successive_halving
-from lbopt.sweep.search._protocol import Rounds, Searcher, Turns
 from lbopt.sweep.search._sampled import halton, log_uniform
+from lbopt.sweep.search._searcher import Rounds, Searcher, Turns
 
 _SPREAD = ("numpy", "scipy")
 DRAWN_BY = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lbopt.config import SearchConfig
-from lbopt.sweep.search._protocol import Factors, Proposal, Rounds
+from lbopt.sweep.search._searcher import Factors, Proposal, Rounds
 from lbopt.sweep.search._space import Space, make_space
 
 _STREAM = 0x5EA2C4

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lbopt.config import SearchConfig
-from lbopt.sweep.search._protocol import Factors
+from lbopt.sweep.search._searcher import Factors
 
 
 class Range(NamedTuple):
     """A range from `low` to `high`, both included; not searched if they are equal.
 
     Attributes:
-      low: Lower end, > 0, or 0 if both ends are.
-      high: Upper end.
+      low: Lower end of the range, > 0, or 0 if both ends are.
+      high: Upper end of the range, >= `low`.
     """
 
     low: float

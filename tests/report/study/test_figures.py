@@ -264,7 +264,7 @@ def test_one_arm_that_runs_away_does_not_flatten_the_others(tmp_path, monkeypatc
     assert left.get_ylim()[1] == pytest.approx(1.2 * 0.1 * 512**0.5)
     assert left.texts[0].get_text().splitlines() == [
         "R² of log t: 0.87 to 0.95",
-        "batch 256 goes on to 5,657",
+        "batch 256 reaches 5,657",
     ]
     assert right.get_ylim()[1] > 5e3
 

@@ -15,12 +15,12 @@ from optax.experimental import aggregating
 from refusal import refused
 
 import lbopt
-from lbopt.aggregators import _protocol, cast, randk, sign, topk
+from lbopt.aggregators import _aggregator, cast, randk, sign, topk
 from lbopt.stacks import stacked_paths
 
 LABELS = {"body": "^body/", "head": "^head/"}
 ALL = {
-    "mean": _protocol.plain_mean(),
+    "mean": _aggregator.plain_mean(),
     "agvm": lbopt.agvm(LABELS, "body", 1, 0),
     "aps": lbopt.aps(4, 3),
     "aps-stochastic": lbopt.aps(5, 2, rounding="stochastic", overflow="saturate"),
@@ -68,7 +68,7 @@ def test_gradients_of_1e20_and_of_1e_minus_25_are_what_their_multiples_are(
     """Scaling by a power of two changes no digit, and no square leaves the range of fp32."""
     if name == "powersgd":
         monkeypatch.setattr(jnp.linalg, "qr", squaring_qr)
-    tx = _protocol.as_optax(ALL[name], 8)
+    tx = _aggregator.as_optax(ALL[name], 8)
     grads = gradients(3)
     update = jax.jit(tx.update)
 
@@ -89,7 +89,7 @@ def test_gradients_of_1e20_and_of_1e_minus_25_are_what_their_multiples_are(
 
 
 def test_agvm_of_adam_measures_gradients_of_1e22(gradients, params):
-    tx = _protocol.as_optax(lbopt.agvm(LABELS, "body", 1, 0, adam_b2=0.9), 8)
+    tx = _aggregator.as_optax(lbopt.agvm(LABELS, "body", 1, 0, adam_b2=0.9), 8)
     rows = jax.tree.map(lambda x: x * np.float32(1e22), gradients(1)[0])
     (_, aux), _ = tx.update(rows, tx.init(params), params, second_moment=params)
     assert all(0.01 < phi < 0.9 for phi in aux["agvm_phi"].values())
@@ -107,7 +107,7 @@ RANKED = {
 @pytest.mark.parametrize("x64", [False, True], ids=["fp32", "x64"])
 @pytest.mark.parametrize("name", RANKED)
 def test_nothing_is_promoted_implicitly(name, x64, gradients, params):
-    tx = _protocol.as_optax(RANKED[name], 8)
+    tx = _aggregator.as_optax(RANKED[name], 8)
     rows = gradients(1)[0]
 
     def step(params, state, rows):
@@ -136,7 +136,7 @@ def test_agvm_starts_without_nan(params):
 
 @pytest.mark.parametrize("name", ALL)
 def test_state_keeps_its_shapes_and_dtypes(name, gradients, params, run):
-    init = lambda: _protocol.as_optax(ALL[name], 8).init(params)  # noqa: E731
+    init = lambda: _aggregator.as_optax(ALL[name], 8).init(params)  # noqa: E731
     first = init()
     _, _, last = run(ALL[name], gradients(2))
     assert jax.tree.structure(first) == jax.tree.structure(last)
@@ -149,7 +149,7 @@ def test_state_keeps_its_shapes_and_dtypes(name, gradients, params, run):
 def test_no_array_gets_more_axes_from_the_parameters_containers_than_it_has(
     name, gradients, params
 ):
-    tx = _protocol.as_optax(ALL[name], 8)
+    tx = _aggregator.as_optax(ALL[name], 8)
     for kind in boxes.KINDS:
         inside = boxes.boxed(kind, params)
         state = jax.eval_shape(tx.init, inside)
@@ -174,7 +174,7 @@ def test_no_array_gets_more_axes_from_the_parameters_containers_than_it_has(
 @pytest.mark.parametrize("name", ["mean", "agvm", "ef", "powersgd"])
 def test_with_and_without_the_module_of_optax(name, gradients, params, largest_gap):
     ours = lbopt.aggregate(ALL[name], behind(name), 8)
-    there = _protocol.as_optax(ALL[name], 8)
+    there = _aggregator.as_optax(ALL[name], 8)
     assert isinstance(there, aggregating.Aggregator)
     theirs = aggregating.process(
         optax.identity(), there, optax.with_extra_args_support(behind(name)), True
@@ -193,7 +193,7 @@ def test_with_and_without_the_module_of_optax(name, gradients, params, largest_g
 
 def test_standing_alone_where_optax_has_no_such_module(monkeypatch, gradients, params):
     monkeypatch.setitem(sys.modules, "optax.experimental", None)
-    tx = _protocol.as_optax(_protocol.plain_mean(), 8)
+    tx = _aggregator.as_optax(_aggregator.plain_mean(), 8)
     assert type(tx) is optax.GradientTransformationExtraArgs
     (updates, aux), _ = tx.update(gradients(1)[0], tx.init(params), params)
     assert aux == {}
@@ -204,14 +204,14 @@ def test_standing_alone_where_optax_has_no_such_module(monkeypatch, gradients, p
 @pytest.mark.parametrize("name", ALL)
 def test_rebuilt_for_other_replicas_it_goes_on(name, gradients, params, run):
     _, _, state = run(ALL[name], gradients(3))
-    other = _protocol.rebuilt_state(jax.tree.map(jnp.asarray, state), 4)
+    other = _aggregator.rebuilt_state(jax.tree.map(jnp.asarray, state), 4)
     wanted = jax.eval_shape(lambda: ALL[name].init(params, 4))
     assert [x.shape for x in jax.tree.leaves(other)] == [x.shape for x in jax.tree.leaves(wanted)]
     mean = lambda rows: rows.mean(0)  # noqa: E731
     for was, now in zip(jax.tree.leaves(state.local), jax.tree.leaves(other.local), strict=True):
         np.testing.assert_allclose(mean(now), mean(was), atol=1e-6)
     rows = jax.tree.map(lambda g: g[:4], gradients(1)[0])
-    (updates, _), _ = jax.jit(_protocol.as_optax(ALL[name], 4).update)(rows, other, params)
+    (updates, _), _ = jax.jit(_aggregator.as_optax(ALL[name], 4).update)(rows, other, params)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(updates))
 
 
@@ -220,7 +220,7 @@ def test_a_broken_gradient_is_forgotten_if_asked(name, gradients, params, run):
     good = gradients(3)
     broken = jax.tree.map(np.copy, good[0])
     broken["body"]["kernel"][2, 0, 0] = np.nan
-    sound = _protocol.keep_finite(ALL[name])
+    sound = _aggregator.keep_finite(ALL[name])
     with_it, _, state = run(sound, [good[0], broken, *good[1:]])
     without, _, wanted = run(ALL[name], good)
     jax.tree.map(np.testing.assert_array_equal, state.local, wanted.local)
@@ -236,20 +236,20 @@ def test_a_choice_that_loses_on_the_wire_is_told(params):
         match=r"ef\(topk\(0.3\)\) sends 6\.\d+ kB a step and device between 8 replicas"
         r".* it loses 2\.\d+ x",
     ):
-        _protocol.warn_if_it_loses(lbopt.ef(topk(0.3)), params, 8)
+        _aggregator.warn_if_it_loses(lbopt.ef(topk(0.3)), params, 8)
     with pytest.warns(UserWarning, match=r"it loses 1\.[01]\d* x"):
-        _protocol.warn_if_it_loses(lbopt.ef(topk(0.13)), params, 8)
+        _aggregator.warn_if_it_loses(lbopt.ef(topk(0.13)), params, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _protocol.warn_if_it_loses(lbopt.ef(topk(0.1)), params, 8)
-        _protocol.warn_if_it_loses(lbopt.agvm(LABELS, "body"), params, 8)
+        _aggregator.warn_if_it_loses(lbopt.ef(topk(0.1)), params, 8)
+        _aggregator.warn_if_it_loses(lbopt.agvm(LABELS, "body"), params, 8)
 
 
 def test_a_second_moment_is_found_in_the_chain_or_missed():
     params = {"kernel": jnp.ones((3, 1))}
-    assert _protocol.second_moment_of(lbopt.lamb(0.1).init(params))["kernel"].shape == (3, 1)
+    assert _aggregator.second_moment_of(lbopt.lamb(0.1).init(params))["kernel"].shape == (3, 1)
     with refused("opt_state", code="missing"):
-        _protocol.second_moment_of(optax.sgd(0.1).init(params))
+        _aggregator.second_moment_of(optax.sgd(0.1).init(params))
     both = optax.chain(
         optax.scale_by_adam(), optax.scale_by_adam(), lbopt.scale_by_agvm({"all": ""})
     )
@@ -257,28 +257,28 @@ def test_a_second_moment_is_found_in_the_chain_or_missed():
     rows = jax.tree.map(lambda p: jnp.stack([p, p]), params)
     tx.update(rows, tx.init(params), params, second_moment=params)
     with refused("opt_state", code="conflict"):
-        _protocol.second_moment_of(both.init(params))
+        _aggregator.second_moment_of(both.init(params))
 
 
 def test_what_is_no_aggregator_is_refused():
     for given in (lbopt.aps, "aps", optax.identity()):
         with refused("aggregator", given, "type"):
-            _protocol.as_optax(given, 4)
+            _aggregator.as_optax(given, 4)
 
 
 def test_replicas_have_to_fit_the_mesh():
     with refused("num_replicas", 6, "value"):
-        _protocol.as_optax(_protocol.plain_mean(), 6, lbopt.make_mesh(4))
+        _aggregator.as_optax(_aggregator.plain_mean(), 6, lbopt.make_mesh(4))
     for mesh in (
         jax.make_mesh((4,), ("data",)),
         jax.make_mesh((2, 2), ("a", "b"), (AxisType.Auto,) * 2),
     ):
         with refused("mesh", mesh, "value"):
-            _protocol.as_optax(_protocol.plain_mean(), 8, mesh)
+            _aggregator.as_optax(_aggregator.plain_mean(), 8, mesh)
 
 
 def test_gradients_have_to_be_rows(gradients, params):
-    tx = lbopt.aggregate(_protocol.plain_mean(), optax.sgd(0.1), 8)
+    tx = lbopt.aggregate(_aggregator.plain_mean(), optax.sgd(0.1), 8)
     state = tx.init(params)
     rows = gradients(1)[0]
     for wrong in (
@@ -290,7 +290,7 @@ def test_gradients_have_to_be_rows(gradients, params):
             tx.update(wrong, state, params)
         assert caught.value.reason.endswith(" (8, 16)")
     with refused("gradients/body/bias", code="type") as caught:
-        _protocol.as_optax(_protocol.plain_mean(), 8).update(params, state[0])
+        _aggregator.as_optax(_aggregator.plain_mean(), 8).update(params, state[0])
     assert "(16,);" in caught.value.reason
     assert caught.value.reason.endswith(" (8, ...)")
     with refused("gradients", code="type") as caught:
@@ -302,14 +302,14 @@ def test_gradients_have_to_be_rows(gradients, params):
 
 @pytest.mark.parametrize("name", ["agvm", "ef", "econtrol", "powersgd"])
 def test_a_state_without_its_type_or_of_others_is_refused(name, gradients, params):
-    tx = _protocol.as_optax(ALL[name], 8)
+    tx = _aggregator.as_optax(ALL[name], 8)
     rows = gradients(1)[0]
     with refused("opt_state", code="type"):
         tx.update(rows, tx.init(params)._asdict(), params)
     if name != "agvm":  # agvm remembers nothing per replica or parameter
         for other in (
             tx.init(jax.tree.map(lambda p: p[..., :1], params)),
-            _protocol.as_optax(ALL[name], 4).init(params),
+            _aggregator.as_optax(ALL[name], 4).init(params),
         ):
             with refused("opt_state", code="mismatch"):
                 tx.update(rows, other, params)
@@ -347,7 +347,7 @@ def test_what_the_optimizer_skips_leaves_nothing_behind(name, gradients, params)
     assert int(skips.skipped_spikes) == 1
     jax.tree.map(np.testing.assert_array_equal, (spiked, after), (plain, memory))
     unguarded = lbopt.aggregate(aggregator, optax.sgd(0.1), 8).init(params)[0]
-    assert _protocol.remembered_state(after, unguarded, skips.inner, skips.inner) is after
+    assert _aggregator.remembered_state(after, unguarded, skips.inner, skips.inner) is after
 
 
 def test_what_optax_skips_leaves_nothing_behind(gradients, params):
@@ -389,7 +389,7 @@ def test_complex_parameters_are_averaged_or_refused_by_name(name):
         lambda p: jnp.stack([p + 1, p + 1 + 2 * jnp.asarray(1j, jnp.complex64)]).astype(p.dtype),
         params,
     )
-    (updates, _), _ = _protocol.as_optax(ALL[name], 2).update(
-        rows, _protocol.as_optax(ALL[name], 2).init(params)
+    (updates, _), _ = _aggregator.as_optax(ALL[name], 2).update(
+        rows, _aggregator.as_optax(ALL[name], 2).init(params)
     )
     np.testing.assert_array_equal(updates["head"]["w"], [1 + 1j] * 3)

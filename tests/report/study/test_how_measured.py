@@ -16,7 +16,7 @@ from lbopt.config import (
     config_to_json,
 )
 from lbopt.report.study import read_study, write_study_report
-from lbopt.report.study._protocol import protocol
+from lbopt.report.study._how_measured import protocol
 from lbopt.report.study._setup import arms_table, definitions, examples_of, training_examples
 
 FLAT = (0.98, 0.98, 0.98)

@@ -84,10 +84,10 @@ class Aggregator:
         `UserError` if the two are incompatible.
       check_replicas: (number of replicas) -> None. Raises `UserError`, naming `num_replicas`, if
         the aggregator cannot combine that many.
-      takes_parts: Whether it accepts shards of leaves instead of whole leaves: each device of a
-        slice then sends the shard that it has summed. The state's `local` and `mirrored` are then
-        trees like the parameters, or several such trees.
-      compresses: Whether its purpose is to send fewer bytes.
+      takes_parts: Whether the aggregator accepts shards of leaves: each device of a slice then
+        sends the shard that it has summed. The state's `local` and `mirrored` are then trees like
+        the parameters, or several such trees.
+      compresses: Whether the aggregator's purpose is to send fewer bytes.
       takes_complex: Whether parameters may be complex.
     """
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from lbopt import errors, parallel, types
 from lbopt.aggregators import Aggregator
 from lbopt.config._aggregator import group_of, make_aggregator
-from lbopt.config._optimizer import OptimizerConfig, resolve_clip
+from lbopt.config._optimizer import OptimizerConfig, clip_eps, resolve_clip
 from lbopt.config._parallel import ParallelConfig
 from lbopt.errors import require
 
@@ -72,7 +72,7 @@ def _clip_of(optimizer: OptimizerConfig) -> parallel.GradientClip | None:
     if max_norm is None or optimizer.clip_stage == "accumulated":
         return None
     with errors.under("clip"):
-        return parallel.GradientClip(max_norm, optimizer.clip_stage)
+        return parallel.GradientClip(max_norm, optimizer.clip_stage, clip_eps(optimizer))
 
 
 def _reduction_of(config: TrainConfig, aggregator: Aggregator | None) -> parallel.Reduction | None:
