@@ -120,7 +120,8 @@ def check_model(model: ModelConfig) -> None:
     if model.name in _BY_SIZE:
         _BY_SIZE[model.name](model.size)
     _check_widths(model)
-    # Fields of other networks are checked too, so that a misspelt value is called one.
+    # Fields of other networks are checked too: a misspelt value is refused as such, and not as a
+    # field without effect.
     check_stem(model.stem)
     check_bert(model.max_length, model.activation, model.remat, model.remat_layers)
     check_fold_examples(model.fold_examples)
