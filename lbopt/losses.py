@@ -39,7 +39,7 @@ def softmax_cross_entropy(
     >>> [round(float(loss), 4) for loss in softmax_cross_entropy(jnp.zeros((1, 4)), jnp.array([2]))]
     [1.3863]
     """
-    require_choice("smoothing_rule", smoothing_rule, SMOOTHING_RULES)
+    check_smoothing_rule(smoothing_rule)
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
     classes = logits.shape[-1]
     one_hot = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
@@ -48,6 +48,11 @@ def softmax_cross_entropy(
         uniform = label_smoothing * classes / (classes - 1)
     target = one_hot * (1 - uniform) + uniform / classes
     return -jnp.sum(target * log_p, axis=-1)
+
+
+def check_smoothing_rule(smoothing_rule: str) -> None:
+    """Raise `UserError` unless `softmax_cross_entropy` takes this rule."""
+    require_choice("smoothing_rule", smoothing_rule, SMOOTHING_RULES)
 
 
 def l2_penalty(params: types.Params, weight: float) -> jax.Array:

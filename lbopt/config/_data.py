@@ -4,9 +4,10 @@
 import dataclasses
 
 from lbopt import errors, paths
-from lbopt.config._checks import at_least, in_range
+from lbopt.config._checks import at_least
 from lbopt.config._fields import only
-from lbopt.data.images import INTERPOLATIONS, central_box, check_boxes
+from lbopt.data.images import central_box, check_boxes, check_interpolation, check_policy
+from lbopt.data.squad import check_answer_length, check_windows
 from lbopt.errors import require, require_choice
 
 TASKS = {
@@ -29,7 +30,6 @@ TEXT = tuple(name for name in TASKS if name not in CLASSIFICATION)
 DRAWN_ANEW = ("images", "pydoc_mlm", "text_mlm")
 """Data whose examples are different in every epoch."""
 TRAIN_CROPS = ("resized", "padded", "none")
-AUGMENTATIONS = ("none", "autoaugment", "randaugment")
 LARGEST_IMAGE = 1024
 LONGEST = 2**14
 LARGEST_VOCABULARY = 2**17
@@ -166,14 +166,15 @@ def _check_images(data: DataConfig) -> None:
     require(even, "space_to_depth", data.space_to_depth, fix, code="conflict", also=also)
 
     require_choice("train_crop", data.train_crop, TRAIN_CROPS)
-    require_choice("interpolation", data.interpolation, INTERPOLATIONS)
-    require_choice("augmentation", data.augmentation, AUGMENTATIONS)
+    check_interpolation(data.interpolation)
+    with errors.under(
+        "", name="augmentation", num_layers="randaugment_layers", magnitude="randaugment_magnitude"
+    ):
+        check_policy(data.augmentation, data.randaugment_layers, data.randaugment_magnitude)
     with errors.under("", area="crop_area", ratio="crop_ratio", sampling="crop_sampling"):
         check_boxes(data.crop_area, data.crop_ratio, data.crop_sampling)
     with errors.under("", fraction="eval_fraction"):
         central_box(8, 8, data.eval_fraction)
-    at_least("randaugment_layers", data.randaugment_layers, 0)
-    in_range("randaugment_magnitude", data.randaugment_magnitude, 0, 31)
     _check_pixels(data)
 
 
@@ -201,5 +202,5 @@ def _check_text(data: DataConfig) -> None:
         fix = f"give a number in [1, {length}], the {{sequence_length}}"
         fits = 1 <= most <= length
         require(fits, "max_predictions", most, fix, also=["sequence_length"])
-    for field in ("max_query_length", "doc_stride", "max_answer_length"):
-        at_least(field, getattr(data, field), 1)
+    check_windows(data.doc_stride, data.max_query_length)
+    check_answer_length(data.max_answer_length)

@@ -3,11 +3,10 @@
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
 
+from lbopt import errors, losses
 from lbopt.config._checks import at_least, in_range
 from lbopt.config._data import CLASSIFICATION
 from lbopt.config._fields import NOT_EMPTY, only
-from lbopt.errors import require_choice
-from lbopt.losses import SMOOTHING_RULES
 
 
 @dataclasses.dataclass
@@ -36,6 +35,7 @@ class LossConfig:
 def check_loss(loss: LossConfig) -> None:
     """Raise `UserError` for a value that no loss takes."""
     in_range("label_smoothing", loss.label_smoothing, 0, 1)
-    require_choice("label_smoothing_rule", loss.label_smoothing_rule, SMOOTHING_RULES)
+    with errors.under("", smoothing_rule="label_smoothing_rule"):
+        losses.check_smoothing_rule(loss.label_smoothing_rule)
     at_least("l2", loss.l2, 0)
     at_least("mixup_alpha", loss.mixup_alpha, 0)

@@ -2,29 +2,34 @@
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
-from lbopt.config._checks import DTYPES, at_least, in_range
+from lbopt import errors
+from lbopt.config._checks import DTYPES
 from lbopt.config._fields import only
 from lbopt.errors import require, require_choice
 from lbopt.models import (
-    ACTIVATIONS,
-    BERT_SIZES,
-    EFFICIENTNET_SIZES,
-    LSTM_SIZES,
     REMATS,
-    RESNET_SIZES,
-    RUNNING_FROM,
-    STEMS,
+    BatchNorm,
+    check_bert,
+    check_fold_examples,
+    check_running_statistics,
+    check_stem,
+    make_bert,
+    make_efficientnet,
+    make_lstm_language_model,
+    make_resnet,
     require_drop_rate,
 )
 
-SIZES: dict[str, tuple[str, ...]] = {
-    "bert": tuple(BERT_SIZES),
-    "efficientnet": tuple(EFFICIENTNET_SIZES),
-    "lstm_lm": tuple(LSTM_SIZES),
-    "resnet": tuple(RESNET_SIZES),
+_BY_SIZE: dict[str, Callable[[str], Any]] = {
+    "bert": make_bert,
+    "efficientnet": make_efficientnet,
+    "lstm_lm": make_lstm_language_model,
+    "resnet": make_resnet,
 }
-"""Published sizes of the families that have them."""
+"""Functions that build the families with published sizes."""
 FAMILIES = {
     "classification": ("cnn", "efficientnet", "lstm", "mlp", "resnet"),
     "language_model": ("lstm_lm",),
@@ -89,7 +94,7 @@ class ModelConfig:
     batch_norm_running_from: str = only("all", name=("efficientnet", "resnet"))
     batch_norm_unbiased_var: bool = only(False, name=("efficientnet", "resnet"))
     dtype: str = "float32"
-    size: str = only("", name=tuple(SIZES))
+    size: str = only("", name=tuple(_BY_SIZE))
     stem: str = only("conv7", name=("resnet",))
     patch_convolutions: bool = only(True, name=("cnn",))
     fold_columns: bool = only(False, name=("resnet",))
@@ -112,19 +117,19 @@ def check_model(model: ModelConfig) -> None:
     """Raise `UserError` for a value that no network takes."""
     require_choice("name", model.name, MODELS)
     require_choice("dtype", model.dtype, DTYPES)
-    if model.name in SIZES:
-        require_choice("size", model.size, SIZES[model.name])
-    require_choice("stem", model.stem, STEMS)
-    require_choice("batch_norm_running_from", model.batch_norm_running_from, RUNNING_FROM)
-    require_choice("remat", model.remat, REMATS)
-    require_choice("activation", model.activation, ACTIVATIONS)
+    if model.name in _BY_SIZE:
+        _BY_SIZE[model.name](model.size)
     _check_widths(model)
-    for field in ("max_length", "fold_examples"):
-        at_least(field, getattr(model, field), 1)
-    if model.remat_layers is not None:
-        at_least("remat_layers", model.remat_layers, 0)
-    if model.batch_norm_momentum is not None:
-        in_range("batch_norm_momentum", model.batch_norm_momentum, 0, 1)
+    # Fields of other networks are checked too: a misspelt value is refused as such, and not as a
+    # field without effect.
+    check_stem(model.stem)
+    check_bert(model.max_length, model.activation, model.remat, model.remat_layers)
+    check_fold_examples(model.fold_examples)
+    momentum = model.batch_norm_momentum
+    with errors.under("", momentum="batch_norm_momentum", running_from="batch_norm_running_from"):
+        check_running_statistics(
+            BatchNorm.momentum if momentum is None else momentum, model.batch_norm_running_from
+        )
     for field in ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"):
         if getattr(model, field) is not None:
             require_drop_rate(field, getattr(model, field))

@@ -3,10 +3,10 @@
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
 
-from lbopt.config._checks import DTYPES, at_least
+from lbopt.config._checks import DTYPES
 from lbopt.config._fields import only
 from lbopt.errors import require_choice
-from lbopt.parallel import BACKENDS, ORDERS
+from lbopt.parallel import BACKENDS, check_mesh_request
 
 BY_COMPILER = tuple(name for name in BACKENDS if name != "pmap")
 """Backends with which the compiler spreads a step over the devices."""
@@ -42,8 +42,6 @@ class ParallelConfig:
 
 def check_parallel(parallel: ParallelConfig) -> None:
     """Raise `UserError` for a value that no step or mesh takes; `StepOptions` checks the others."""
-    require_choice("order", parallel.order, ORDERS)
+    check_mesh_request(parallel.num_devices, parallel.order)
     if parallel.reduce_dtype is not None:
         require_choice("reduce_dtype", parallel.reduce_dtype, DTYPES)
-    if parallel.num_devices is not None:
-        at_least("num_devices", parallel.num_devices, 1)

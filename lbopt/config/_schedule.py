@@ -1,14 +1,16 @@
 """The learning rate over a run, as a rule over batch sizes."""
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
+import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import optax
 
 from lbopt import errors
-from lbopt.config._checks import LARGEST_INTEGER, MOST_STEPS, at_least
+from lbopt.config._checks import LARGEST_INTEGER, MOST_STEPS
 from lbopt.config._fields import NOT_EMPTY, When, only
 from lbopt.errors import require, require_choice
 from lbopt.schedules import (
@@ -111,21 +113,12 @@ def check_schedule(schedule: ScheduleConfig) -> None:
             warmup_rule=schedule.warmup_rule,  # type: ignore[arg-type]
         )
     if schedule.warmup_steps is not None:
-        at_least("warmup_steps", schedule.warmup_steps, 0)
-    if schedule.decay in _IN_STAIRS:
-        _check_stairs(schedule)
+        warmup_schedule(1.0, schedule.warmup_steps, 2 * LARGEST_INTEGER)
 
     # A peak above all other rates, and a run longer than its warmup, which begins after step 0.
     warmup_steps = 1 + max(0, -_steps(schedule).get("start_step", 0))
     resolved = ResolvedSchedule(LARGEST_INTEGER, warmup_steps, 2 * LARGEST_INTEGER, 1.0)
     make_schedule(schedule, resolved)
-
-
-def _check_stairs(schedule: ScheduleConfig) -> None:
-    stairs = schedule.stair_epochs
-    require(min(stairs, default=1) > 0, "stair_epochs", stairs, "give ascending epochs > 0")
-    one = schedule.decay != "exponential" or len(stairs) == 1
-    require(one, "stair_epochs", stairs, "give one number for an exponential decay")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,12 +178,10 @@ def resolve_schedule(
     require(num_steps < MOST_STEPS, field, length, fix)
 
     _check_rate(config, global_batch_size, scaled.learning_rate)
-    _check_warmup(config, global_batch_size, warmup_steps, num_steps)
     steps_per_epoch = Units(num_examples, global_batch_size).exact_steps(1)
-    return ResolvedSchedule(scaled.learning_rate, warmup_steps, num_steps, steps_per_epoch)
-
-
-_PLAIN = {"warmup_from": 0.0, "warmup_power": 1.0}
+    resolved = ResolvedSchedule(scaled.learning_rate, warmup_steps, num_steps, steps_per_epoch)
+    _check_warmup(config, global_batch_size, resolved)
+    return resolved
 
 
 def _check_rate(config: ScheduleConfig, size: int, rate: float) -> None:
@@ -199,37 +190,26 @@ def _check_rate(config: ScheduleConfig, size: int, rate: float) -> None:
     require(rate < LARGEST_INTEGER, "schedule.base_learning_rate", base, fix)
     floors = {**_ramp(config), **_decay(config, 1.0)}
     for name in ("warmup_from", "end_learning_rate"):
-        value = floors.get(name)
-        fix = (
-            f"the peak at batch {size} is {rate!r}, below it; use a smaller one, or a larger "
-            "{base_learning_rate}"
-        )
-        also = {"base_learning_rate": "schedule.base_learning_rate"}
-        fits = value is None or rate >= value
-        require(fits, f"schedule.{name}", value, fix, code="conflict", also=also)
+        floor: dict[str, Any] = {name: floors.get(name) or 0.0}
+        with _blaming(f"schedule.{name}", floor[name], size):
+            warmup_schedule(rate, 1, 2, **floor)
 
 
-def _check_warmup(config: ScheduleConfig, size: int, warmup_steps: float, num_steps: int) -> None:
+def _check_warmup(config: ScheduleConfig, size: int, resolved: ResolvedSchedule) -> None:
     name = "warmup_steps"
     if config.warmup_steps is None:
         name = "warmup_rule" if config.warmup_rule == "none" else "base_warmup_epochs"
-    field = f"schedule.{name}"
-    value = getattr(config, name)
-    shaped = any(value != _PLAIN[name] for name, value in _ramp(config).items())
-    start_step = _steps(config).get("start_step", 0)
-    empty = min(warmup_steps, start_step + warmup_steps) <= 0
-    fix = (
-        f"no step of warmup at batch {size}, so {{warmup_from}} and {{warmup_power}} have no "
-        "effect; warm up for longer, or leave them 0 and 1"
-    )
-    also = {name: f"schedule.{name}" for name in ("warmup_from", "warmup_power")}
-    require(not (empty and shaped), field, value, fix, code="conflict", also=also)
-    rule = f" (rule {config.warmup_rule!r})" if config.warmup_steps is None else ""
-    fix = (
-        f"{warmup_steps} warmup steps{rule} do not end before the {num_steps} steps of training "
-        f"at batch {size}; warm up for less, or train for longer"
-    )
-    require(start_step + warmup_steps < num_steps, field, value, fix, code="conflict")
+    with _blaming(f"schedule.{name}", getattr(config, name), size):
+        make_schedule(config, resolved)
+
+
+@contextlib.contextmanager
+def _blaming(field: str, value: Any, size: int) -> Iterator[None]:
+    """Let a refusal of the schedule at a batch size be about a field of the config."""
+    # `warmup_schedule` names the scaled rate or warmup. Only the config knows the field that was
+    # scaled, and the batch size.
+    with errors.about(field, value, code="conflict"), errors.under(f"at batch {size}: "):
+        yield
 
 
 def make_schedule(
@@ -283,11 +263,7 @@ def _decay(config: ScheduleConfig, steps_per_epoch: float) -> dict[str, Any]:
     if _ramp(config) or config.start_step:
         options["decay_from"] = config.decay_from
     if config.decay in _IN_STAIRS:
-        stairs = tuple(epochs * steps_per_epoch for epochs in config.stair_epochs)
-        with errors.under("", factor="decay_rate", boundaries="stair_epochs"):
-            if config.decay == "exponential":
-                return options | {"decay": exponential_factor(config.decay_rate, stairs[0])}
-            return options | {"decay": step_factor(config.decay_rate, stairs)}
+        return options | {"decay": _stairs(config, steps_per_epoch)}
     if config.decay == "polynomial":
         options["power"] = config.power
     return options | {
@@ -295,3 +271,17 @@ def _decay(config: ScheduleConfig, steps_per_epoch: float) -> dict[str, Any]:
         "decay_steps": config.decay_steps,
         "end_learning_rate": config.end_learning_rate,
     }
+
+
+def _stairs(config: ScheduleConfig, steps_per_epoch: float) -> Callable[[jax.Array], jax.Array]:
+    """Return the factor of a decay in stairs, a function of optimizer steps."""
+    epochs = config.stair_epochs
+    one = config.decay != "exponential" or len(epochs) == 1
+    require(one, "stair_epochs", epochs, "give one number for an exponential decay")
+
+    stairs = tuple(number * steps_per_epoch for number in epochs)
+    found = errors.about("stair_epochs", epochs, "steps_per_decay", "boundaries")
+    with found, errors.under("", factor="decay_rate"):
+        if config.decay == "exponential":
+            return exponential_factor(config.decay_rate, stairs[0])
+        return step_factor(config.decay_rate, stairs)

@@ -12,8 +12,12 @@ from jax.sharding import Mesh
 
 from lbopt import types
 from lbopt.data import eval_batches
-from lbopt.data.squad import EvaluationWindows, choose_answers, score_answers
-from lbopt.errors import require
+from lbopt.data.squad import (
+    EvaluationWindows,
+    check_answer_length,
+    choose_answers,
+    score_answers,
+)
 from lbopt.job import beating
 from lbopt.models import Model
 from lbopt.parallel import TrainState, local_parts, put_batch
@@ -91,7 +95,7 @@ def best_span(
     Raises:
       UserError: If `max_answer_length` is less than 1.
     """
-    require(max_answer_length >= 1, "max_answer_length", max_answer_length, "give a number >= 1")
+    check_answer_length(max_answer_length)
     length = start_logits.shape[-1]
     starts = start_logits.astype(jnp.float32)
     may_start = may_start.astype(bool)

@@ -5,6 +5,7 @@ from ._bert import (
     Bert as Bert,
     BertSize as BertSize,
     bert_layer_names as bert_layer_names,
+    check_bert as check_bert,
     make_bert as make_bert,
     stack_layers as stack_layers,
     unstack_layers as unstack_layers,
@@ -19,6 +20,7 @@ from ._efficientnet import (
     make_efficientnet as make_efficientnet,
     symmetric_blocks as symmetric_blocks,
 )
+from ._fold import check_fold_examples as check_fold_examples
 from ._lstm import (
     LSTM_SIZES as LSTM_SIZES,
     LSTMClassifier as LSTMClassifier,
@@ -27,7 +29,11 @@ from ._lstm import (
     make_lstm_language_model as make_lstm_language_model,
 )
 from ._mlp import MLP as MLP
-from ._norm import RUNNING_FROM as RUNNING_FROM, BatchNorm as BatchNorm
+from ._norm import (
+    RUNNING_FROM as RUNNING_FROM,
+    BatchNorm as BatchNorm,
+    check_running_statistics as check_running_statistics,
+)
 from ._randomness import require_drop_rate as require_drop_rate
 from ._resnet import (
     RESNET_SIZES as RESNET_SIZES,
@@ -37,4 +43,4 @@ from ._resnet import (
 )
 from ._scope import StatsScope as StatsScope
 from ._seam import Model as Model, from_linen as from_linen, from_nnx as from_nnx
-from ._stem import STEMS as STEMS, space_to_depth as space_to_depth
+from ._stem import STEMS as STEMS, check_stem as check_stem, space_to_depth as space_to_depth

@@ -74,7 +74,7 @@ class Bert(nn.Module):
       width: Width of a token's vector.
       num_heads: Number of attention heads; must divide `width`.
       inner_width: Width of the feed-forward layer; None for 4 x width.
-      max_length: Number of positions, the longest sequence.
+      max_length: Number of positions, the longest sequence; at least 1.
       num_segments: Number of token types.
       head: "pretraining" (masked tokens and next sentence) or "question_answering" (start and end
         of the answer).
@@ -207,8 +207,7 @@ class Bert(nn.Module):
 
     def _check(self, inputs: Mapping[str, jax.Array]) -> None:
         require_choice("head", self.head, HEADS)
-        require_choice("activation", self.activation, ACTIVATIONS)
-        require_choice("remat", self.remat, REMATS)
+        check_bert(self.max_length, self.activation, self.remat, self.remat_layers)
         length = inputs["input_ids"].shape[1]
         if length > self.max_length:
             fix = (
@@ -221,6 +220,15 @@ class Bert(nn.Module):
         if self.scan and self.remat_layers is not None:
             fix = "a scan has one layer for all; set {scan}=False, or leave it out"
             raise UserError("remat_layers", self.remat_layers, fix, code="conflict", also=["scan"])
+
+
+def check_bert(max_length: int, activation: str, remat: str, remat_layers: int | None) -> None:
+    """Raise `UserError` for attributes that no `Bert` has."""
+    require(max_length >= 1, "max_length", max_length, "give a number >= 1")
+    require_choice("activation", activation, ACTIVATIONS)
+    require_choice("remat", remat, REMATS)
+    fits = remat_layers is None or remat_layers >= 0
+    require(fits, "remat_layers", remat_layers, "give a number >= 0, or None")
 
 
 def make_bert(size: str, **options: Any) -> Bert:

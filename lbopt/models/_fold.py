@@ -99,6 +99,7 @@ def fold_examples(x: jax.Array, examples: int) -> jax.Array:
     Raises:
       UserError: If `examples` does not divide the number of examples of each replica.
     """
+    check_fold_examples(examples)
     batch, height, width, channels = x.shape
     if examples == 1:
         return x
@@ -112,6 +113,11 @@ def fold_examples(x: jax.Array, examples: int) -> jax.Array:
     )
     x = x.reshape(batch // examples, examples, height, width, channels).transpose(0, 2, 3, 1, 4)
     return x.reshape(batch // examples, height, width, examples * channels)
+
+
+def check_fold_examples(examples: int) -> None:
+    """Raise `UserError` for a number of examples that no network folds into one."""
+    require(examples >= 1, "fold_examples", examples, "give a number >= 1")
 
 
 def unfold_examples(x: jax.Array, examples: int) -> jax.Array:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import replicas, tree
-from lbopt.errors import UserError, require_choice
+from lbopt.errors import UserError, require, require_choice
 from lbopt.models import _fold, _product
 from lbopt.models._fold import Fold
 from lbopt.models._scope import StatsScope, View
@@ -44,7 +44,7 @@ class BatchNorm(nn.Module):
         "examples:N" (contiguous groups of the global batch), or "tiles:RxC": R x C tiles of the
         mesh's grid of replicas, with replica r at row r // columns and column r % columns.
         "tiles:RxC@HxW" states a grid of H x W replicas.
-      momentum: Momentum of the running statistics,
+      momentum: Momentum of the running statistics, in [0, 1):
         running = momentum * running + (1 - momentum) * batch.
       epsilon: Number added to the variance.
       use_scale: True learns a scale [features] fp32.
@@ -60,8 +60,9 @@ class BatchNorm(nn.Module):
         or at the call, as with Flax's BatchNorm.
 
     Raises:
-      UserError: If the scope is unknown, if it counts replicas whose number was not stated, or if
-        the groups do not divide the replicas or the batch. Raised when the module is applied.
+      UserError: If the scope, `momentum` or `running_from` is not one of the above, if the scope
+        counts replicas whose number was not stated, or if the groups do not divide the replicas or
+        the batch. Raised when the module is applied.
 
     References:
       Ying et al., Image Classification at Supercomputer Scale, arXiv 1811.06992v2 (distributed
@@ -107,7 +108,7 @@ class BatchNorm(nn.Module):
         )
 
         scope = StatsScope.parse(self.stats_scope)
-        require_choice("running_from", self.running_from, RUNNING_FROM)
+        check_running_statistics(self.momentum, self.running_from)
         shape = ((x.shape[-1] if kernel is None else kernel.shape[1]) // self.fold.by,)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
@@ -177,6 +178,12 @@ class BatchNorm(nn.Module):
             if scale is None
             else jax.lax.stop_gradient(jnp.where(scale < 0, -1.0, 1.0))
         )
+
+
+def check_running_statistics(momentum: float, running_from: str) -> None:
+    """Raise `UserError` for options of `BatchNorm` that no running statistics follow."""
+    require(0 <= momentum < 1, "momentum", momentum, "give a number in [0, 1)")
+    require_choice("running_from", running_from, RUNNING_FROM)
 
 
 def _around(

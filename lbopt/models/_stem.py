@@ -59,7 +59,7 @@ class Stem(nn.Module):
 
         "conv3" keeps the sides of the images; the other stems divide them by four.
         """
-        require_choice("stem", self.kind, STEMS)
+        check_stem(self.kind)
         if self.kind == "conv3":
             x = conv(self.width, 3, 1, self.dtype, "conv", (1, self.columns))(x)
             x = self.norm(name="norm", fold=Fold(self.columns))(x, use_running_average=not train)
@@ -78,6 +78,11 @@ class Stem(nn.Module):
             if self.columns > 1
             else x
         )
+
+
+def check_stem(stem: str) -> None:
+    """Raise `UserError` for a stem that no `ResNet` has."""
+    require_choice("stem", stem, STEMS)
 
 
 def max_pool(x: jax.Array) -> jax.Array:

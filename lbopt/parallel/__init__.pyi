@@ -13,6 +13,7 @@ from ._mesh import (
     available_devices as available_devices,
     batch_sharding as batch_sharding,
     check_divisible as check_divisible,
+    check_mesh_request as check_mesh_request,
     local_parts as local_parts,
     make_mesh as make_mesh,
     put_batch as put_batch,

@@ -47,14 +47,7 @@ def make_mesh(
     """
     available = list(available_devices() if devices is None else devices)
     wanted = len(available) if num_devices is None else _scalars.known(num_devices)
-    if not isinstance(wanted, int) or not 1 <= wanted <= len(available):
-        fix = (
-            f"give a whole number from 1 to {len(available)}, there are {len(available)} devices "
-            "here"
-        )
-        raise UserError("num_devices", wanted, fix)
-
-    require_choice("order", order, ORDERS)
+    check_mesh_request(wanted, order, len(available))
     if order == "torus":
         if not all(hasattr(device, "coords") for device in available):
             fix = "these devices have no coordinates; use order='given'"
@@ -71,6 +64,26 @@ def make_mesh(
 
     # Auto: shardings are propagated by the compiler; jax.make_mesh would default to explicit axes.
     return Mesh(np.asarray(chosen), (DATA_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def check_mesh_request(num_devices: int | None, order: str, available: int | None = None) -> None:
+    """Raise `UserError` unless `make_mesh` takes these arguments.
+
+    Args:
+      num_devices: Argument of `make_mesh`.
+      order: Argument of `make_mesh`.
+      available: Number of devices to choose from; None if it is not known yet.
+    """
+    fix = "give a whole number >= 1, or None for all devices"
+    if available is not None:
+        fix = f"give a whole number from 1 to {available}, there are {available} devices here"
+    fits = num_devices is None or (
+        isinstance(num_devices, int)
+        and num_devices >= 1
+        and (available is None or num_devices <= available)
+    )
+    require(fits, "num_devices", num_devices, fix)
+    require_choice("order", order, ORDERS)
 
 
 def slice_of(device: jax.Device) -> int:

@@ -97,13 +97,16 @@ def step_factor(factor: float, boundaries: tuple[float, ...]) -> DecayFn:
     >>> [round(float(step_factor(0.1, (2, 4))(t)), 4) for t in range(6)]
     [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
     """
-    wanted = "one or more ascending numbers >= 0"
+    wanted = "one or more ascending numbers > 0"
     given = (
         boundaries
         if isinstance(boundaries, (tuple, list)) or getattr(boundaries, "ndim", 0) == 1
         else ()
     )
-    steps = [float(_scalars.checked("boundaries", boundary, wanted)) for boundary in given]
+    steps = [
+        float(_scalars.checked("boundaries", boundary, wanted, lambda n: n > 0))
+        for boundary in given
+    ]
     if not steps or steps != sorted(steps):
         raise UserError("boundaries", boundaries, f"give {wanted}")
     factor = _scalars.checked("factor", factor, "a number in (0, 1]", lambda n: 0 < n <= 1)

@@ -165,8 +165,8 @@ def step_schedule(
 
     Args:
       base_learning_rate: Learning rate before the first boundary; may be a traced scalar.
-      boundaries: Optimizer steps at which the rate is multiplied by `factor`, ascending and within
-        the run.
+      boundaries: Optimizer steps at which the rate is multiplied by `factor`, > 0, ascending and
+        within the run.
       total_steps: Optimizer steps of the whole run.
       factor: Factor of each boundary, in (0, 1].
       warmup_steps: Optimizer steps of a linear warmup from 0.

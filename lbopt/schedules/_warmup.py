@@ -274,7 +274,8 @@ def _check_ramp(
     peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate
 ) -> None:
     """Raise `UserError` for options of a missing ramp, and for a peak below another given rate."""
-    if _scalars.is_number(warmup_steps) and start_step + warmup_steps <= 0:
+    empty = _scalars.is_number(warmup_steps) and min(warmup_steps, start_step + warmup_steps) <= 0
+    if empty:
         for name, value, default in (
             ("warmup_power", warmup_power, 1),
             ("warmup_from", warmup_from, 0),

@@ -398,6 +398,8 @@ def test_bf16_keeps_parameters_and_logits_in_fp32(params, inputs):
         ({}, 9, "sequence_length", 9, "mismatch", "8 positions"),
         ({"num_heads": 3}, 7, "num_heads", 3, "value", "width of 16"),
         ({"head": "span"}, 7, "head", "span", "choice", "pretraining, question_answering"),
+        ({"max_length": 0}, 7, "max_length", 0, "value", ">= 1"),
+        ({"remat_layers": -1}, 7, "remat_layers", -1, "value", ">= 0"),
         ({"remat": "layers"}, 7, "remat", "layers", "choice", "'layer'?"),
         ({"activation": "gelu_new"}, 7, "activation", "gelu_new", "choice", "gelu_tanh, relu"),
         (

@@ -280,6 +280,8 @@ def test_examples_fold_within_a_replica(num_examples, axis_name):
         with refused("fold_examples", 8, "value") as caught:
             _fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 8)
         assert "4 examples" in caught.value.reason
+        with refused("fold_examples", 0, "value"):
+            _fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 0)
 
 
 def test_evaluation_takes_any_number_of_examples():

@@ -56,6 +56,12 @@ def test_unknown_text_is_refused(text):
         apply(text, 1, None, np.ones((4, 2), np.float32))
 
 
+@pytest.mark.parametrize("momentum", [7.0, 1.0, -0.1])
+def test_a_momentum_that_follows_no_batch_is_refused(momentum):
+    with refused("momentum", momentum, "value"):
+        lbopt.BatchNorm(momentum=momentum).init(jax.random.key(0), np.ones((4, 2)), True)
+
+
 def test_known_text():
     assert {text: StatsScope.parse(text) for text in KNOWN} == KNOWN
 

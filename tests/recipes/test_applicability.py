@@ -33,7 +33,7 @@ from lbopt.config import (
     resolve_schedule,
 )
 from lbopt.config._aggregator import AGGREGATORS, COMPRESSORS
-from lbopt.config._model import MODELS, SIZES
+from lbopt.config._model import MODELS
 from lbopt.config._optimizer import OPTIMIZERS
 from lbopt.config._schedule import DECAYS
 from lbopt.config._search import METHODS, PRUNERS
@@ -43,6 +43,7 @@ from lbopt.recipes import make_network, make_problem
 from lbopt.schedules._scaling_plan import WARMUP_RULES
 from lbopt.sweep.search import make_searcher, search_cost
 
+SMALLEST = {"bert": "tiny", "efficientnet": "b0", "lstm_lm": "small", "resnet": "18"}
 DIGITS = str(pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py")
 
 
@@ -98,7 +99,7 @@ GROUPS = {
     "model": (
         lambda config: make_network(config, 10),
         [
-            *(ModelConfig(name, size=SIZES.get(name, ("",))[0]) for name in MODELS),
+            *(ModelConfig(name, size=SMALLEST.get(name, "")) for name in MODELS),
             *product(
                 ModelConfig,
                 name=["bert"],

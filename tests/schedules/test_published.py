@@ -210,6 +210,7 @@ RATE = optax.constant_schedule(1.0)
         ),
         (lambda: lbopt.exponential_schedule(1.0, 5.0, 100, 1.5), "decay_rate", 1.5, "value"),
         (lambda: lbopt.step_schedule(1.0, (5, 3), 100), "boundaries", (5, 3), "value"),
+        (lambda: lbopt.step_schedule(1.0, (0, 5), 100), "boundaries", 0, "value"),
         (lambda: lbopt.step_schedule(1.0, (5, math.nan), 100), "boundaries", math.nan, "value"),
         (lambda: lbopt.step_schedule(1.0, (5, 100), 100), "boundaries", (5, 100), "unused"),
         (

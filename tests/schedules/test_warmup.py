@@ -148,6 +148,7 @@ def test_a_traced_warmup_that_fills_the_run_gives_numbers(options):
         ("decay_from", {"decay": "constant", "decay_from": "start"}),
         ("warmup_power", {"warmup_steps": 0, "warmup_power": 2.0}),
         ("warmup_from", {"warmup_steps": jnp.array(0.0), "warmup_from": 0.1}),
+        ("warmup_power", {"warmup_steps": 0, "start_step": 3, "warmup_power": 2.0}),
     ],
 )
 def test_an_argument_without_effect_is_refused(argument, options):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from lbopt.errors import require
+from lbopt.data.images._policy import check_policy
 
 GREY = (128, 128, 128)
 _TOP = 10.0
@@ -183,13 +183,13 @@ def randaugment(
       image: uint8 [height, width, 3].
       rng: Source of the random choices.
       num_layers: Number of operations, N in the paper, >= 0.
-      magnitude: Level of the operations, M in the paper, >= 0. Scales extend beyond level 10.
+      magnitude: Level of the operations, M in the paper, in [0, 31). Scales extend beyond level
+        10.
 
     Raises:
-      UserError: If one of the two numbers is negative.
+      UserError: If one of the two numbers is out of range.
     """
-    require(num_layers >= 0, "num_layers", num_layers, "give a number >= 0")
-    require(magnitude >= 0, "magnitude", magnitude, "give a number >= 0")
+    check_policy("randaugment", num_layers, magnitude)
     picture = Image.fromarray(image)
     operations = tuple(OPERATIONS.values())
     for _ in range(num_layers):
@@ -204,13 +204,20 @@ class Policy:
 
     Attributes:
       name: "none", "autoaugment" or "randaugment".
-      num_layers: Number of RandAugment's operations.
-      magnitude: Level of RandAugment's operations.
+      num_layers: Number of RandAugment's operations, >= 0.
+      magnitude: Level of RandAugment's operations, in [0, 31).
+
+    Raises:
+      UserError: If a field has no such value.
     """
 
     name: str = "none"
     num_layers: int = 2
     magnitude: float = 9.0
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_policy(self.name, self.num_layers, self.magnitude)
 
     @property
     def changes(self) -> bool:

@@ -95,6 +95,11 @@ def check_boxes(area: tuple[float, float], ratio: tuple[float, float], sampling:
     require(0 < ratio[0] <= ratio[1] < 100, "ratio", ratio, fix)
 
 
+def check_interpolation(interpolation: str) -> None:
+    """Raise `UserError` unless `train_crop` takes this interpolation."""
+    require_choice("interpolation", interpolation, INTERPOLATIONS)
+
+
 def _by_area(first, second, height, width, area, ratio) -> tuple[int, int] | None:
     """Return (height, width) of a box from two numbers in [0, 1); None if it does not fit."""
     pixels = height * width * _between(area[0], area[1], first)

@@ -9,8 +9,7 @@ import numpy as np
 from PIL import Image
 
 from lbopt.data.images import _decode
-from lbopt.data.images._boxes import INTERPOLATIONS, Box, central_box
-from lbopt.errors import require_choice
+from lbopt.data.images._boxes import INTERPOLATIONS, Box, central_box, check_interpolation
 
 
 def train_crop(
@@ -31,9 +30,10 @@ def train_crop(
       uint8 [size, size, 3].
 
     Raises:
+      UserError: If the interpolation is unknown.
       UnreadableImage: If the bytes are no whole image.
     """
-    require_choice("interpolation", interpolation, INTERPOLATIONS)
+    check_interpolation(interpolation)
     height, width = _decode.read_size(data)
     shrink = _power_of_two(min(box.height, box.width) / size)
     bottom_row = box.top + box.height + shrink  # rounding may need one row below the box

@@ -46,6 +46,11 @@ def f1_score(prediction: str, gold: str) -> float:
     return 2 * common / (ours.total() + theirs.total()) if common else 0.0
 
 
+def check_answer_length(max_answer_length: int) -> None:
+    """Raise `UserError` for a number of tokens that no longest answer has."""
+    require(max_answer_length >= 1, "max_answer_length", max_answer_length, "give a number >= 1")
+
+
 def score_answers(
     predictions: Mapping[str, str], questions: Sequence[Question]
 ) -> dict[str, float]:

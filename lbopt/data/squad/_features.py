@@ -59,6 +59,12 @@ class _Windows(NamedTuple):
     own: np.ndarray
 
 
+def check_windows(doc_stride: int, max_query_length: int) -> None:
+    """Raise `UserError` for numbers of tokens that no windows have."""
+    for field, value in (("doc_stride", doc_stride), ("max_query_length", max_query_length)):
+        require(value >= 1, field, value, "give a number >= 1")
+
+
 class _QuestionWindows:
     """Examples `[CLS] question [SEP] span of the context [SEP]`.
 
@@ -75,8 +81,7 @@ class _QuestionWindows:
         doc_stride: int,
         max_query_length: int,
     ):
-        require(doc_stride >= 1, "doc_stride", doc_stride, "use at least 1")
-        require(max_query_length >= 1, "max_query_length", max_query_length, "use at least 1")
+        check_windows(doc_stride, max_query_length)
         fix = "there is no question; give at least one"
         require(questions, "questions", len(questions), fix, code="missing")
         self.questions = tuple(questions)

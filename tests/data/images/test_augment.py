@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from refusal import refused
 
-from lbopt.data.images import _augment
+from lbopt.data.images import Policy, _augment
 from lbopt.data.images._augment import OPERATIONS, V0, Reach, autoaugment, randaugment
 
 REACH = Reach(translate=20, cutout=10)
@@ -253,9 +253,13 @@ def test_the_same_generator_gives_the_same_image(image):
         assert not np.array_equal(first, other)
 
 
-def test_negative_numbers_are_refused(image):
+def test_what_no_policy_has_is_refused(image):
     rng = np.random.default_rng(0)
     with refused("num_layers", -1, "value"):
         randaugment(image, rng, num_layers=-1)
     with refused("magnitude", -0.5, "value"):
         randaugment(image, rng, magnitude=-0.5)
+    with refused("magnitude", 31.0, "value"):
+        Policy("randaugment", magnitude=31.0)
+    with refused("name", "randaug", "choice"):
+        Policy("randaug")
