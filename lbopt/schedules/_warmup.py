@@ -274,13 +274,15 @@ def _check_ramp(
     peak_learning_rate, warmup_steps, start_step, warmup_power, warmup_from, end_learning_rate
 ) -> None:
     """Raise `UserError` for options of a missing ramp, and for a peak below another given rate."""
-    empty = _scalars.is_number(warmup_steps) and min(warmup_steps, start_step + warmup_steps) <= 0
-    if empty:
-        for name, value, default in (
-            ("warmup_power", warmup_power, 1),
-            ("warmup_from", warmup_from, 0),
+    if _scalars.is_number(warmup_steps):
+        end = start_step + warmup_steps
+        # Without a step of warmup no power matters, but the rate holds `warmup_from` up to a start
+        # after step 0.
+        for name, value, default, steps in (
+            ("warmup_power", warmup_power, 1, min(warmup_steps, end)),
+            ("warmup_from", warmup_from, 0, end),
         ):
-            if _scalars.is_number(value) and value != default:
+            if steps <= 0 and _scalars.is_number(value) and value != default:
                 begun = "" if start_step == 0 else f" from step {start_step}"
                 fix = (
                     f"there is no ramp with {{warmup_steps}} = {warmup_steps}{begun}; leave it "
