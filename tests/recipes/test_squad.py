@@ -73,7 +73,6 @@ def flags(data_dir, pretrained):
         "--config.optimizer.clip_stage=accumulated",
         "--config.schedule.base_learning_rate=2e-3",
         "--config.global_batch_size=12",
-        "--config.schedule.base_batch_size=12",
         "--config.data.sequence_length=192",
         "--config.data.doc_stride=96",
         "--config.model.dropout_rate=0.0",
