@@ -17,7 +17,7 @@ from lbopt.config._optimizer import OptimizerConfig
 from lbopt.config._parallel import BY_COMPILER
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.config._search import SearchConfig, check_search
-from lbopt.config._train import STATUSES, About, TrainConfig
+from lbopt.config._train import STATUSES, About, TrainConfig, check_epochs
 from lbopt.errors import require, require_choice
 
 TRIAL_BATCHINGS = ("auto", "none", "vmap")
@@ -139,6 +139,19 @@ class SweepConfig:
         with _checks.naming("config", SweepConfig):
             self._check()
 
+    def check_cells(self) -> None:
+        """Check what a report needs to read a study: its arms, batch sizes, searches and epochs.
+
+        A study that an earlier version of lbopt accepted and `validate` refuses can so be reported.
+
+        Raises:
+          UserError: Naming the field, its value and the fix.
+        """
+        with _checks.naming("config", SweepConfig):
+            self._check_arms()
+            with errors.under("train"):
+                check_epochs(self.train)
+
     def why_unused(self, name: str) -> str | None:
         """Return why no trial reads a field, "train.seed" for instance; None if one may.
 
@@ -162,14 +175,16 @@ class SweepConfig:
         require_choice("trial_devices", self.trial_devices, TRIAL_DEVICES)
         require_choice("trial_batching", self.trial_batching, TRIAL_BATCHINGS)
         self._check_arms()
-        _check_ascending("global_batch_sizes", self.global_batch_sizes)
-        _check_search("search", self.search)
+        for index, arm in enumerate(self.arms):
+            require_name(f"arms[{index}].name", arm.name)
         with errors.under("measure"):
             check_measure(self.measure)
 
         # A field applies or not by the kinds above, so these must be known to be valid.
         _fields.check(self)
         _fields.check(self.measure, "measure")
+        for place, search in self._searches():
+            _fields.check(search, place)
         self._check_seeds()
         points = self.limit_points
         require(0 < points <= 100, "limit_points", points, "give a number in (0, 100]")
@@ -203,15 +218,20 @@ class SweepConfig:
         require(len(names) > 0, "arms", names, "give at least one arm", code="missing")
         different = len(set(names)) == len(names)
         require(different, "arms", names, "give every arm a name of its own")
-        for index, arm in enumerate(self.arms):
-            require_name(f"arms[{index}].name", arm.name)
-            if arm.search is not None:
-                _check_search(f"arms[{index}].search", arm.search)
+        _check_ascending("global_batch_sizes", self.global_batch_sizes)
+        for place, search in self._searches():
+            with errors.under(place):
+                check_search(search)
         for name in self.waterfall:
             require_choice("waterfall", name, names)
         repeated = len(set(self.waterfall)) < len(self.waterfall)
         fits = not repeated and len(self.waterfall) != 1
         require(fits, "waterfall", self.waterfall, "name two or more arms once")
+
+    def _searches(self) -> list[tuple[str, SearchConfig]]:
+        """Return the study's search and those of arms with their own, after their fields' names."""
+        own = [(f"arms[{index}].search", arm.search) for index, arm in enumerate(self.arms)]
+        return [("search", self.search), *((place, one) for place, one in own if one is not None)]
 
     def _check_trials(self, index: int) -> None:
         """Check the config of an arm's trials as that of a run of its own."""
@@ -290,12 +310,6 @@ def _fewest_parts(size: int, largest: int, num_devices: int) -> int:
         return 1  # refused where the devices are known
     share = size // num_devices
     return next(parts for parts in range(-(-share // largest), share + 1) if share % parts == 0)
-
-
-def _check_search(place: str, search: SearchConfig) -> None:
-    with errors.under(place):
-        check_search(search)
-    _fields.check(search, place)
 
 
 def _check_alone(trained: TrainConfig) -> None:

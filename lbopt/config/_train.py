@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import contextlib
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -228,10 +229,9 @@ def _check_length(config: TrainConfig) -> None:
     sizes = ("global_batch_size", "eval_global_batch_size")
     for field in (*sizes, "log_every_steps", "eval_every_steps"):
         at_least(field, getattr(config, field), 1)
-    epochs = config.num_epochs
+    check_epochs(config)
     every = config.eval_every_epochs
     steps = config.num_steps
-    require(epochs > 0, "num_epochs", epochs, "give a number > 0")
     some = every is None or every > 0
     require(some, "eval_every_epochs", every, "give a number > 0, or None")
     if steps is not None:
@@ -239,6 +239,12 @@ def _check_length(config: TrainConfig) -> None:
     fix = "say how many steps the first of two phases has"
     given = config.phase2 is None or steps is not None
     require(given, "num_steps", steps, fix, code="missing")
+
+
+def check_epochs(config: TrainConfig) -> None:
+    """Check the length in epochs."""
+    epochs = config.num_epochs
+    require(0 < epochs < math.inf, "num_epochs", epochs, "give a number > 0")
 
 
 def _check_second_phase(config: TrainConfig) -> None:

@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from lbopt import _typed_json, errors
-from lbopt.config import SweepConfig, check_search
-from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt import _typed_json
+from lbopt.config import SweepConfig
+from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.report import _page
 from lbopt.report.study import (
     _figure_diffusion,
@@ -115,19 +115,8 @@ def _check_saved(config: Mapping[str, Any]) -> None:
             owner[field]
 
     study = _typed_json.convert(config, SweepConfig)
-    names = [arm.name for arm in study.arms]
-    sizes = list(study.global_batch_sizes)
     try:
-        unique = names and len(set(names)) == len(names)
-        require(unique, "config.arms", names, "one arm or more, each of its own name")
-        ascending = sizes and sizes[0] > 0 and sizes == sorted(set(sizes))
-        require(ascending, "config.global_batch_sizes", sizes, "one size or more, ascending")
-        epochs = study.train.num_epochs
-        fix = "give a number of epochs, or None"
-        require(epochs is None or 1e-9 < epochs < 1e9, "config.train.num_epochs", epochs, fix)
-        with errors.under("config.search"):
-            for one in (study.search, *(arm.search for arm in study.arms if arm.search)):
-                check_search(one)
+        study.check_cells()
     except UserError as error:
         fix = f"config.json is not that of a study ({error}); restore it"
         raise EnvironmentProblem("workdir", reason=fix, code="damaged") from error
