@@ -11,7 +11,7 @@ import optax
 
 from lbopt import _scalars, errors, masks, parallel, stacks, tree, types
 from lbopt.config._checks import DTYPES
-from lbopt.config._fields import GIVEN, only
+from lbopt.config._fields import GIVEN, NOT_EMPTY, When, only
 from lbopt.errors import require, require_choice
 from lbopt.transforms import (
     VARIANTS,
@@ -37,6 +37,10 @@ ADAM_LIKE = ("adam", "adamw", "lamb", "lans")
 _LAYERWISE = ("lamb", "lans", "lars")
 _WITH_VELOCITY = ("lars", "momentum", "rmsprop")
 _DECAYED = tuple(name for name in OPTIMIZERS if name != "adam")
+_MASKED: tuple[When, ...] = (
+    {"name": _LAYERWISE},  # the mask of the decay may also choose the layers to adapt
+    {"name": ("adamw", "momentum", "rmsprop"), "weight_decay": NOT_EMPTY},
+)
 
 
 @dataclasses.dataclass
@@ -93,10 +97,10 @@ class OptimizerConfig:
     name: str = "lamb"
     variant: str = only("paper", name=tuple(VARIANTS))
     weight_decay: float = only(0.0, name=_DECAYED)
-    weight_decay_exclude: tuple[str, ...] = only((), name=_DECAYED)
-    weight_decay_include: tuple[str, ...] = only((), name=_DECAYED)
+    weight_decay_exclude: tuple[str, ...] = only((), *_MASKED)
+    weight_decay_include: tuple[str, ...] = only((), *_MASKED)
     momentum: float = only(0.9, name=_WITH_VELOCITY)
-    nesterov: bool = only(False, name=_WITH_VELOCITY)
+    nesterov: bool = only(False, name=_WITH_VELOCITY, momentum=NOT_EMPTY)
     b1: float = only(0.9, name=ADAM_LIKE)
     b2: float = only(0.999, name=ADAM_LIKE)
     eps: float = only(1e-6, name=(*ADAM_LIKE, "rmsprop"))
@@ -213,6 +217,7 @@ def make_optimizer(
     if config.track_noise_scale:
         assert global_batch_size is not None, "track_noise_scale needs the batch size"
         links.append(track_noise_scale(global_batch_size))
+    # The clip of the step's whole gradient is a link, so that the guard sees the norm before it.
     if max_norm is not None and config.clip_stage == "accumulated":
         with errors.under("optimizer", max_norm="optimizer.max_grad_norm"):
             links.append(clip_by_global_norm(max_norm, clip_eps(config)))

@@ -22,9 +22,9 @@ from lbopt.schedules import (
     warmup_schedule,
 )
 
-DECAYS = ("constant", "cosine", "exponential", "polynomial", "step")
 _WITH_END = ("polynomial", "cosine")
 _IN_STAIRS = ("exponential", "step")
+DECAYS = ("constant", *_WITH_END, *_IN_STAIRS)
 _WARMS_UP: tuple[When, ...] = (
     {"warmup_steps": NOT_EMPTY},
     {

@@ -27,6 +27,8 @@ _ON_ONE_DEVICE = {
     "aggregator.over": ("replicas",),
     "parallel.backend": BY_COMPILER,
     "parallel.num_devices": (None, 1),
+    "parallel.order": ("given",),
+    "parallel.reduce_dtype": (None,),
     "parallel.shard_update": (False,),
 }
 """Values of fields with which one device can run a trial."""
@@ -244,6 +246,10 @@ class SweepConfig:
             fix = "a trial ends at its first loss that is not finite; leave it None"
             limit = trained.optimizer.skip_limit
             require(limit is None, "optimizer.skip_limit", limit, fix, code="conflict")
+            fix = "a trial's line has no such numbers; use lbopt train, or leave it False"
+            for field in ("monitor_layers", "track_noise_scale"):
+                value = getattr(trained.optimizer, field)
+                require(not value, f"optimizer.{field}", value, fix, code="conflict")
             fix = "a trial is one phase from fresh parameters; leave it None"
             for field in ("phase2", "init_from"):
                 value = getattr(trained, field)

@@ -84,7 +84,7 @@ class CheckpointConfig:
       every_steps: Steps between two saves; the state is also saved at the end and on SIGTERM.
       keep: Number of latest checkpoints that are kept beside the best one.
       best_metric: Evaluation metric that says which is best. Higher is better unless its name ends
-        in "loss".
+        in "loss" or "perplexity".
     """
 
     every_steps: int = 100
@@ -197,6 +197,12 @@ class TrainConfig:
         if self.phase2 is not None:
             _check_second_phase(self)
 
+    def steps_between_evaluations(self, steps_per_epoch: float) -> float:
+        """Return the steps between two evaluations, which may be a fraction."""
+        if self.eval_every_epochs is None:
+            return self.eval_every_steps
+        return self.eval_every_epochs * steps_per_epoch
+
     def phases(self) -> "list[TrainConfig]":
         """Return each phase as a config of its own; a run of one phase is its only one."""
         first = dataclasses.replace(self, phase2=None)
@@ -297,5 +303,3 @@ def _check_model_fits_data(config: TrainConfig) -> None:
 def _check_checkpoint(checkpoint: CheckpointConfig) -> None:
     at_least("every_steps", checkpoint.every_steps, 1)
     at_least("keep", checkpoint.keep, 1)
-    known = ("eval/accuracy", "eval/exact_match", "eval/f1", "eval/loss")
-    require_choice("best_metric", checkpoint.best_metric, known)

@@ -100,15 +100,15 @@ def make_train_step(
         state with another sharding.
     """
     options = StepOptions(
-        backend,
-        num_microsteps,
-        compute_dtype,
-        clip,
-        reduction,  # type: ignore[arg-type]
-        shard_update,
-        measure_noise,
-        key_per_replica,
-        donate,
+        backend=backend,
+        num_microsteps=num_microsteps,
+        compute_dtype=compute_dtype,
+        clip=clip,
+        reduction=reduction,  # type: ignore[arg-type]
+        shard_update=shard_update,
+        measure_noise=measure_noise,
+        key_per_replica=key_per_replica,
+        donate=donate,
     )
     return compile_step(loss_fn, tx, mesh, options)
 

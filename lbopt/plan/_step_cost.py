@@ -118,7 +118,7 @@ def cost_of(lower: Any, topology: Topology, devices: Sequence[Any]) -> StepCost:
             return StepCost(False, refused.needed_bytes, seconds)
         cause = " ".join(str(error).split())[:240]
         raise UserError(
-            "--config",
+            "config",
             NO_VALUE,
             f"the TPU compiler refuses a step of it ({cause}); change the config",
             code="installation",

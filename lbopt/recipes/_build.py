@@ -194,8 +194,7 @@ def check_batch_fits(config: TrainConfig, problem: _problem.Problem, mesh: Mesh)
 
 
 def _cadence(config: TrainConfig, resolved: ResolvedSchedule) -> Cadence:
-    epochs = config.eval_every_epochs
-    every_steps = config.eval_every_steps if epochs is None else epochs * resolved.steps_per_epoch
+    every_steps = config.steps_between_evaluations(resolved.steps_per_epoch)
     return Cadence(config.log_every_steps, every_steps, config.checkpoint.every_steps)
 
 

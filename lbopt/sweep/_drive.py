@@ -7,7 +7,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from lbopt.config import SweepConfig
-from lbopt.sweep._trials import FINAL, SEARCH, Cell, Trial
+from lbopt.sweep._finished_trial import FINAL, SEARCH
+from lbopt.sweep._trials import Cell, Trial
 from lbopt.sweep.search import Factors, Proposal, Score, make_searcher
 
 Row = Mapping[str, Any]

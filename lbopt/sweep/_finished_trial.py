@@ -10,7 +10,8 @@ from lbopt._typed_json import Exponent, Finite, Int, Positive, Share, Size, conv
 
 Number = Finite | None
 Numbers = list[Number]
-FINAL_PHASE = "final"
+SEARCH = "search"
+FINAL = "final"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class FinishedTrial:
     @property
     def is_final(self) -> bool:
         """Whether the trial was tested; search trials, which choose the candidate, were not."""
-        return self.phase == FINAL_PHASE
+        return self.phase == FINAL
 
 
 REQUIRED = tuple(

@@ -16,9 +16,10 @@ from lbopt.config import SweepConfig
 from lbopt.errors import EnvironmentProblem, Preempted
 from lbopt.job import PreemptionWatch, SoloJob, beat
 from lbopt.sweep._example_scores import pack
+from lbopt.sweep._finished_trial import FINAL
 from lbopt.sweep._results import Results
 from lbopt.sweep._running_trial import RunningTrial
-from lbopt.sweep._trials import FINAL, Cell, Trial, deal_cells
+from lbopt.sweep._trials import Cell, Trial, deal_cells
 from lbopt.sweep._work import CellWork, Work
 from lbopt.sweep.lanes import (
     Equipment,

@@ -12,10 +12,10 @@ import numpy as np
 
 from lbopt.config import SweepConfig
 from lbopt.sweep import _fits
-from lbopt.sweep._finished_trial import Probes
+from lbopt.sweep._finished_trial import FINAL, Probes
 from lbopt.sweep._noise import noise_scales
-from lbopt.sweep._trials import FINAL, Cell, Trial
-from lbopt.train import Target
+from lbopt.sweep._trials import Cell, Trial
+from lbopt.train import Target, is_due
 from lbopt.workdir import finite_or_none
 
 _CURVE_POINTS = 64
@@ -61,10 +61,11 @@ class RunningTrial:
         self._probe_at = frozenset(
             _fits.log_spaced_steps(whole, measure.num_probes) if probed else ()
         )
-        every: float = train.eval_every_steps
-        if train.eval_every_epochs is not None:
-            every = train.eval_every_epochs * self.cell.resolved.steps_per_epoch
-        self._evaluate_at = frozenset(_evaluated_at(every, whole) if train.target_metric else ())
+        evaluated: set[int] = set()
+        if train.target_metric:
+            every = train.steps_between_evaluations(self.cell.resolved.steps_per_epoch)
+            evaluated = {whole, *(step for step in range(1, whole) if is_due(step, every))}
+        self._evaluate_at = frozenset(evaluated)
         self._stops = sorted({whole, *self._probe_at, *self._evaluate_at})
 
     @property
@@ -226,22 +227,6 @@ def _curve_steps(planned: int, run: int) -> list[int]:
     ([1, 2, 3], [17, 19, 20])
     """
     return [step for step in _fits.log_spaced_steps(planned, _CURVE_POINTS) if step < run] + [run]
-
-
-def _evaluated_at(every_steps: float, num_steps: int) -> list[int]:
-    """Return the steps after which `lbopt train` evaluates.
-
-    These are the last step, and the first at or after each multiple of `every_steps`.
-
-    >>> _evaluated_at(2.5, 9)
-    [3, 5, 8, 9]
-    """
-    steps = range(1, num_steps + 1)
-    return [
-        step
-        for step in steps
-        if step == num_steps or step // every_steps > (step - 1) // every_steps
-    ]
 
 
 def _scored(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:

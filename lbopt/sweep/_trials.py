@@ -35,8 +35,6 @@ from lbopt.schedules import Units
 from lbopt.sweep.search import Factors, Proposal, search_cost
 from lbopt.transforms import resolve_labels
 
-SEARCH = "search"
-FINAL = "final"
 _STEP_IN_EXAMPLES = 32
 """Cost of a step besides its examples, in examples: a guess that only orders the cells."""
 

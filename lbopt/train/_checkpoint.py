@@ -67,7 +67,7 @@ class Checkpoints:
       workdir: The run's folder.
       keep: Number of the latest checkpoints to keep. The best one, and the latest with a finite
         network, are kept besides.
-      best_metric: Name of the metric that says which is best; lower is better if it ends in "loss".
+      best_metric: Name of the metric that says which is best, as in `Ranking`.
       read_only: Whether the disk is left as it is.
       always: Steps whose checkpoints are always kept: the ends of phases.
       job: The job that this process belongs to; None for a process alone. All processes of a job

@@ -21,7 +21,7 @@ from lbopt.train._checkpoint import Checkpoints
 from lbopt.train._checksums import all_finite
 from lbopt.train._progress import Progress, said_by_first
 from lbopt.train._ranking import BROKEN, PHASE
-from lbopt.train._run import Run, Target
+from lbopt.train._run import Run, Target, is_due
 from lbopt.transforms import optimizer_metrics
 from lbopt.workdir import (
     MetricsWriter,
@@ -408,8 +408,7 @@ class _PhaseLoop:
 
     def _is_due(self, step: int, every_steps: float) -> bool:
         """Return whether a step is the last one, or the first at or after a multiple."""
-        here = step - self.run.first_step
-        return step == self.run.last_step or here // every_steps > (here - 1) // every_steps
+        return step == self.run.last_step or is_due(step - self.run.first_step, every_steps)
 
 
 def _check_skipped(step: int, applied: Mapping[str, Any]) -> None:

@@ -13,11 +13,20 @@ _PHASE_WEIGHT = 1e9
 """Makes a later phase, which has other examples, better than an earlier one by any metric."""
 
 
+def lower_is_better(metric: str) -> bool:
+    """Return whether a metric of an evaluation is better the lower it is.
+
+    >>> lower_is_better("eval/perplexity"), lower_is_better("eval/accuracy")
+    (True, False)
+    """
+    return metric.endswith(("loss", "perplexity"))
+
+
 class Ranking:
     """An order of the checkpoints of a run by one metric of their evaluations.
 
     Args:
-      best_metric: Name of the metric; lower is better if it ends in "loss".
+      best_metric: Name of the metric; see `lower_is_better`.
       metrics: Metrics of checkpoints that were evaluated, by step.
     """
 
@@ -56,7 +65,7 @@ class Ranking:
         value = metrics.get(self._best_metric, math.nan)
         if _is_broken(metrics) or math.isnan(value):
             return -math.inf
-        goodness = -value if self._best_metric.endswith("loss") else value
+        goodness = -value if lower_is_better(self._best_metric) else value
         return goodness + _PHASE_WEIGHT * metrics.get(PHASE, 0)
 
 

@@ -20,6 +20,7 @@ from lbopt.data.text import NO_VOCABULARY, Vocabulary
 from lbopt.errors import UserError, require_choice
 from lbopt.evaluation import Evaluation
 from lbopt.parallel import Step, TrainState, put_replicated, with_shardings
+from lbopt.train._ranking import lower_is_better
 from lbopt.transforms import LearningRateState, ema_params
 
 
@@ -34,6 +35,15 @@ class Cadence:
     log_every_steps: float
     eval_every_steps: float
     checkpoint_every_steps: float
+
+
+def is_due(step: int, every_steps: float) -> bool:
+    """Return whether a step, counted from 1, is the first at or after a multiple of a number.
+
+    >>> [step for step in range(1, 10) if is_due(step, 2.5)]
+    [3, 5, 8]
+    """
+    return step // every_steps > (step - 1) // every_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +68,9 @@ class Target:
           UserError: If the evaluation has no such metric.
         """
         require_choice("target_metric", self.metric, metrics)
-        lower = self.metric.endswith(("loss", "perplexity"))
-        return metrics[self.metric] <= self.value if lower else metrics[self.metric] >= self.value
+        if lower_is_better(self.metric):
+            return metrics[self.metric] <= self.value
+        return metrics[self.metric] >= self.value
 
 
 class InitialValues(Protocol):

@@ -76,7 +76,7 @@ GROUPS = {
     "optimizer": (
         make_optimizer,
         [
-            *product(OptimizerConfig, name=OPTIMIZERS),
+            *product(OptimizerConfig, name=OPTIMIZERS, weight_decay=(0.1,)),
             *product(OptimizerConfig, name=("lamb", "adam"), clip_stage=("replica", "none")),
             OptimizerConfig(ema_decay=0.5),
             OptimizerConfig(skip_limit=0),
