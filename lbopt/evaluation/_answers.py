@@ -1,4 +1,4 @@
-"""Exact match and F1 of a network's answers to questions (SQuAD)."""
+"""The evaluation of a network that answers questions (SQuAD)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from jax.sharding import Mesh
 
 from lbopt import types
 from lbopt.data import eval_batches
-from lbopt.data.squad import (
-    EvaluationWindows,
-    check_answer_length,
-    choose_answers,
-    score_answers,
-)
+from lbopt.data.squad import EvaluationWindows, check_answer_length
+from lbopt.evaluation._squad_metrics import choose_answers, score_answers
 from lbopt.job import beating
 from lbopt.models import Model
 from lbopt.parallel import TrainState, local_parts, put_batch

@@ -16,6 +16,7 @@ from ._ema import (
 from ._lamb import lamb as lamb
 from ._lans import lans as lans, scale_by_lans as scale_by_lans
 from ._lars import lars as lars
+from ._leaf_table import summarize_masks as summarize_masks
 from ._learning_rate import (
     LearningRateState as LearningRateState,
     scale_by_learning_rate as scale_by_learning_rate,
@@ -47,7 +48,6 @@ from ._per_path import (
     is_placeholder as is_placeholder,
 )
 from ._skipping import SkipState as SkipState, skip_bad_updates as skip_bad_updates
-from ._summary import summarize_masks as summarize_masks
 from ._trust_ratio import (
     CLIP_MODES as CLIP_MODES,
     scale_by_layerwise_trust_ratio as scale_by_layerwise_trust_ratio,

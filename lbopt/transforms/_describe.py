@@ -8,7 +8,7 @@ from typing import Any
 from lbopt import masks
 from lbopt._shown import show
 from lbopt.errors import UserError, require_choice
-from lbopt.transforms._options import Variant
+from lbopt.transforms._layerwise_options import Variant
 from lbopt.transforms._variants import VARIANTS
 
 _WIDTH = 100

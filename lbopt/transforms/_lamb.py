@@ -12,10 +12,10 @@ from lbopt import errors, masks, types
 from lbopt.errors import require_choice
 from lbopt.transforms import (
     _clipping,
+    _layerwise_options,
     _learning_rate,
     _moments,
     _normalization,
-    _options,
     _precision,
     _trust_ratio,
     _variants,
@@ -154,7 +154,7 @@ def lamb(
       Under `optax.inject_hyperparams` only options given explicitly can be changed later; name
       masks and `stacked` in `static_args`.
     """
-    options = _options.choose(
+    options = _layerwise_options.choose(
         _variants.LAMB,
         variant,
         b1=b1,
@@ -178,7 +178,7 @@ def lamb(
     )
     placement = options.weight_decay_placement
     require_choice("weight_decay_placement", placement, WEIGHT_DECAY_PLACEMENTS)
-    _options.check_adaptation(options, "lamb", variant)
+    _layerwise_options.check_adaptation(options, "lamb", variant)
     split: dict[str, Any] = {"axis_name": axis_name, "sharded_mask": sharded_mask}
 
     moments = _moments.scale_by_lamb_moments(
@@ -194,7 +194,7 @@ def lamb(
     # Decay that goes into the gradient is added before the moments, so not here again. The norms of
     # Adam's directions lie where one sum of squares is exact, which saves a pass over memory.
     ratio = _trust_ratio.scale_by_layerwise_trust_ratio(
-        trust_ratio_mask=_options.trust_ratio_mask(options),
+        trust_ratio_mask=_layerwise_options.trust_ratio_mask(options),
         trust_ratio_bounds=options.trust_ratio_bounds,
         weight_norm_bounds=options.weight_norm_bounds,
         weight_decay=options.weight_decay,
@@ -216,7 +216,7 @@ def lamb(
 
 
 def _before_the_moments(
-    options: _options.LambOptions, stacked: types.Stacked, split: dict[str, Any]
+    options: _layerwise_options.LambOptions, stacked: types.Stacked, split: dict[str, Any]
 ) -> list[optax.GradientTransformation]:
     """Return the transforms of the gradient that the options ask for: clip, normalization, decay.
 

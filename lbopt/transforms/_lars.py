@@ -13,9 +13,9 @@ from jax.typing import DTypeLike
 from lbopt import masks, types
 from lbopt.errors import UserError, require_choice
 from lbopt.transforms import (
+    _layerwise_options,
     _learning_rate,
     _moments,
-    _options,
     _precision,
     _trust_ratio,
     _variants,
@@ -156,7 +156,7 @@ def lars(
       Under `optax.inject_hyperparams` only options given explicitly can be changed later; name
       masks and `stacked` in `static_args`.
     """
-    options = _options.choose(
+    options = _layerwise_options.choose(
         _variants.LARS,
         variant,
         weight_decay=weight_decay,
@@ -185,13 +185,13 @@ def lars(
             options, plain_learning_rate_placement=options.learning_rate_placement
         )
     _check(options)
-    _options.check_adaptation(options, "lars", variant)
+    _layerwise_options.check_adaptation(options, "lars", variant)
 
     # The momentum comes after the ratio, or inside it if the ratio is outside the momentum.
     links = _momentum_links(options, learning_rate, momentum_dtype, stacked)
     ratio_is_outside = options.trust_ratio_placement == "outside"
     ratio = _trust_ratio.scale_by_layerwise_trust_ratio(
-        trust_ratio_mask=_options.trust_ratio_mask(options),
+        trust_ratio_mask=_layerwise_options.trust_ratio_mask(options),
         trust_coefficient=options.trust_coefficient,
         eps=options.eps,
         trust_ratio_bounds=options.trust_ratio_bounds,
@@ -213,7 +213,7 @@ def lars(
     return _precision.chain_in_wide_precision(ratio, *links)
 
 
-def _check(options: _options.LarsOptions) -> None:
+def _check(options: _layerwise_options.LarsOptions) -> None:
     """Raise `UserError` for an unknown placement, or placements that contradict each other."""
     for name in (
         "learning_rate_placement",
@@ -250,7 +250,7 @@ def _check(options: _options.LarsOptions) -> None:
 
 
 def _momentum_links(
-    options: _options.LarsOptions,
+    options: _layerwise_options.LarsOptions,
     learning_rate: optax.ScalarOrSchedule,
     momentum_dtype: DTypeLike | None,
     stacked: types.Stacked,
@@ -274,7 +274,7 @@ def _momentum_links(
     def adapted(params: types.Params) -> types.PyTree:
         return _trust_ratio.choose_leaves(
             params,
-            _options.trust_ratio_mask(options),
+            _layerwise_options.trust_ratio_mask(options),
             options.weight_decay_mask,
             options.weight_decay,
             options.adapt_undecayed,

@@ -17,7 +17,13 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from lbopt import masks
-from lbopt.transforms._options import AS_DECAYED, LambOptions, LarsOptions, Options, Variant
+from lbopt.transforms._layerwise_options import (
+    AS_DECAYED,
+    LambOptions,
+    LarsOptions,
+    Options,
+    Variant,
+)
 
 LambVariant = Literal[
     "paper",

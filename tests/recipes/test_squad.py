@@ -13,12 +13,13 @@ from refusal import refused, troubled
 from shared import shared_folder
 from tfds_sets import write
 
+from lbopt import evaluation
 from lbopt.cli import main
 from lbopt.cli._train import with_vocabulary
 from lbopt.config import DataConfig, TrainConfig
 from lbopt.data import TfdsFolder
 from lbopt.data.from_config import _text
-from lbopt.data.squad import _answers, _examples
+from lbopt.data.squad import _examples
 from lbopt.data.text import TextNormalization
 from lbopt.data.text._pieces import SPECIAL_TOKENS
 from lbopt.data.text._vocabulary import UNCASED, save_vocabulary
@@ -148,11 +149,11 @@ def test_answers_are_cut_out_of_the_text_as_it_is_written(data_dir):
     windows = splits.validation
     batch = splits.validation.take(np.arange(len(splits.validation)))
     scores = np.where(batch["start_position"] > 0, 1.0, -np.inf)
-    chosen = _answers.choose_answers(
+    chosen = evaluation.choose_answers(
         windows, scores, batch["start_position"], batch["end_position"]
     )
     found = [
-        _answers.exact_match(chosen[question.id], question.answers[0])
+        evaluation.exact_match(chosen[question.id], question.answers[0])
         for question in windows.questions
     ]
     assert np.mean(found) > 0.95  # no window may hold an answer longer than the stride

@@ -6,4 +6,4 @@ from ._datasets import (
 from ._generated import GeneratedDataset as GeneratedDataset
 from ._generated_images import GENERATED_IMAGES as GENERATED_IMAGES
 from ._pydoc_squad import PYDOC_SQUAD as PYDOC_SQUAD
-from ._text import Corpus as Corpus, make_token_store as make_token_store
+from ._token_stores import Corpus as Corpus, make_token_store as make_token_store

@@ -6,6 +6,7 @@ They are read from the official file or from records of TensorFlow Datasets (TFD
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from lbopt import _typed_json, paths
 from lbopt.errors import EnvironmentProblem, UserError, require
 
 _FIX = "give records of SQuAD v1.1"
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Question(NamedTuple):
@@ -53,6 +56,18 @@ class Question(NamedTuple):
             return start, start + len(text)
         found = re.compile(r"\s*" + r"\s+".join(map(re.escape, words))).match(self.context, start)
         return found and found.span()
+
+
+def normalize_answer(text: str) -> str:
+    """Return an answer in lower case, without articles and ASCII punctuation.
+
+    References:
+      Rajpurkar et al., arXiv 1606.05250v3, section 6.1; the official evaluate-v1.1.py.
+
+    >>> normalize_answer("The U.S.  army")
+    'us army'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def questions_from_records(records: Iterable[Mapping[str, Any]]) -> list[Question]:

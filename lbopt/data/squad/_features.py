@@ -65,6 +65,11 @@ def check_windows(doc_stride: int, max_query_length: int) -> None:
         require(value >= 1, field, value, "give a number >= 1")
 
 
+def check_answer_length(max_answer_length: int) -> None:
+    """Raise `UserError` for a number of tokens that no longest answer has."""
+    require(max_answer_length >= 1, "max_answer_length", max_answer_length, "give a number >= 1")
+
+
 class _QuestionWindows:
     """Examples `[CLS] question [SEP] span of the context [SEP]`.
 

@@ -25,7 +25,7 @@ from lbopt.report.study._limit import (
     resample_limits,
 )
 from lbopt.report.study._metric import ACCURACY, Metric, mean
-from lbopt.report.study._model import ArmResults, CellResults, Failure, Study
+from lbopt.report.study._study import ArmResults, CellResults, Failure, Study
 from lbopt.report.study._words import quoted, say
 from lbopt.sweep import ExampleScores
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from lbopt.report.study._model import CellResults, Study
 from lbopt.report.study._statistics import Slope, log_slope
+from lbopt.report.study._study import CellResults, Study
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, say, span
 
 _HALFWAY = 0.5

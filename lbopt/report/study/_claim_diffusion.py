@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from lbopt.report.study._metric import ACCURACY, Metric
-from lbopt.report.study._model import ArmResults, CellResults, MeanDiffusion, Study
+from lbopt.report.study._study import ArmResults, CellResults, MeanDiffusion, Study
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, count, judged, say
 
 _NAME = "diffusion_is_logarithmic"

@@ -13,7 +13,7 @@ from lbopt.report.study._arm_limit import (
     unknown_limits,
 )
 from lbopt.report.study._limit import CannotTell, NotReached
-from lbopt.report.study._model import ArmResults, Study, comparable
+from lbopt.report.study._study import ArmResults, Study, comparable
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, say
 
 _SURE = 0.95

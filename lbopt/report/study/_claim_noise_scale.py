@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from lbopt.report.study._arm_limit import small_batches, unknown_limits
 from lbopt.report.study._limit import CannotTell, Limit
-from lbopt.report.study._model import ArmResults, Noise, Study
 from lbopt.report.study._statistics import RankTest, rank_test
+from lbopt.report.study._study import ArmResults, Noise, Study
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
 
 WITHIN = 4.0

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lbopt.report.study._metric import Metric
-from lbopt.report.study._model import Candidate, CellResults, Study
 from lbopt.report.study._statistics import pooled_slope
+from lbopt.report.study._study import Candidate, CellResults, Study
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
 
 # Exponents of the batch size by which a number of warmup steps is scaled to another batch size.

@@ -11,8 +11,8 @@ import numpy as np
 
 from lbopt.report import _page
 from lbopt.report.study import _style
-from lbopt.report.study._model import ArmResults, CellResults, Points, Study
 from lbopt.report.study._read import mean_curve, positive
+from lbopt.report.study._study import ArmResults, CellResults, Points, Study
 from lbopt.report.study._words import number, span
 from lbopt.sweep import Diffusion
 

@@ -13,8 +13,8 @@ from lbopt.report import _page
 from lbopt.report.study import _style
 from lbopt.report.study._arm_limit import limit_text
 from lbopt.report.study._limit import Limit, NotReached
-from lbopt.report.study._model import ArmResults, CellResults, Points, Study
 from lbopt.report.study._read import mean_curve, positive
+from lbopt.report.study._study import ArmResults, CellResults, Points, Study
 from lbopt.report.study._words import number
 from lbopt.sweep import Probes
 

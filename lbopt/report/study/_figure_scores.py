@@ -19,7 +19,7 @@ from lbopt.report.study._arm_limit import (
 )
 from lbopt.report.study._limit import CannotTell, Limit
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric
-from lbopt.report.study._model import ArmResults, Failure, Study, WaterfallStep
+from lbopt.report.study._study import ArmResults, Failure, Study, WaterfallStep
 
 FIGURE = "accuracy_vs_batch_size.png"
 _ZOOM = 6

@@ -13,7 +13,7 @@ import numpy as np
 from lbopt.report import _page
 from lbopt.report.study import _style
 from lbopt.report.study._metric import PERPLEXITY, Metric
-from lbopt.report.study._model import ArmResults, Candidate, CellResults, Study
+from lbopt.report.study._study import ArmResults, Candidate, CellResults, Study
 from lbopt.report.study._words import count
 
 _NOTE = (

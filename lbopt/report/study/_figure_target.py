@@ -10,8 +10,8 @@ from lbopt.report import _page
 from lbopt.report.study import _style
 from lbopt.report.study._findings import missed_sizes
 from lbopt.report.study._limit import REFERENCE_FACTOR
-from lbopt.report.study._model import ArmResults, CellResults, Study
 from lbopt.report.study._steps_to_target import EXCESS
+from lbopt.report.study._study import ArmResults, CellResults, Study
 from lbopt.report.study._target_words import perfect_text, saving_text
 from lbopt.report.study._words import number
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lbopt.config import SearchConfig
 from lbopt.report.study._metric import Metric
-from lbopt.report.study._model import ArmResults, CellResults, Study
+from lbopt.report.study._study import ArmResults, CellResults, Study
 from lbopt.report.study._words import grouped, listed, quoted, say, span
 
 _KEPT = """Had every arm kept its own rule's warmup, the best validation {{ metric.name }} of the

@@ -23,7 +23,9 @@ from lbopt.report.study._claim_warmup import constant_warmup_steps
 from lbopt.report.study._finding_search import search_findings
 from lbopt.report.study._limit import CannotTell, Limit
 from lbopt.report.study._metric import ACCURACY, Metric
-from lbopt.report.study._model import (
+from lbopt.report.study._statistics import Difference, ahead_of
+from lbopt.report.study._steps_to_target import EXCESS
+from lbopt.report.study._study import (
     ArmResults,
     CellResults,
     Failure,
@@ -31,8 +33,6 @@ from lbopt.report.study._model import (
     WaterfallStep,
     comparable,
 )
-from lbopt.report.study._statistics import Difference, ahead_of
-from lbopt.report.study._steps_to_target import EXCESS
 from lbopt.report.study._target_words import perfect_text, saving_text
 from lbopt.report.study._words import Claim, listed, quoted, say
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lbopt.config import SearchConfig
 from lbopt.report.study._limit import FEWEST_SEEDS, REFERENCE_FACTOR
 from lbopt.report.study._metric import ACCURACY
-from lbopt.report.study._model import Study
+from lbopt.report.study._study import Study
 from lbopt.report.study._words import say
 
 _KNOBS = {"learning_rate": "learning rate", "warmup": "warmup", "weight_decay": "weight decay"}

@@ -14,7 +14,9 @@ from lbopt import _typed_json
 from lbopt.config import SearchConfig, SweepConfig
 from lbopt.report.study._arm_limit import from_smallest, with_limit
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric, mean
-from lbopt.report.study._model import (
+from lbopt.report.study._statistics import CriticalBatch, advantage, fit_critical_batch
+from lbopt.report.study._steps_to_target import CellSteps, Scaling, measure_scaling
+from lbopt.report.study._study import (
     ArmResults,
     Candidate,
     CellResults,
@@ -30,8 +32,6 @@ from lbopt.report.study._model import (
     WaterfallStep,
     factors_of,
 )
-from lbopt.report.study._statistics import CriticalBatch, advantage, fit_critical_batch
-from lbopt.report.study._steps_to_target import CellSteps, Scaling, measure_scaling
 from lbopt.sweep import (
     ExampleScores,
     FinishedTrial,

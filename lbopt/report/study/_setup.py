@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from lbopt.config import AggregatorConfig, Arm, LossConfig, ScheduleConfig, SweepConfig
-from lbopt.report.study._model import Study
+from lbopt.report.study._study import Study
 from lbopt.report.study._style import length_text
 from lbopt.report.study._tables import Table
 

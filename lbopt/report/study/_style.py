@@ -11,7 +11,7 @@ from typing import Any
 from lbopt._shown import printable
 from lbopt.config import SweepConfig
 from lbopt.report import _page
-from lbopt.report.study._model import ArmResults, Study
+from lbopt.report.study._study import ArmResults, Study
 
 COLOURS = ("#7f7f7f", "#e69f00", "#d55e00", "#56b4e9", "#0072b2", "#009e73", "#cc79a7", "#000000")
 """Colours that do not need red and green (Okabe and Ito); with the markers they serve 8 arms."""

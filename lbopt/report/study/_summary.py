@@ -9,8 +9,8 @@ from typing import Any
 
 from lbopt.report.study._limit import CannotTell, Limit, LimitEstimate
 from lbopt.report.study._metric import Metric
-from lbopt.report.study._model import ArmResults, Candidate, CellResults, Noise, Study
 from lbopt.report.study._steps_to_target import Scaling
+from lbopt.report.study._study import ArmResults, Candidate, CellResults, Noise, Study
 from lbopt.report.study._words import Claim
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from lbopt._shown import printable, spreadsheet_cell
 from lbopt.report.study._arm_limit import limit_text
 from lbopt.report.study._metric import ACCURACY, Metric
-from lbopt.report.study._model import ArmResults, CellResults, Study
+from lbopt.report.study._study import ArmResults, CellResults, Study
 from lbopt.report.study._words import number
 from lbopt.sweep import FinishedTrial
 

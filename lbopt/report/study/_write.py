@@ -20,9 +20,9 @@ from lbopt.report.study import (
 )
 from lbopt.report.study._findings import claims_of, findings_of
 from lbopt.report.study._how_measured import protocol
-from lbopt.report.study._model import Study
 from lbopt.report.study._read import read_study
 from lbopt.report.study._setup import arms_table, definitions
+from lbopt.report.study._study import Study
 from lbopt.report.study._summary import summary_of
 from lbopt.report.study._tables import results_table, terminal_table, trials_csv, trials_table
 from lbopt.report.study._words import Claim

@@ -11,8 +11,8 @@ from synthetic import Truth, diverge, legw, summarize
 from lbopt.report.study import read_study
 from lbopt.report.study._claim_curvature import judge_peaks
 from lbopt.report.study._claim_noise_scale import noise_scale_predicts_limit
-from lbopt.report.study._model import Peak
 from lbopt.report.study._statistics import log_slope, rank_test
+from lbopt.report.study._study import Peak
 
 
 def judged(config, rows):

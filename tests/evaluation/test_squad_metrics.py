@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from refusal import refused
 
-from lbopt.data.squad import EvaluationWindows, Question, choose_answers, f1_score, score_answers
-from lbopt.data.squad._answers import exact_match
+from lbopt.data.squad import EvaluationWindows, Question
 from lbopt.data.text import WordPiece
 from lbopt.data.text._pieces import SPECIAL_TOKENS
+from lbopt.evaluation import choose_answers, exact_match, f1_score, score_answers
 
 
 def words_by_hand(text):

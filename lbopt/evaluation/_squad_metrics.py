@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import collections
-import re
-import string
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lbopt.data.squad._examples import Question
-from lbopt.data.squad._features import EvaluationWindows
+from lbopt.data.squad import EvaluationWindows, Question, normalize_answer
 from lbopt.errors import require
-
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def exact_match(prediction: str, gold: str) -> bool:
@@ -29,7 +23,7 @@ def exact_match(prediction: str, gold: str) -> bool:
     >>> exact_match("The U.S. army", "us  Army")
     True
     """
-    return _normalize(prediction) == _normalize(gold)
+    return normalize_answer(prediction) == normalize_answer(gold)
 
 
 def f1_score(prediction: str, gold: str) -> float:
@@ -41,14 +35,11 @@ def f1_score(prediction: str, gold: str) -> float:
     >>> f1_score("a red red car", "the red car!")
     0.8
     """
-    ours, theirs = (collections.Counter(_normalize(text).split()) for text in (prediction, gold))
+    ours, theirs = (
+        collections.Counter(normalize_answer(text).split()) for text in (prediction, gold)
+    )
     common = (ours & theirs).total()
     return 2 * common / (ours.total() + theirs.total()) if common else 0.0
-
-
-def check_answer_length(max_answer_length: int) -> None:
-    """Raise `UserError` for a number of tokens that no longest answer has."""
-    require(max_answer_length >= 1, "max_answer_length", max_answer_length, "give a number >= 1")
 
 
 def score_answers(
@@ -105,10 +96,6 @@ def choose_answers(
         dataset.questions[question].id: dataset.text(window, int(starts[window]), int(ends[window]))
         for question, window in best.items()
     }
-
-
-def _normalize(text: str) -> str:
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def _percentage(
