@@ -224,6 +224,24 @@ def test_a_flag_without_effect_on_a_study_is_refused(name):
         load_config(STUDY, flags, SweepConfig)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("train.parallel.reduce_dtype", "bfloat16"),
+        ("train.parallel.order", "torus"),
+        ("arms[0].optimizer.monitor_layers", True),
+        ("arms[0].optimizer.track_noise_scale", True),
+    ],
+)
+def test_a_study_refuses_what_no_trial_uses(name, value):
+    config = load_config(STUDY, ["--config.train.parallel.num_microsteps=2"], SweepConfig)
+    place, _, field = name.rpartition(".")
+    group = config.train.parallel if "parallel" in place else config.arms[0].optimizer
+    setattr(group, field, value)
+    with refused(f"config.{name}", value, "conflict"):
+        config.validate()
+
+
 def test_the_same_flags_are_taken_where_they_have_an_effect():
     kind = ["train.target_metric=eval/accuracy", "train.target_value=0.9", "trial_batching=vmap"]
     flags = [*kind, "train.eval_every_epochs=1.0", "limit_points=2.0", "trials_per_program=8"]
@@ -302,6 +320,14 @@ def test_a_row_may_keep_what_a_flag_replaces():
     ("field", "changes"),
     [
         ("config.optimizer.variant", {"optimizer": OptimizerConfig("adam", variant="apex")}),
+        (
+            "config.optimizer.nesterov",
+            {"optimizer": OptimizerConfig("momentum", momentum=0.0, nesterov=True)},
+        ),
+        (
+            "config.optimizer.weight_decay_exclude",
+            {"optimizer": OptimizerConfig("adamw", weight_decay_exclude=("^embed/",))},
+        ),
         ("config.loss.label_smoothing_rule", {"loss": LossConfig(0.0, "other_classes")}),
         ("config.parallel.reduce_scatter", {"parallel": ParallelConfig(reduce_scatter=True)}),
         ("config.target_value", {"target_value": 0.5}),
