@@ -101,20 +101,25 @@ def get_config(arg: str = "lamb-4096") -> TrainConfig:
 
 
 def _smoke() -> TrainConfig:
-    """Return the row lamb-4096 with a tiny network, on `lbopt prepare generated_images`."""
+    """Return the row lamb-4096 with a tiny network."""
     config = get_config("lamb-4096")
     common.make_tiny(config)
+    use_generated_images(config)
     config.num_steps = 4
-    config.data.builder = "generated_images"
-    config.data.train_crop = "resized"
-    config.data.image_size = 16
-    config.data.train_split = "train"
-    config.data.validation_split = "validation"
-    config.data.test_split = "validation"
-    config.model.width_coefficient = 0.125
-
     config.schedule.warmup_steps = 1
     config.parallel.num_microsteps = 1
     config.eval_every_epochs = None
     config.eval_every_steps = 4
     return config
+
+
+def use_generated_images(config: TrainConfig) -> None:
+    """Train a narrow network on images that `lbopt prepare generated_images` makes."""
+    data = config.data
+    data.builder = "generated_images"
+    data.train_crop = "resized"
+    data.image_size = 16
+    data.train_split = "train"
+    data.validation_split = "validation"
+    data.test_split = "validation"
+    config.model.width_coefficient = 0.125

@@ -1,6 +1,8 @@
-"""What several recipes of this folder share; no recipe itself.
+"""What several recipes of this folder and studies of `sweeps/` share; no recipe itself.
 
-A config file imports it as `common`: its own folder is on the path while it is loaded.
+A config file imports it as `common`: its own folder is on the path while it is loaded. A study
+imports it and the recipes too: if its own folder has no `common.py`, the folder above is on the
+path as well.
 """
 
 import copy
@@ -8,12 +10,14 @@ from collections.abc import Collection, Iterable, Mapping
 
 from lbopt.config import (
     About,
+    Arm,
     CheckpointConfig,
     DataConfig,
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
     ScheduleConfig,
+    SweepConfig,
     TrainConfig,
     parse_row,
 )
@@ -46,6 +50,22 @@ def legw(rate: float, *, warmup_epochs: float, batch: int = 64, **others) -> Sch
         warmup_rule="legw",
         base_warmup_epochs=warmup_epochs,
         **others,
+    )
+
+
+def linear(
+    rate: float, *, warmup_epochs: float, batch: int = 64, warmup_rule: str = "epochs"
+) -> ScheduleConfig:
+    """Return linear scaling of the learning rate from its value at the base batch size `batch`.
+
+    By default every batch size has the same warmup epochs.
+    """
+    return ScheduleConfig(
+        rate,
+        base_batch_size=batch,
+        scaling_rule="linear",
+        warmup_rule=warmup_rule,
+        base_warmup_epochs=warmup_epochs,
     )
 
 
@@ -85,7 +105,8 @@ def make_tiny(config: TrainConfig, batch: int = 16, keep_target: bool = False) -
 
 # ---- small recipes, whose rows are <optimizer>-<global batch size>
 
-Optimizers = Mapping[str, tuple[OptimizerConfig, ScheduleConfig]]
+Optimizer = tuple[OptimizerConfig, ScheduleConfig]
+Optimizers = Mapping[str, Optimizer]
 
 
 def rows_of(optimizers: Iterable[str], sizes: Collection[str]) -> tuple[str, ...]:
@@ -125,7 +146,72 @@ def shorten(config: TrainConfig, num_epochs: float) -> TrainConfig:
     return config
 
 
+# ---- studies
+
+
+def make_arm(name: str, optimizer: Optimizer, **others) -> Arm:
+    """Return an arm that shares no object with another one, nor with a recipe's table."""
+    return Arm(name, *copy.deepcopy(optimizer), **copy.deepcopy(others))
+
+
+def final_seeds(number: int) -> tuple[int, ...]:
+    """Return the seeds of a cell's final runs, apart from those of a search, which begin at 0."""
+    return tuple(range(100, 100 + number))
+
+
+def make_small(config: SweepConfig, batches: tuple[int, ...], num_seeds: int = 2) -> None:
+    """Make a study `smoke`: its name, status, batch sizes and final seeds."""
+    config.name = f"{config.name.partition(':')[0]}:smoke"
+    config.about.status = "not yet run"
+    config.global_batch_sizes = batches
+    config.final_seeds = final_seeds(num_seeds)
+
+
+# ---- MNIST
+
+
+def mnist(train: str, validation: str, test: str = "test") -> DataConfig:
+    """Return whole images of MNIST, of values between 0 and 1, from three splits."""
+    return DataConfig(
+        "images",
+        builder="mnist",
+        train_split=train,
+        validation_split=validation,
+        test_split=test,
+        train_crop="none",
+        flip=False,
+        pixel_mean=(0.0,),
+        pixel_std=(1.0,),
+    )
+
+
 # ---- ImageNet
+
+
+def imagenet(**others) -> DataConfig:
+    """Return ImageNet for ResNet-50, in crops of 224 x 224."""
+    return DataConfig(
+        "images",
+        builder="imagenet2012",
+        test_split="validation",
+        image_size=224,
+        space_to_depth=True,
+        max_damaged_records=10,
+        **others,
+    )
+
+
+def resnet50(batch_norm_scope: str) -> ModelConfig:
+    """Return ResNet-50 with a space-to-depth stem, in bfloat16."""
+    return ModelConfig(
+        "resnet",
+        size="50",
+        stem="space_to_depth",
+        fold_columns=True,
+        dtype="bfloat16",
+        batch_norm_momentum=0.9,
+        batch_norm_scope=batch_norm_scope,
+    )
 
 
 def resnet50_on_imagenet(
@@ -143,24 +229,8 @@ def resnet50_on_imagenet(
     return TrainConfig(
         name=name,
         global_batch_size=global_batch_size,
-        data=DataConfig(
-            "images",
-            builder="imagenet2012",
-            test_split="validation",
-            image_size=224,
-            crop_sampling=crop_sampling,
-            space_to_depth=True,
-            max_damaged_records=10,
-        ),
-        model=ModelConfig(
-            "resnet",
-            size="50",
-            stem="space_to_depth",
-            fold_columns=True,
-            dtype="bfloat16",
-            batch_norm_momentum=0.9,
-            batch_norm_scope=batch_norm_scope,
-        ),
+        data=imagenet(crop_sampling=crop_sampling),
+        model=resnet50(batch_norm_scope),
         parallel=ParallelConfig(reduce_dtype="float32"),
         checkpoint=CheckpointConfig(every_steps=epochs * IMAGENET_EXAMPLES // global_batch_size),
         eval_global_batch_size=min(global_batch_size, 8192),
@@ -182,6 +252,11 @@ def make_tiny_resnet(config: TrainConfig, keep_target: bool = False) -> None:
     """Make a row of ResNet-50 `smoke`, with a narrow ResNet-18 on generated images."""
     make_tiny(config, keep_target=keep_target)
     use_generated_images(config)
-    config.model.size = "18"
-    config.model.width_coefficient = 0.125
-    config.model.fold_columns = False
+    make_narrow(config.model)
+
+
+def make_narrow(model: ModelConfig) -> None:
+    """Make ResNet-50 a narrow ResNet-18."""
+    model.size = "18"
+    model.width_coefficient = 0.125
+    model.fold_columns = False

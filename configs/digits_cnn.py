@@ -4,8 +4,8 @@
 
 Rows (`:ROW`): <optimizer>-<global batch size>, optimizer one of lamb, lars, adamw, adam, momentum;
 `smoke` is tiny.
-The settings are the centre of the grid of configs/sweeps/digits_limit.py, which measures them at
-seven batch sizes.
+The settings are the centre of the grid of configs/sweeps/digits_limit.py, which takes them from
+here and measures them at seven batch sizes.
 Hardware and time: seconds on a CPU.
 """
 

@@ -50,7 +50,7 @@ _TARGET = "75.9 % reached at epoch"
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class Submission:
     """A submission to MLPerf: its settings, result, hardware and time.
 
     Attributes:
@@ -83,7 +83,7 @@ class Entry:
 
 
 TABLE = {
-    "65536": Entry(
+    "65536": Submission(
         65536,
         23.080977304670448,
         33,
@@ -96,12 +96,12 @@ TABLE = {
         "26.9-28.7 s",
         num_epochs=92,
     ),
-    "32768": Entry(
+    "32768": Submission(
         32768, 29.0, 18, 0.929, 1e-4, 64, "flax", "top-1 >= 75.9 % by epoch 60-64", num_epochs=64
     ),
-    "jax-16384": Entry(16384, 25.0, 5, 0.9, 2e-4, 64, "flax", "-", num_epochs=56),
-    "jax-8192": Entry(8192, 10.0, 5, 0.9, 2e-4, 64, "flax", "-", num_epochs=56),
-    "65536-tf": Entry(
+    "jax-16384": Submission(16384, 25.0, 5, 0.9, 2e-4, 64, "flax", "-", num_epochs=56),
+    "jax-8192": Submission(8192, 10.0, 5, 0.9, 2e-4, 64, "flax", "-", num_epochs=56),
+    "65536-tf": Submission(
         65536,
         24.699,
         31,
@@ -114,7 +114,7 @@ TABLE = {
         "27.3-29.2 s",
         decay_steps=1133,
     ),
-    "v0.6-32768": Entry(
+    "v0.6-32768": Submission(
         32768,
         31.2,
         25,
@@ -127,7 +127,7 @@ TABLE = {
         "77.0 s",
         decay_steps=2007,
     ),
-    "4096": Entry(
+    "4096": Submission(
         4096,
         13.0,
         2,
@@ -140,7 +140,7 @@ TABLE = {
         "1713-1728 s",
         decay_steps=12169,
     ),
-    "2048": Entry(
+    "2048": Submission(
         2048,
         8.5,
         5,
@@ -153,7 +153,7 @@ TABLE = {
         "~1846 s",
         decay_steps=22530,
     ),
-    "2496": Entry(
+    "2496": Submission(
         2496,
         9.5,
         5,
@@ -166,7 +166,7 @@ TABLE = {
         "~5310 s",
         decay_steps=17956,
     ),
-    "8192": Entry(
+    "8192": Submission(
         8192,
         17.0,
         5,
@@ -179,7 +179,7 @@ TABLE = {
         "258-294 s",
         decay_steps=6720,
     ),
-    "v1.0-32768": Entry(
+    "v1.0-32768": Submission(
         32768,
         29.0,
         18,
@@ -192,7 +192,7 @@ TABLE = {
         "17.0 s",
         decay_steps=1653,
     ),
-    "55296": Entry(
+    "55296": Submission(
         55296,
         25.67,
         29,
@@ -266,7 +266,7 @@ def _row(row: str) -> TrainConfig:
     return config
 
 
-def _steps(entry: Entry) -> tuple[int, float, float]:
+def _steps(entry: Submission) -> tuple[int, float, float]:
     """Return the steps of the run, of its warmup (maybe fractional) and of its decay."""
     if entry.decay_steps is not None:  # TensorFlow
         warmup = math.floor(entry.warmup_epochs * _epoch(entry))
@@ -277,7 +277,7 @@ def _steps(entry: Entry) -> tuple[int, float, float]:
     return num_steps, warmup, num_steps - warmup + 1
 
 
-def _epoch(entry: Entry) -> float:
+def _epoch(entry: Submission) -> float:
     """Return the steps of an epoch.
 
     The JAX code rounds up over four epochs, the TF2 code rounds down.
@@ -288,7 +288,7 @@ def _epoch(entry: Entry) -> float:
     return examples // entry.batch if entry.variant == "mlperf_tf2" else examples / entry.batch
 
 
-def _note(row: str, entry: Entry) -> str:
+def _note(row: str, entry: Submission) -> str:
     own = "Own choice: contiguous groups for batch norm, evaluation batch, intervals"
     if row == "32768":
         return f"{own}. Kumar et al. reach it in 64 epochs and 67.1 s on 2048 cores [recalled 85%]."

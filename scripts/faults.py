@@ -37,7 +37,7 @@ _EXTREMES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Fault:
+class SourceFault:
     """A replacement of one stretch of source.
 
     Args:
@@ -60,7 +60,7 @@ class Fault:
         return (data[: self.start] + self.new.encode() + data[self.end :]).decode()
 
 
-def all_faults(source: str) -> list[Fault]:
+def all_faults(source: str) -> list[SourceFault]:
     """Return every fault that can be planted in a module, in the order of the source."""
     starts = [0]
     for line in source.encode().splitlines(keepends=True):
@@ -70,7 +70,7 @@ def all_faults(source: str) -> list[Fault]:
     for node, kind, new in _Finder().find(ast.parse(source)):
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
-        found.append(Fault(kind, node.lineno, start, end, new))
+        found.append(SourceFault(kind, node.lineno, start, end, new))
     return sorted(found, key=lambda fault: (fault.start, fault.end, fault.kind, fault.new))
 
 

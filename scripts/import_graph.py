@@ -76,8 +76,9 @@ class ImportGraph:
         names = _names(tree)
         found = {file for name in names for file in self._files(name)}
 
-        if "configs" in path.parts:  # its own folder is on the path
-            beside = {path.with_name(f"{name.partition('.')[0]}.py") for name in names}
+        if "configs" in path.parts:  # its own folder and perhaps the one above are on the path
+            modules = {f"{name.partition('.')[0]}.py" for name in names}
+            beside = {folder / module for folder in path.parents[:2] for module in modules}
             found |= beside & set(self.files)
         if "tests" in path.parts:
             found |= self._fixtures(path)

@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
-from faults import Fault, all_faults
+from faults import SourceFault, all_faults
 from import_graph import ImportGraph
 from reached_lines import ReachedLines, measure
 
@@ -54,7 +54,7 @@ class Mutant:
     """
 
     file: str
-    fault: Fault
+    fault: SourceFault
     diff: str
     caught_by: str | None = None
     kind: str | None = None
@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
 
 def draw(count: int, seed: int) -> list[Mutant]:
     """Draw faults from the packages in turn, uniformly from all faults of a package."""
-    packages: dict[str, list[tuple[pathlib.Path, Fault]]] = {}
+    packages: dict[str, list[tuple[pathlib.Path, SourceFault]]] = {}
     for path in sorted((ROOT / "lbopt").rglob("*.py")):
         parts = path.relative_to(ROOT / "lbopt").parts
         package = parts[0] if len(parts) > 1 else "lbopt"
@@ -123,7 +123,7 @@ def draw(count: int, seed: int) -> list[Mutant]:
         packages.setdefault(package, []).extend(faults)
 
     rng = random.Random(seed)
-    found: dict[tuple[pathlib.Path, Fault], Mutant] = {}
+    found: dict[tuple[pathlib.Path, SourceFault], Mutant] = {}
     while len(found) < count:
         for faults in rng.sample(list(packages.values()), len(packages)):
             path, fault = rng.choice(faults)
@@ -133,7 +133,7 @@ def draw(count: int, seed: int) -> list[Mutant]:
     return list(found.values())
 
 
-def make_mutant(path: pathlib.Path, fault: Fault) -> Mutant | None:
+def make_mutant(path: pathlib.Path, fault: SourceFault) -> Mutant | None:
     """Return the mutant of a module; None if the fault does not change its syntax tree."""
     source = path.read_text()
     changed = fault.plant(source)
@@ -150,7 +150,7 @@ def load(file: pathlib.Path) -> list[Mutant]:
       SystemExit: If a module has changed since.
     """
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    mutants = [Mutant(**{**line, "fault": Fault(**line["fault"])}) for line in lines]
+    mutants = [Mutant(**{**line, "fault": SourceFault(**line["fault"])}) for line in lines]
     for mutant in mutants:
         made = make_mutant(ROOT / mutant.file, mutant.fault)
         if made is None or made.diff != mutant.diff:

@@ -15,14 +15,15 @@ Rows (`:ROW`): (none); `smoke`, a narrow network on generated images (`lbopt pre
 generated_images`). Status: not yet run.
 """
 
+import dataclasses
+
+import cifar10
+import common
+
 from lbopt.config import (
     About,
-    Arm,
-    DataConfig,
     MeasureConfig,
-    ModelConfig,
     OptimizerConfig,
-    ScheduleConfig,
     SearchConfig,
     SweepConfig,
     TrainConfig,
@@ -37,18 +38,13 @@ def get_config(arg: str = "") -> SweepConfig:
     if arg:
         require_choice("--config row", arg, ROWS[1:])
 
-    legw = {
-        "base_batch_size": 512,
-        "scaling_rule": "sqrt",
-        "warmup_rule": "legw",
-        "base_warmup_epochs": 0.1,
-    }
-    linear = {
-        "base_batch_size": 512,
-        "scaling_rule": "linear",
-        "warmup_rule": "epochs",
-        "base_warmup_epochs": 2.0,
-    }
+    recipe = cifar10.get_config()
+    momentum, legw = cifar10.OPTIMIZERS["momentum"]
+    linear = common.linear(0.1, batch=512, warmup_epochs=2.0)
+    lars = (
+        OptimizerConfig("lars", weight_decay=5e-4),
+        common.legw(5.0, batch=512, warmup_epochs=0.1),
+    )
 
     config = SweepConfig(
         name="cifar10_limit",
@@ -58,42 +54,16 @@ def get_config(arg: str = "") -> SweepConfig:
         ),
         train=TrainConfig(
             name="cifar10_limit",
-            num_epochs=40.0,
-            data=DataConfig(
-                "images",
-                builder="cifar10",
-                train_split="train[:45000]",
-                validation_split="train[45000:]",
-                test_split="test",
-                train_crop="padded",
-                crop_padding=4,
-                pixel_mean=(0.4914, 0.4822, 0.4465),
-                pixel_std=(0.2470, 0.2435, 0.2616),
-            ),
-            model=ModelConfig("resnet", size="18", stem="conv3", batch_norm_scope="examples:25"),
-            eval_global_batch_size=1000,
+            num_epochs=recipe.num_epochs,
+            data=recipe.data,
+            model=dataclasses.replace(recipe.model, batch_norm_scope="examples:25"),
+            eval_global_batch_size=recipe.eval_global_batch_size,
         ),
         arms=(
-            Arm(
-                "Momentum + linear",
-                OptimizerConfig("momentum", weight_decay=5e-4),
-                ScheduleConfig(0.1, **linear),
-            ),
-            Arm(
-                "Momentum + LEGW",
-                OptimizerConfig("momentum", weight_decay=5e-4),
-                ScheduleConfig(0.1, **legw),
-            ),
-            Arm(
-                "LARS + LEGW",
-                OptimizerConfig("lars", weight_decay=5e-4),
-                ScheduleConfig(5.0, **legw),
-            ),
-            Arm(
-                "LAMB + LEGW",
-                OptimizerConfig("lamb", weight_decay=0.01),
-                ScheduleConfig(0.01, **legw),
-            ),
+            common.make_arm("Momentum + linear", (momentum, linear)),
+            common.make_arm("Momentum + LEGW", (momentum, legw)),
+            common.make_arm("LARS + LEGW", lars),
+            common.make_arm("LAMB + LEGW", cifar10.OPTIMIZERS["lamb"]),
         ),
         global_batch_sizes=(200, 1000, 5000, 15000, 45000),
         search=SearchConfig(
@@ -103,7 +73,7 @@ def get_config(arg: str = "") -> SweepConfig:
             num_candidates=27,
             min_fidelity=1 / 27,
         ),
-        final_seeds=(100, 101, 102, 103, 104),
+        final_seeds=common.final_seeds(5),
         trial_devices="all",
         microstep_size=375,
         measure=MeasureConfig(num_probes=6, probe_part_size=50),
@@ -115,23 +85,12 @@ def get_config(arg: str = "") -> SweepConfig:
 
 
 def _make_small(config: SweepConfig) -> None:
-    config.name = "cifar10_limit:smoke"
+    common.make_small(config, batches=(16, 32), num_seeds=1)
+    cifar10.use_generated_images(config.train)
     config.train.num_epochs = 1.0
-
-    data = config.train.data
-    model = config.train.model
-    data.builder = "generated_images"
-    data.train_crop = "resized"
-    data.image_size = 16
-    data.train_split = "train"
-    data.validation_split = "validation"
-    data.test_split = "validation"
-    model.width_coefficient = 0.125
-    model.batch_norm_scope = "examples:4"
+    config.train.model.batch_norm_scope = "examples:4"
 
     config.arms = config.arms[2:]
-    config.global_batch_sizes = (16, 32)
-    config.final_seeds = (100,)
     config.search = SearchConfig(learning_rate_factors=(1.0,))
     config.microstep_size = 16
     config.measure = MeasureConfig()

@@ -12,13 +12,14 @@ Rows (`:ROW`): (none), 1,000 steps at every batch size; `epochs`, 50 epochs at e
 `smoke`, tiny.
 """
 
+import common
+import digits_cnn
+
 from lbopt.config import (
     About,
-    Arm,
     MeasureConfig,
     ModelConfig,
     OptimizerConfig,
-    ScheduleConfig,
     SearchConfig,
     SweepConfig,
     TrainConfig,
@@ -33,56 +34,38 @@ def get_config(arg: str = "") -> SweepConfig:
     if arg:
         require_choice("--config row", arg, ROWS[1:])
 
-    constant = {
-        "base_batch_size": 64,
-        "warmup_rule": "legw",
-        "base_warmup_epochs": 0.25,
-        "decay": "constant",
-    }
-    cnn = ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8)
-    momentum = OptimizerConfig("momentum")
+    def constant(optimizer: str, rate: float) -> common.Optimizer:
+        schedule = common.legw(rate, warmup_epochs=0.25, decay="constant")
+        return OptimizerConfig(optimizer), schedule
+
+    momentum = constant("momentum", 0.1)
+    cnn = digits_cnn.get_config().model
 
     config = SweepConfig(
         name=f"diffusion_digits{':' * bool(arg)}{arg}",
         about=About(
             paper="Hoffer et al. 1705.08741v2, The Limit of the Batch Size 2006.08517v1",
-            status="not yet run" if arg == "smoke" else "measured here",
+            status="measured here",
         ),
         train=TrainConfig(
             name="diffusion_digits", num_epochs=50.0, model=ModelConfig("mlp", (128,))
         ),
         arms=(
-            Arm("MLP, momentum", momentum, ScheduleConfig(0.1, scaling_rule="sqrt", **constant)),
-            Arm(
-                "CNN, momentum",
-                momentum,
-                ScheduleConfig(0.1, scaling_rule="sqrt", **constant),
-                model=cnn,
-            ),
-            Arm(
-                "CNN, Adam",
-                OptimizerConfig("adam"),
-                ScheduleConfig(0.004, scaling_rule="sqrt", **constant),
-                model=cnn,
-            ),
-            Arm(
-                "CNN, LAMB",
-                OptimizerConfig("lamb"),
-                ScheduleConfig(0.01, scaling_rule="sqrt", **constant),
-                model=cnn,
-            ),
+            common.make_arm("MLP, momentum", momentum),
+            common.make_arm("CNN, momentum", momentum, model=cnn),
+            common.make_arm("CNN, Adam", constant("adam", 0.004), model=cnn),
+            common.make_arm("CNN, LAMB", constant("lamb", 0.01), model=cnn),
         ),
         global_batch_sizes=(16, 128, 1024),
         search=SearchConfig(learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0)),
-        final_seeds=(100, 101, 102, 103, 104),
+        final_seeds=common.final_seeds(5),
         measure=MeasureConfig(distance=True),
     )
 
     if arg == "smoke":
+        common.make_small(config, batches=(128, 1024))
         config.train.num_steps = 10
         config.arms = config.arms[:1]
-        config.global_batch_sizes = (128, 1024)
-        config.final_seeds = (100, 101)
     elif not arg:
         config.train.num_steps = 1000
     return config

@@ -3,27 +3,28 @@
     lbopt sweep --config=configs/sweeps/digits_limit.py --workdir=runs/digits_limit
 
 Five optimizers, each with its usual scaling and warmup rules, run 20 epochs at batches of 16 to
-1,024, the whole training set: 1,280 to 20 optimizer steps. The gradient noise of the final runs is
-measured.
+1,024, the whole training set: 1,280 to 20 optimizer steps. Network, optimizers and rules are those
+of configs/digits_cnn.py. The gradient noise of the final runs is measured.
 
 Rows (`:ROW`): (none); `target`, the fewest steps to 97 % validation accuracy, at constant rates, in
 up to 40 epochs; `smoke`, tiny.
 """
 
-from lbopt.config import (
-    About,
-    Arm,
-    MeasureConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-    SearchConfig,
-    SweepConfig,
-    TrainConfig,
-)
+import common
+import digits_cnn
+
+from lbopt.config import About, MeasureConfig, SearchConfig, SweepConfig, TrainConfig
 from lbopt.errors import require_choice
 
 ROWS = ("", "target", "smoke")
+ARMS = {
+    "Momentum + linear": "momentum",
+    "Adam + sqrt": "adam",
+    "AdamW + sqrt": "adamw",
+    "LARS + LEGW": "lars",
+    "LAMB + LEGW": "lamb",
+}
+"""Optimizer of configs/digits_cnn.py that each arm runs."""
 
 
 def get_config(arg: str = "") -> SweepConfig:
@@ -31,55 +32,21 @@ def get_config(arg: str = "") -> SweepConfig:
     if arg:
         require_choice("--config row", arg, ROWS[1:])
 
-    epochs = {"base_batch_size": 64, "warmup_rule": "epochs", "base_warmup_epochs": 1.0}
-    legw = {
-        "base_batch_size": 64,
-        "warmup_rule": "legw",
-        "base_warmup_epochs": 0.25,
-        "scaling_rule": "sqrt",
-    }
-
+    recipe = digits_cnn.get_config()
     config = SweepConfig(
         name="digits_limit",
         about=About(
             paper="LEGW 1901.08256v1, The Limit of the Batch Size 2006.08517v1",
             status="measured here",
         ),
-        train=TrainConfig(
-            name="digits_limit",
-            num_epochs=20.0,
-            model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8),
-        ),
-        arms=(
-            Arm(
-                "Momentum + linear",
-                OptimizerConfig("momentum", weight_decay=1e-4),
-                ScheduleConfig(0.05, scaling_rule="linear", **epochs),
-            ),
-            Arm(
-                "Adam + sqrt",
-                OptimizerConfig("adam"),
-                ScheduleConfig(0.008, scaling_rule="sqrt", **epochs),
-            ),
-            Arm(
-                "AdamW + sqrt",
-                OptimizerConfig("adamw", weight_decay=0.01),
-                ScheduleConfig(0.008, scaling_rule="sqrt", **epochs),
-            ),
-            Arm(
-                "LARS + LEGW",
-                OptimizerConfig("lars", weight_decay=1e-4),
-                ScheduleConfig(4.0, **legw),
-            ),
-            Arm(
-                "LAMB + LEGW",
-                OptimizerConfig("lamb", weight_decay=0.01),
-                ScheduleConfig(0.02, **legw),
-            ),
+        train=TrainConfig(name="digits_limit", num_epochs=recipe.num_epochs, model=recipe.model),
+        arms=tuple(
+            common.make_arm(name, digits_cnn.OPTIMIZERS[optimizer])
+            for name, optimizer in ARMS.items()
         ),
         global_batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
         search=SearchConfig(learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0), seeds=(0, 1)),
-        final_seeds=(100, 101, 102, 103, 104, 105),
+        final_seeds=common.final_seeds(6),
         measure=MeasureConfig(num_probes=6),
     )
 
@@ -95,12 +62,9 @@ def get_config(arg: str = "") -> SweepConfig:
             arm.schedule.decay = "constant"
 
     if arg == "smoke":
-        config.name = "digits_limit:smoke"
+        common.make_small(config, batches=(128, 1024))
         config.train.num_epochs = 8.0
-        config.about.status = "not yet run"
         config.arms = config.arms[-2:]
-        config.global_batch_sizes = (128, 1024)
         config.search = SearchConfig(learning_rate_factors=(0.5, 1.0))
-        config.final_seeds = (100, 101)
         config.measure.num_probes = 2
     return config

@@ -13,13 +13,14 @@ have 40 epochs at batches of 16 to 1,024, the whole training set: 2,560 to 40 st
 Rows (`:ROW`): (none); `smoke`, tiny.
 """
 
+import common
+
 from lbopt.config import (
     About,
     Arm,
     MeasureConfig,
     ModelConfig,
     OptimizerConfig,
-    ScheduleConfig,
     SearchConfig,
     SweepConfig,
     TrainConfig,
@@ -34,19 +35,8 @@ def get_config(arg: str = "") -> SweepConfig:
     if arg:
         require_choice("--config row", arg, ROWS[1:])
 
-    legw = {
-        "base_batch_size": 64,
-        "scaling_rule": "sqrt",
-        "warmup_rule": "legw",
-        "base_warmup_epochs": 0.5,
-    }
-    linear = {
-        "base_batch_size": 64,
-        "scaling_rule": "linear",
-        "warmup_rule": "epochs",
-        "base_warmup_epochs": 2.0,
-    }
     momentum = OptimizerConfig("momentum", max_grad_norm=1.0)
+    lamb = OptimizerConfig("lamb", weight_decay=0.01)
 
     config = SweepConfig(
         name="digits_lstm_legw",
@@ -55,13 +45,9 @@ def get_config(arg: str = "") -> SweepConfig:
             name="digits_lstm_legw", num_epochs=40.0, model=ModelConfig("lstm", hidden=64)
         ),
         arms=(
-            Arm("Momentum + LEGW", momentum, ScheduleConfig(0.4, **legw)),
-            Arm("Momentum + linear", momentum, ScheduleConfig(0.3, **linear)),
-            Arm(
-                "LAMB + LEGW",
-                OptimizerConfig("lamb", weight_decay=0.01),
-                ScheduleConfig(0.02, **legw),
-            ),
+            Arm("Momentum + LEGW", momentum, common.legw(0.4, warmup_epochs=0.5)),
+            Arm("Momentum + linear", momentum, common.linear(0.3, warmup_epochs=2.0)),
+            Arm("LAMB + LEGW", lamb, common.legw(0.02, warmup_epochs=0.5)),
         ),
         global_batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
         search=SearchConfig(
@@ -69,17 +55,14 @@ def get_config(arg: str = "") -> SweepConfig:
             warmup_factors=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
             seeds=(0, 1),
         ),
-        final_seeds=(100, 101, 102, 103, 104),
+        final_seeds=common.final_seeds(5),
         measure=MeasureConfig(num_probes=12, probe_parts=8),
     )
 
     if arg == "smoke":
-        config.name = "digits_lstm_legw:smoke"
-        config.about.status = "not yet run"
+        common.make_small(config, batches=(256, 1024))
         config.train.num_epochs = 4.0
         config.train.model.hidden = 8
-        config.global_batch_sizes = (256, 1024)
-        config.final_seeds = (100, 101)
         config.search = SearchConfig(learning_rate_factors=(1.0,), warmup_factors=(0.5, 1.0))
         config.measure.num_probes = 2
         config.arms = config.arms[::2]

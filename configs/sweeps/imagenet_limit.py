@@ -21,16 +21,15 @@ Rows (`:ROW`): (none); `smoke`, a narrow network on generated images.
 Status: not yet run.
 """
 
+import common
+
 from lbopt.config import (
     About,
     Arm,
-    DataConfig,
     LossConfig,
     MeasureConfig,
-    ModelConfig,
     OptimizerConfig,
     ParallelConfig,
-    ScheduleConfig,
     SearchConfig,
     SweepConfig,
     TrainConfig,
@@ -45,19 +44,7 @@ def get_config(arg: str = "") -> SweepConfig:
     if arg:
         require_choice("--config row", arg, ROWS[1:])
 
-    legw = {
-        "base_batch_size": 4096,
-        "scaling_rule": "sqrt",
-        "warmup_rule": "legw",
-        "base_warmup_epochs": 0.2,
-    }
-    linear = {
-        "base_batch_size": 4096,
-        "scaling_rule": "linear",
-        "warmup_rule": "legw",
-        "base_warmup_epochs": 0.2,
-    }
-
+    base = {"batch": 4096, "warmup_epochs": 0.2}
     config = SweepConfig(
         name="imagenet_limit",
         about=About(
@@ -69,25 +56,8 @@ def get_config(arg: str = "") -> SweepConfig:
         train=TrainConfig(
             name="imagenet_limit",
             num_epochs=90.0,
-            data=DataConfig(
-                "images",
-                builder="imagenet2012",
-                train_split="train[:1261167]",
-                validation_split="train[1261167:]",
-                test_split="validation",
-                image_size=224,
-                space_to_depth=True,
-                max_damaged_records=10,
-            ),
-            model=ModelConfig(
-                "resnet",
-                size="50",
-                stem="space_to_depth",
-                fold_columns=True,
-                dtype="bfloat16",
-                batch_norm_momentum=0.9,
-                batch_norm_scope="examples:32",
-            ),
+            data=common.imagenet(train_split="train[:1261167]", validation_split="train[1261167:]"),
+            model=common.resnet50(batch_norm_scope="examples:32"),
             loss=LossConfig(label_smoothing=0.1),
             parallel=ParallelConfig(reduce_dtype="float32"),
             eval_global_batch_size=8192,
@@ -96,17 +66,17 @@ def get_config(arg: str = "") -> SweepConfig:
             Arm(
                 "Momentum + linear",
                 OptimizerConfig("momentum", weight_decay=1e-4),
-                ScheduleConfig(1.6, **linear),
+                common.linear(1.6, warmup_rule="legw", **base),
             ),
             Arm(
                 "LARS + LEGW",
                 OptimizerConfig("lars", "nus", weight_decay=1e-4),
-                ScheduleConfig(11.3, power=2.0, **legw),
+                common.legw(11.3, power=2.0, **base),
             ),
             Arm(
                 "LAMB + LEGW",
                 OptimizerConfig("lamb", "nus", weight_decay=1.5),
-                ScheduleConfig(0.01414, **legw),
+                common.legw(0.01414, **base),
             ),
         ),
         global_batch_sizes=(4096, 16384, 65536, 262144, 819200),
@@ -117,7 +87,7 @@ def get_config(arg: str = "") -> SweepConfig:
             num_candidates=9,
             min_fidelity=1 / 9,
         ),
-        final_seeds=(100, 101, 102),
+        final_seeds=common.final_seeds(3),
         trial_devices="all",
         microstep_size=32,
         measure=MeasureConfig(num_probes=4),
@@ -129,8 +99,9 @@ def get_config(arg: str = "") -> SweepConfig:
 
 
 def _make_small(config: SweepConfig) -> None:
-    config.name = "imagenet_limit:smoke"
+    common.make_small(config, batches=(16, 32), num_seeds=1)
     config.train.num_epochs = 2.0
+    config.train.eval_global_batch_size = 16
 
     data = config.train.data
     model = config.train.model
@@ -138,17 +109,12 @@ def _make_small(config: SweepConfig) -> None:
     data.image_size = 32
     data.train_split = "train"
     data.validation_split = "validation"
-    model.size = "18"
-    model.width_coefficient = 0.125
+    common.make_narrow(model)
     model.dtype = "float32"
-    model.fold_columns = False
     model.batch_norm_scope = "examples:4"
 
     config.arms = config.arms[2:]
-    config.global_batch_sizes = (16, 32)
-    config.final_seeds = (100,)
     config.search = SearchConfig(learning_rate_factors=(1.0,))
-    config.train.eval_global_batch_size = 16
     config.microstep_size = 4
     config.measure.num_probes = 0
 

@@ -9,13 +9,19 @@ rate and warmup SELECTED ON THE TEST SET: momentum 93.74 %, LARS 97.65 %, LAMB 9
 1,024 momentum 99.35 %, Adam 99.41 %, LAMB 99.47 %. Here the first half of the test set is the
 validation part, by which all settings are chosen, and the second half is the test set, read once;
 all 60,000 training images are used for training. Optimizers, decay and network are those of
-configs/mnist.py. The rates at 60,000 are the published ones; at other batches the search is around
-these rates, scaled by the square root of the batch.
+configs/mnist.py, but LAMB clips the gradient of the whole batch, and Adam's rate decays as that of
+momentum. The rates at 60,000 are the published ones; at other batches the search is around these
+rates, scaled by the square root of the batch.
 
 Own choices: batch sizes, 35 epochs at each of them, the search, the seeds, network (see
 configs/mnist.py), microsteps of at most 8,000 images. Default row: all of it.
 Rows (`:ROW`): (none); `smoke`, tiny, on scikit-learn's digits. Status: not yet run.
 """
+
+import copy
+
+import common
+import mnist
 
 from lbopt.config import (
     About,
@@ -23,8 +29,6 @@ from lbopt.config import (
     DataConfig,
     MeasureConfig,
     ModelConfig,
-    OptimizerConfig,
-    ScheduleConfig,
     SearchConfig,
     SweepConfig,
     TrainConfig,
@@ -36,8 +40,13 @@ PUBLISHED = (
     "test accuracy at 60,000 in 35 steps: momentum 93.74, LARS 97.65, LAMB 98.87 %, selected on "
     "the test set"
 )
-RATES = {"momentum": (0.13, 9), "lars": (25.0, 8), "adam": (0.04, 10), "lamb": (0.11, 7)}
-"""Learning rate and warmup steps of each optimizer at the full batch; Adam's are at 50,000."""
+ARMS = {
+    "Momentum + sqrt": "momentum-60000",
+    "Adam + sqrt": "adam-50000",
+    "LARS + LEGW": "lars-60000",
+    "LAMB + LEGW": "lamb-60000",
+}
+"""Row of configs/mnist.py that gives the learning rate and warmup steps of each arm at 60,000."""
 
 
 def get_config(arg: str = "") -> SweepConfig:
@@ -56,31 +65,16 @@ def get_config(arg: str = "") -> SweepConfig:
         train=TrainConfig(
             name="mnist_limit",
             num_epochs=35.0,
-            data=DataConfig(
-                "images",
-                builder="mnist",
-                train_split="train",
-                validation_split="test[:5000]",
-                test_split="test[5000:]",
-                train_crop="none",
-                flip=False,
-                pixel_mean=(0.0,),
-                pixel_std=(1.0,),
-            ),
-            model=ModelConfig("cnn", (32, 64), 1024),
+            data=common.mnist("train", validation="test[:5000]", test="test[5000:]"),
+            model=mnist.get_config().model,
             eval_global_batch_size=5000,
         ),
-        arms=(
-            _arm("Momentum + sqrt", "momentum", OptimizerConfig("momentum")),
-            _arm("Adam + sqrt", "adam", OptimizerConfig("adam", eps=1e-8)),
-            _arm("LARS + LEGW", "lars", OptimizerConfig("lars", "contrib_2018", weight_decay=1e-4)),
-            _arm("LAMB + LEGW", "lamb", OptimizerConfig("lamb", "you_mnist", weight_decay=0.01)),
-        ),
+        arms=tuple(_arm(name, row) for name, row in ARMS.items()),
         global_batch_sizes=(960, 3840, 15000, 30000, 60000),
         search=SearchConfig(
             "halton", learning_rate_range=(0.25, 4.0), warmup_range=(0.5, 2.0), num_candidates=16
         ),
-        final_seeds=(100, 101, 102, 103, 104),
+        final_seeds=common.final_seeds(5),
         microstep_size=8000,
         measure=MeasureConfig(num_probes=6, probe_part_size=64),
     )
@@ -90,30 +84,28 @@ def get_config(arg: str = "") -> SweepConfig:
     return config
 
 
-def _arm(name: str, optimizer_name: str, optimizer: OptimizerConfig) -> Arm:
-    rate, warmup_steps = RATES[optimizer_name]
-    schedule = ScheduleConfig(
+def _arm(name: str, row: str) -> Arm:
+    optimizer_name = row.partition("-")[0]
+    optimizer = copy.deepcopy(mnist.OPTIMIZERS[optimizer_name])
+    optimizer.clip_stage = "accumulated"  # of LAMB's; the others do not clip
+
+    _, rate, warmup_steps, _ = mnist.TABLE[row]
+    decay = mnist.DECAYS["momentum" if optimizer_name == "adam" else optimizer_name]
+    schedule = common.legw(
         rate,
-        base_batch_size=60000,
-        scaling_rule="sqrt",
-        warmup_rule="legw",
-        base_warmup_epochs=float(warmup_steps),  # at the full batch one step is one epoch
-        power=0.5,
-        end_learning_rate=0.0 if optimizer_name == "lamb" else 1e-4,
-        decay_from="start",
+        batch=60000,
+        warmup_epochs=float(warmup_steps),  # at the full batch one step is one epoch
         first_step=0,
+        **decay,
     )
     return Arm(name, optimizer, schedule)
 
 
 def _make_small(config: SweepConfig) -> None:
-    config.name = "mnist_limit:smoke"
+    common.make_small(config, batches=(512, 1024))
     config.train.data = DataConfig("digits")
-
     config.train.num_epochs = 16.0
     config.train.model = ModelConfig("cnn", (4, 8), 16)
-    config.global_batch_sizes = (512, 1024)
-    config.final_seeds = (100, 101)
 
     config.arms = config.arms[::3]
     config.search.num_candidates = 2

@@ -13,6 +13,9 @@ perplexity of 146 with three of five seeds.
 Rows (`:ROW`): (none); `smoke`, tiny.
 """
 
+import common
+import pydoc_lstm
+
 from lbopt.config import (
     About,
     Arm,
@@ -20,7 +23,6 @@ from lbopt.config import (
     MeasureConfig,
     ModelConfig,
     OptimizerConfig,
-    ScheduleConfig,
     SearchConfig,
     SweepConfig,
     TrainConfig,
@@ -35,19 +37,8 @@ def get_config(arg: str = "") -> SweepConfig:
     if arg:
         require_choice("--config row", arg, ROWS[1:])
 
-    legw = {
-        "base_batch_size": 16,
-        "scaling_rule": "sqrt",
-        "warmup_rule": "legw",
-        "base_warmup_epochs": 0.05,
-    }
-    linear = {
-        "base_batch_size": 16,
-        "scaling_rule": "linear",
-        "warmup_rule": "epochs",
-        "base_warmup_epochs": 0.5,
-    }
     descent = OptimizerConfig("momentum", momentum=0.0, max_grad_norm=0.25)
+    lamb = pydoc_lstm.get_config().optimizer
 
     config = SweepConfig(
         name="pydoc_lm_legw",
@@ -59,30 +50,23 @@ def get_config(arg: str = "") -> SweepConfig:
             model=ModelConfig("lstm_lm", size="small", width_coefficient=0.25),
         ),
         arms=(
-            Arm("SGD + LEGW", descent, ScheduleConfig(16.0, **legw)),
-            Arm("SGD + linear", descent, ScheduleConfig(16.0, **linear)),
-            Arm(
-                "LAMB + LEGW",
-                OptimizerConfig("lamb", weight_decay=0.01, b2=0.99),
-                ScheduleConfig(0.02, **legw),
-            ),
+            Arm("SGD + LEGW", descent, common.legw(16.0, batch=16, warmup_epochs=0.05)),
+            Arm("SGD + linear", descent, common.linear(16.0, batch=16, warmup_epochs=0.5)),
+            Arm("LAMB + LEGW", lamb, common.legw(0.02, batch=16, warmup_epochs=0.05)),
         ),
         global_batch_sizes=(16, 32, 64, 128, 256),
         search=SearchConfig(
             learning_rate_factors=(0.25, 0.5, 1.0, 2.0), warmup_factors=(0.25, 0.5, 1.0, 2.0, 4.0)
         ),
-        final_seeds=(100, 101, 102, 103, 104),
+        final_seeds=common.final_seeds(5),
         limit_points=5.0,
         measure=MeasureConfig(num_probes=4, probe_parts=8),
     )
 
     if arg == "smoke":
-        config.name = "pydoc_lm_legw:smoke"
-        config.about.status = "not yet run"
+        common.make_small(config, batches=(64, 128))
         config.train.num_epochs = 0.25
         config.train.model.width_coefficient = 0.02
-        config.global_batch_sizes = (64, 128)
-        config.final_seeds = (100, 101)
         config.arms = config.arms[::2]
         config.search = SearchConfig(
             "successive_halving",

@@ -5,8 +5,9 @@
 The study has the form of the step-by-step recipe of "The Limit of the Batch Size" (arXiv
 2006.08517v1), whose increments are not known here. It starts from momentum with linear scaling, no
 warmup and a constant rate, and adds one ingredient after another. Only the last ingredient is a
-search; before it every arm runs at the rate that its rule gives from rates tuned at batch 64. Every
-run has 20 epochs: 320 steps at batch 64 and 20 at 1,024.
+search; before it every arm runs at the rate that its rule gives from rates tuned at batch 64, those
+of configs/digits_cnn.py, which also gives the network and the optimizers. Every run has 20 epochs:
+320 steps at batch 64 and 20 at 1,024.
 
 Rows (`:ROW`): other orders of the ingredients, because an ingredient adds less after another one
 that has the same effect. A row may also name its order: `:legw-decay-adam-trust-smoothing-tuned`.
@@ -19,13 +20,14 @@ that has the same effect. A row may also name its order: `:legw-decay-adam-trust
 
 import copy
 
+import common
+import digits_cnn
+
 from lbopt.config import (
     About,
     Arm,
     LossConfig,
     MeasureConfig,
-    ModelConfig,
-    OptimizerConfig,
     ScheduleConfig,
     SearchConfig,
     SweepConfig,
@@ -71,42 +73,36 @@ def get_config(arg: str = "") -> SweepConfig:
             status="measured here" if arg in ROWS[:3] else "not yet run",
         ),
         train=TrainConfig(
-            name="waterfall_digits",
-            num_epochs=20.0,
-            model=ModelConfig("cnn", (16, 32), 64, batch_norm_momentum=0.8),
+            name="waterfall_digits", num_epochs=20.0, model=digits_cnn.get_config().model
         ),
         arms=tuple(arms),
         global_batch_sizes=(64, 1024),
         search=SEARCH,
-        final_seeds=tuple(range(100, 110)),
+        final_seeds=common.final_seeds(10),
         waterfall=tuple(arm.name for arm in arms),
         measure=MeasureConfig(num_probes=0),
     )
 
     if arg == "smoke":
+        common.make_small(config, batches=(512, 1024))
         config.train.num_epochs = 6.0
-        config.global_batch_sizes = (512, 1024)
-        config.final_seeds = (100, 101)
         config.arms[-1].search = SearchConfig(learning_rate_factors=(1.0, 2.0))
     return config
 
 
 def _arms(order: tuple[str, ...]) -> list[Arm]:
-    arms = [
-        Arm(
-            "momentum, linear",
-            OptimizerConfig("momentum", weight_decay=1e-4),
-            ScheduleConfig(
-                0.05,
-                base_batch_size=64,
-                scaling_rule="linear",
-                warmup_rule="none",
-                decay="constant",
-            ),
-            loss=LossConfig(),
-            search=AS_IT_IS,
-        )
-    ]
+    momentum, linear = digits_cnn.OPTIMIZERS["momentum"]
+    plain = ScheduleConfig(
+        linear.base_learning_rate,
+        base_batch_size=linear.base_batch_size,
+        scaling_rule="linear",
+        warmup_rule="none",
+        decay="constant",
+    )
+    first = common.make_arm(
+        "momentum, linear", (momentum, plain), loss=LossConfig(), search=AS_IT_IS
+    )
+    arms = [first]
 
     for name in order:
         arm = copy.deepcopy(arms[-1])
@@ -127,21 +123,17 @@ def _legw(arm: Arm) -> None:
 
 
 def _adam(arm: Arm) -> None:
-    if arm.optimizer.name == "momentum":
-        arm.optimizer = OptimizerConfig("adamw", weight_decay=0.01)
-        arm.schedule.base_learning_rate = 0.008
-    else:
-        arm.optimizer = OptimizerConfig("lamb", weight_decay=0.01)
-        arm.schedule.base_learning_rate = 0.02
+    _set_optimizer(arm, "adamw" if arm.optimizer.name == "momentum" else "lamb")
 
 
 def _trust(arm: Arm) -> None:
-    if arm.optimizer.name == "momentum":
-        arm.optimizer = OptimizerConfig("lars", weight_decay=1e-4)
-        arm.schedule.base_learning_rate = 4.0
-    else:
-        arm.optimizer = OptimizerConfig("lamb", weight_decay=0.01)
-        arm.schedule.base_learning_rate = 0.02
+    _set_optimizer(arm, "lars" if arm.optimizer.name == "momentum" else "lamb")
+
+
+def _set_optimizer(arm: Arm, name: str) -> None:
+    optimizer, schedule = digits_cnn.OPTIMIZERS[name]
+    arm.optimizer = copy.deepcopy(optimizer)
+    arm.schedule.base_learning_rate = schedule.base_learning_rate
 
 
 def _smoothing(arm: Arm) -> None:

@@ -28,7 +28,7 @@ _OVERRIDE = ("--config.", "-config.")
 _LOCAL = ("configs", "data_dir", "folder", "job_secret_file", "manual_dir", "output", "vocab")
 """Flags that take a local path. (`--workdir` may be in a bucket, and `--config` may have a row.)"""
 _beside: dict[str, str] = {}
-"""Modules that configs of this process have imported from their own folder -> that folder."""
+"""Module that a config of this process imported from `_import_folders` -> the config's folder."""
 
 
 def parse(
@@ -206,7 +206,7 @@ def config_rows(path: str) -> list[str]:
 
 
 def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
-    """Import a config file, and return `ask(module)`; both may import modules from its folder."""
+    """Import a config file, and return `ask(module)`; both may import from `_import_folders`."""
     file = paths.local(path, "--config")
     if not file.is_file():
         fix = f"there is no file {path!r} here ({pathlib.Path.cwd()})"
@@ -214,7 +214,8 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     if file.suffix != ".py":
         raise UserError("--config", flag, "give a Python file (.py)")
 
-    beside = str(file.resolve().parent)
+    folders = _import_folders(file)
+    beside = folders[0]
     spec = importlib.util.spec_from_file_location(
         f"lbopt_config_{file.stem}_{zlib.crc32(os.fsencode(beside)):x}", file
     )
@@ -223,14 +224,14 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their annotations up there
 
-    # Forget modules from other folders: this folder may have modules of the same names.
+    # Forget what configs of other folders imported: this one may mean other modules by the names.
     for name in [name for name, folder in _beside.items() if folder != beside]:
         sys.modules.pop(name, None)
         del _beside[name]
 
-    hidden = _hide_namesakes(beside)
+    hidden = _hide_namesakes(folders)
     before = set(sys.modules)
-    sys.path.insert(0, beside)
+    sys.path[:0] = folders
     try:
         spec.loader.exec_module(module)
         return ask(module)
@@ -240,25 +241,46 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
         fix = f"{type(error).__name__}: {error}; correct {path}"
         raise UserError("--config", flag, fix, code="damaged") from error
     finally:
-        with contextlib.suppress(ValueError):  # the config may have removed it
-            sys.path.remove(beside)
+        for folder in folders:
+            with contextlib.suppress(ValueError):  # the config may have removed it
+                sys.path.remove(folder)
         new = {name for name in set(sys.modules) - before if name.partition(".")[0] not in before}
-        _beside.update((name, beside) for name in new if _lies_in(beside, sys.modules[name]))
+        _beside.update(
+            (name, beside)
+            for name in new
+            if any(_lies_in(folder, sys.modules[name]) for folder in folders)
+        )
         for name, namesake in hidden.items():
             sys.modules[name] = namesake
             _beside.pop(name, None)
 
 
-def _hide_namesakes(folder: str) -> dict[str, Any]:
-    """Take modules of other places that have the name of a file in a folder out of `sys.modules`.
+def _import_folders(file: pathlib.Path) -> list[str]:
+    """Return the folders from which a config may import: its own, and perhaps the one above.
+
+    The folder above counts if it has a `common.py` and the config's own folder has none, so that
+    studies share the modules of the recipes above them. Otherwise any Python file above a user's
+    config could take the place of an installed module of the same name.
+    """
+    own = file.resolve().parent
+    here, above = (os.path.isfile(folder / "common.py") for folder in (own, own.parent))
+    return [str(own), str(own.parent)] if above and not here else [str(own)]
+
+
+def _hide_namesakes(folders: Sequence[str]) -> dict[str, Any]:
+    """Take modules of other places that have the name of a file in `folders` out of `sys.modules`.
 
     A program may have imported a `common` of its own before it loads a config beside another one.
     """
-    names = {file.stem for file in pathlib.Path(folder).glob("*.py")} - sys.stdlib_module_names
+    places = {
+        file.stem: folder
+        for folder in reversed(folders)  # of two files of one name, the first folder's is imported
+        for file in pathlib.Path(folder).glob("*.py")
+    }
     return {
         name: sys.modules.pop(name)
-        for name in names & set(sys.modules)
-        if not _lies_in(folder, sys.modules[name])
+        for name in places.keys() & sys.modules.keys() - sys.stdlib_module_names
+        if not _lies_in(places[name], sys.modules[name])
     }
 
 

@@ -52,7 +52,7 @@ SLACK = 0.5
 memory that the allocator keeps."""
 
 
-class Case(NamedTuple):
+class ImageCase(NamedTuple):
     """One way to prepare images; compared with `tf.data` if it has no augmentation policy."""
 
     name: str
@@ -63,13 +63,13 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("image 224: crop and flip, bilinear", "bilinear"),
-    Case("image 224: crop and flip, bicubic", "bicubic"),
-    Case("image 224: the same and AutoAugment", "bicubic", policy="autoaugment"),
-    Case("image 224: the same and RandAugment", "bicubic", policy="randaugment"),
-    Case("image 224: evaluation, ours antialiased", "bicubic", training=False),
-    Case("image 456: crop and flip, bicubic", "bicubic", 456),
-    Case("image 456: the same and AutoAugment", "bicubic", 456, "autoaugment"),
+    ImageCase("image 224: crop and flip, bilinear", "bilinear"),
+    ImageCase("image 224: crop and flip, bicubic", "bicubic"),
+    ImageCase("image 224: the same and AutoAugment", "bicubic", policy="autoaugment"),
+    ImageCase("image 224: the same and RandAugment", "bicubic", policy="randaugment"),
+    ImageCase("image 224: evaluation, ours antialiased", "bicubic", training=False),
+    ImageCase("image 456: crop and flip, bicubic", "bicubic", 456),
+    ImageCase("image 456: the same and AutoAugment", "bicubic", 456, "autoaugment"),
 )
 
 

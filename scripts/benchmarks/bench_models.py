@@ -41,14 +41,14 @@ def run() -> list[dict]:
     return rows
 
 
-def _compile(case: cases.Case, build) -> StepCost:
+def _compile(case: cases.StepCase, build) -> StepCost:
     print(f"compiling {case.name} for {case.topology} ...", file=sys.stderr)
     place = open_topology(case.topology)
     step, *shapes = build(make_mesh(devices=place.devices))
     return cost_of(lambda: step.lower(*shapes), place, place.devices)
 
 
-def _rows(case: cases.Case, ours: StepCost, plain: StepCost | None) -> list[dict]:
+def _rows(case: cases.StepCase, ours: StepCost, plain: StepCost | None) -> list[dict]:
     name = f"{case.name}, {case.topology}"
 
     held = [

@@ -19,7 +19,7 @@ Build = Callable[[Any], tuple[Any, Any, Any]]
 
 
 @dataclasses.dataclass
-class Case:
+class StepCase:
     """One network at one batch on one pod.
 
     Attributes:
@@ -134,7 +134,7 @@ _NO_DROPOUT = {
 _DROPOUT = {"activation": "gelu_tanh", "dtype": _BF16}
 
 CASES = [
-    Case(
+    StepCase(
         "ResNet-50, batch 32768",
         "v3:16x32",
         _RESNET_FLOPS,
@@ -143,20 +143,20 @@ CASES = [
         least_utilisation=38,
         breakdown=True,
     ),
-    Case(
+    StepCase(
         "ResNet-50, batch 32768, sharded update",
         "v3:16x32",
         _RESNET_FLOPS,
         _resnet(_RESNET, 112, 12, _LARS, shard_update=True),
         least_utilisation=38,
     ),
-    Case(
+    StepCase(
         "ResNet-50, batch 32768, convolutions and ReLUs alone",
         "v3:16x32",
         _RESNET_FLOPS,
         _resnet(plain_models.BareResNet50(), 112, 12, optax.sgd(0.1)),
     ),
-    Case(
+    StepCase(
         "EfficientNet-B5, batch 65536",
         "v3:16x32",
         _B5_FLOPS,
@@ -172,7 +172,7 @@ CASES = [
         most_ms=600,
         breakdown=True,
     ),
-    Case(
+    StepCase(
         "EfficientNet-B5, batch 65536, convolutions alone",
         "v3:16x32",
         _B5_FLOPS,
@@ -183,7 +183,7 @@ CASES = [
             optax.sgd(0.1),
         ),
     ),
-    Case(
+    StepCase(
         "BERT-Large, batch 65536 x 128, no dropout",
         "v3:32x32",
         _bert_flops(32, 128, 20),
@@ -192,7 +192,7 @@ CASES = [
         least_utilisation=62,
         breakdown=True,
     ),
-    Case(
+    StepCase(
         "BERT-Large, batch 65536 x 128, no dropout, sharded update",
         "v3:32x32",
         _bert_flops(32, 128, 20),
@@ -200,34 +200,34 @@ CASES = [
         least_utilisation=62,
         breakdown=True,
     ),
-    Case(
+    StepCase(
         "BERT-Large, batch 65536 x 128, no dropout, one layer in a loop",
         "v3:32x32",
         _bert_flops(32, 128, 20),
         _bert(make_bert("large", scan=True, **_NO_DROPOUT), 65536, 128, 20, _STACKED_LAMB),
         loops=True,
     ),
-    Case(
+    StepCase(
         "BERT-Large, batch 65536 x 128",
         "v3:32x32",
         _bert_flops(32, 128, 20),
         _bert(make_bert("large", **_DROPOUT), 65536, 128, 20, _LAMB),
         _bert(plain_models.BertLarge(), 65536, 128, 20, _PLAIN_LAMB),
     ),
-    Case(
+    StepCase(
         "BERT-Large, batch 65536 x 128, sharded update",
         "v3:32x32",
         _bert_flops(32, 128, 20),
         _bert(make_bert("large", **_DROPOUT), 65536, 128, 20, _LAMB, shard_update=True),
     ),
-    Case(
+    StepCase(
         "BERT-Large, batch 32768 x 512",
         "v3:32x32",
         _bert_flops(16, 512, 80),
         _bert(make_bert("large", **_DROPOUT), 32768, 512, 80, _LAMB),
         _bert(plain_models.BertLarge(remat=True), 32768, 512, 80, _PLAIN_LAMB),
     ),
-    Case(
+    StepCase(
         "BERT-Large, batch 32768 x 512, sharded update",
         "v3:32x32",
         _bert_flops(16, 512, 80),

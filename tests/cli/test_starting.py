@@ -54,6 +54,61 @@ def test_a_config_imports_what_lies_beside_it_and_a_program_keeps_its_own_module
         assert sys.modules["common"] is own
 
 
+def write(folder, files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+RECIPE = "import common\nIT = common.IT\ndef get_config(arg): return IT\n"
+STUDY = "import common, recipe\ndef get_config(arg): return common.IT, recipe.IT\n"
+LATE_STUDY = "def get_config(arg):\n    import common, recipe\n    return common.IT, recipe.IT\n"
+
+
+@pytest.mark.parametrize("study", [STUDY, LATE_STUDY])
+def test_a_study_imports_recipes_and_their_common_from_the_folder_above(
+    study, tmp_path, monkeypatch
+):
+    write(tmp_path, {"common.py": "IT = 1\n", "recipe.py": RECIPE, "sweeps/study.py": study})
+    own = types.ModuleType("common")
+    monkeypatch.setitem(sys.modules, "common", own)
+    path = list(sys.path)
+    for _ in range(2):
+        assert call_get_config(str(tmp_path / "sweeps" / "study.py")) == (1, 1)
+        assert sys.modules["common"] is own
+        assert sys.path == path
+
+
+def test_the_modules_of_several_folders_are_not_mixed(tmp_path):
+    for name in ("a", "b"):
+        write(
+            tmp_path / name,
+            {
+                "common.py": f"IT = '{name}'\n",
+                "recipe.py": RECIPE,
+                "sweeps/study.py": STUDY,
+                "other/common.py": f"IT = 'other {name}'\n",
+                "other/recipe.py": RECIPE,
+                "other/study.py": STUDY,
+            },
+        )
+
+    for name in ("a", "b", "a", "b"):
+        folder = tmp_path / name
+        other = f"other {name}"
+        assert call_get_config(str(folder / "recipe.py")) == name
+        assert call_get_config(str(folder / "sweeps" / "study.py")) == (name, name)
+        assert call_get_config(str(folder / "other" / "study.py")) == (other, other)
+
+
+@pytest.mark.parametrize("files", [{}, {"common.py": "", "mine/common.py": ""}])
+def test_a_config_imports_nothing_from_other_folders_above(files, tmp_path):
+    """Only a folder without a `common.py` of its own takes one from the folder above."""
+    write(tmp_path, {"only_above.py": "", "mine/study.py": "import only_above\n", **files})
+    with refused("--config", str(tmp_path / "mine" / "study.py"), "damaged"):
+        call_get_config(str(tmp_path / "mine" / "study.py"))
+
+
 def test_a_config_file_is_one_that_defines_get_config(tmp_path):
     """A file that cannot be read is one too: whoever loads it is told what is wrong."""
     for name, text in {

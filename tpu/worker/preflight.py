@@ -18,7 +18,7 @@ MET = "the processes have met"
 """Line that the inner process prints after it has connected to its peers."""
 
 
-class Problem(Exception):
+class FailedCheck(Exception):
     """A failed check; the message has the cause and the fix in one line."""
 
 
@@ -61,8 +61,8 @@ def _check(arguments: argparse.Namespace) -> int:
         if arguments.bucket_dir:
             _check_bucket(arguments.bucket_dir, arguments.name)
         _say(arguments, f"ok {found}, sum {total}")
-    except Problem as problem:
-        _say(arguments, f"failed: {problem}")
+    except FailedCheck as failed:
+        _say(arguments, f"failed: {failed}")
     except Exception as error:
         _say(arguments, f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return 0
@@ -107,7 +107,7 @@ def _join(arguments: argparse.Namespace) -> str:
                 "process_id": int(os.environ["JAX_PROCESS_ID"]),
             }
         except (KeyError, ValueError) as error:
-            raise Problem(
+            raise FailedCheck(
                 f"JAX_COORDINATOR_ADDRESS={address} needs numbers in JAX_NUM_PROCESSES "
                 "and JAX_PROCESS_ID"
             ) from error
@@ -118,7 +118,7 @@ def _join(arguments: argparse.Namespace) -> str:
     processes = jax.process_count()
     devices = jax.device_count()
     if (processes, devices) != (arguments.expect_processes, arguments.expect_devices):
-        raise Problem(
+        raise FailedCheck(
             f"{host} sees {processes} processes and {devices} devices ({jax.default_backend()}), "
             f"{arguments.expect_processes} and {arguments.expect_devices} were expected; "
             "compare ACCELERATOR and NUM_SLICES with tpu/status"
@@ -146,7 +146,7 @@ def _all_reduce() -> int:
 
     expected = count * (count - 1) // 2
     if total != expected:
-        raise Problem(
+        raise FailedCheck(
             f"the sum over {count} devices is {total} and should be {expected}; "
             "replace the machines"
         )
@@ -167,7 +167,7 @@ def _check_bucket(folder: str, name: str) -> None:
                 read = file.read()
             os.remove(path)
         except OSError as error:
-            raise Problem(
+            raise FailedCheck(
                 f"{folder} cannot be used: {error}; mount it, or give this user write access"
             ) from error
     else:
@@ -176,7 +176,7 @@ def _check_bucket(folder: str, name: str) -> None:
         _storage("rm", path)
 
     if read != text:
-        raise Problem(f"{path} does not have the text that was written; use another bucket")
+        raise FailedCheck(f"{path} does not have the text that was written; use another bucket")
 
 
 def _storage(verb: str, *words: str, text: str | None = None) -> str:
@@ -184,13 +184,13 @@ def _storage(verb: str, *words: str, text: str | None = None) -> str:
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Problem(
+        raise FailedCheck(
             f"gcloud storage {verb} does not work here: {error}; check the CLI and the network"
         ) from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no reason given"]
         reason = next((line for line in lines if "ERROR" in line), lines[-1])
-        raise Problem(
+        raise FailedCheck(
             f"{words[-1]}: {reason[:300]}; "
             "grant the machines' service account roles/storage.objectAdmin"
         )
