@@ -37,15 +37,15 @@ class Replicas:
         there is no torus.
       own_keys: Whether each replica has a random key of its own, instead of one for the global
         batch.
-      rows: Number of replicas that each of the `count` simulates by running them sequentially; the
-        function sees one at a time.
+      simulated: Number of replicas that each of the `count` simulates by running them sequentially;
+        the function sees one at a time.
     """
 
     count: int = 1
     axis_name: str | None = None
     grid: tuple[int, int] | None = None
     own_keys: bool = False
-    rows: int = 1
+    simulated: int = 1
 
 
 _CURRENT = jax.make_user_context(default_value=None)
@@ -59,7 +59,7 @@ def current() -> Replicas | None:
 def mapped() -> int:
     """Return the number of shards of the global batch, of which the traced function sees one."""
     here = current()
-    return 1 if here is None else here.rows * (here.count if here.axis_name else 1)
+    return 1 if here is None else here.simulated * (here.count if here.axis_name else 1)
 
 
 @contextlib.contextmanager
@@ -75,9 +75,9 @@ def tracing_for(
 
 
 @contextlib.contextmanager
-def one_after_another(rows: int) -> Iterator[None]:
-    """State that each replica simulates `rows` replicas, while their function is traced."""
-    with _CURRENT(dataclasses.replace(current() or Replicas(), rows=rows)):
+def one_after_another(simulated: int) -> Iterator[None]:
+    """State that each replica simulates this number of replicas, while their function is traced."""
+    with _CURRENT(dataclasses.replace(current() or Replicas(), simulated=simulated)):
         yield
 
 

@@ -28,7 +28,7 @@ from ._optimizer import (
 )
 from ._parallel import ParallelConfig as ParallelConfig
 from ._phase import PhaseConfig as PhaseConfig
-from ._rows import parse_row as parse_row
+from ._recipe_row import parse_row as parse_row
 from ._schedule import (
     ResolvedSchedule as ResolvedSchedule,
     ScheduleConfig as ScheduleConfig,

@@ -73,7 +73,7 @@ class CNN(nn.Module):
     def _packs_trials(self) -> bool:
         here = replicas.current() or replicas.Replicas()
         plain = self.by_patches or self.is_initializing()
-        alone = "global" if here.rows == 1 else "local"
+        alone = "global" if here.simulated == 1 else "local"
         return not plain and self.batch_norm_scope == alone and here.count == 1
 
 

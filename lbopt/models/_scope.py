@@ -126,9 +126,9 @@ class StatsScope:
         """
         seen = here.count if here.axis_name else 1
         groups = self.num_groups(here.count, seen * num_examples, here.grid)
-        if here.rows > 1 and (self.kind == "global" or groups < here.count):
+        if here.simulated > 1 and (self.kind == "global" or groups < here.count):
             self._refuse(
-                f"the {here.rows} replicas of a device run one after another and share no "
+                f"the {here.simulated} replicas of a device run one after another and share no "
                 "statistics: use 'local', or 'examples:N' with a divisor of a replica's "
                 f"{seen * num_examples // here.count}"
             )

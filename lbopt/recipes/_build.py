@@ -180,12 +180,12 @@ def check_batch_fits(config: TrainConfig, problem: _problem.Problem, mesh: Mesh)
     size = config.global_batch_size
     parts = config.parallel.num_microsteps
     _problem.check_size(problem, size)
-    rows = config.aggregator.replicas_per_device
-    check_divisible(size, mesh, parts, rows)
+    simulated = config.aggregator.replicas_per_device
+    check_divisible(size, mesh, parts, simulated)
     _problem.check_batch(
         config.model,
-        Replicas(mesh.size, grid=torus_grid(mesh), rows=rows),
-        size // (parts * rows),
+        Replicas(mesh.size, grid=torus_grid(mesh), simulated=simulated),
+        size // (parts * simulated),
     )
     known = [f"eval/{name}" for name in problem.metric_names]
     require_choice("checkpoint.best_metric", config.checkpoint.best_metric, known)

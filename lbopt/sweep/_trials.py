@@ -230,7 +230,7 @@ def _check_microsteps(cell: Cell) -> None:
     with naming_step():
         on_one_device(options.reduction)  # an aggregator may ask for an even number of replicas
         options.check_parts(replicas)
-    check_batch(cell.train.model, Replicas(rows=replicas), size // (microsteps * replicas))
+    check_batch(cell.train.model, Replicas(simulated=replicas), size // (microsteps * replicas))
 
 
 def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:

@@ -18,7 +18,7 @@ from lbopt import tree
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.job import Job, SoloJob
 from lbopt.parallel import TrainState
-from lbopt.train import _earlier, _orbax, _replica_rows
+from lbopt.train import _earlier, _orbax, _replica_memory
 from lbopt.train._checksums import checksums, differing, named, sums_of
 from lbopt.train._device_copies import DeviceCopies
 from lbopt.train._faults import Damaged, Fault, is_damage, reason_of, unreadable
@@ -240,8 +240,8 @@ class Checkpoints:
             step=step,
             sums=named(tree.leaf_names(state), sums),
             metrics=dict(metrics or {}),
-            replicas=_replica_rows.count(state),
-            parts=_replica_rows.slices_of(state),
+            replicas=_replica_memory.count(state),
+            parts=_replica_memory.slices_of(state),
             layout=_earlier.NOW,
             generator=self._generator,
         )
@@ -335,7 +335,7 @@ class Checkpoints:
             # A checkpoint that some process cannot reach now may be intact.
             damaged = all(each.is_damage for each in faults)
             raise faults[0]._replace(is_damage=damaged).error()
-        return _replica_rows.fitted(found.state, like, found.slices, say)
+        return _replica_memory.fitted(found.state, like, found.slices, say)
 
     def _read(self, like: TrainState, step: int) -> _Read:
         """Read a checkpoint, in the layout of this process.
@@ -350,7 +350,7 @@ class Checkpoints:
             raise ValueError(f"its random keys are those of {seal.generator}")
 
         arrays = checkpoint / ARRAYS
-        shapes = _replica_rows.shapes_for(like, seal.replicas, seal.parts)
+        shapes = _replica_memory.shapes_for(like, seal.replicas, seal.parts)
         if seal.layout == _earlier.NESTED:
             sums = _earlier.renamed(seal.sums, shapes)
             read_arrays = functools.partial(_orbax.read_arrays, arrays)
@@ -358,7 +358,7 @@ class Checkpoints:
         else:
             sums = seal.sums
             state = _orbax.read_arrays(arrays, shapes)
-        return _Read(_replica_rows.as_now(state), sums, seal.parts)
+        return _Read(_replica_memory.as_now(state), sums, seal.parts)
 
     def _faults_of_all(self, key: str, ours: Fault | None) -> list[Fault]:
         """Return the faults that the processes of the job have met."""

@@ -8,7 +8,7 @@ import pytest
 
 import lbopt
 from lbopt.aggregators import randk, topk
-from lbopt.train import Checkpoints, _replica_rows
+from lbopt.train import Checkpoints, _replica_memory
 
 LABELS = {"out": "^out", "hidden": ""}
 ECONTROL = lbopt.econtrol(topk(0.1), 0.1)
@@ -117,9 +117,9 @@ def test_other_groups_of_devices_have_what_was_remembered(before, after, tmp_pat
     other, like = make(MOMENTUM, *after)
     said = []
     back = through_a_checkpoint(tmp_path, state, like, said)
-    was = _replica_rows.count(state)
-    now = _replica_rows.count(like)
-    assert (_replica_rows.slices_of(state), _replica_rows.slices_of(like)) == tuple(
+    was = _replica_memory.count(state)
+    now = _replica_memory.count(like)
+    assert (_replica_memory.slices_of(state), _replica_memory.slices_of(like)) == tuple(
         1 if over == "replicas" else over for _, over in (before, after)
     )
     assert len(said) == (was != now)

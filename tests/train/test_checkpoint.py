@@ -22,7 +22,7 @@ import lbopt
 from lbopt.errors import NO_VALUE
 from lbopt.job import SoloJob
 from lbopt.parallel import make_mesh, put_replicated, replicated_sharding, with_shardings
-from lbopt.train import Checkpoints, _orbax, _replica_rows, _seal
+from lbopt.train import Checkpoints, _orbax, _replica_memory, _seal
 from lbopt.train._checkpoint import choose_step
 
 pytestmark = pytest.mark.usefixtures("optimized")  # a committed checkpoint was written with it
@@ -234,7 +234,7 @@ def test_a_checkpoint_from_before_there_were_aggregators_is_read(tmp_path, monke
 
     now = make_state(3)
     monkeypatch.setattr(
-        _replica_rows, "count", lambda state: _seal.BEFORE_AGGREGATORS
+        _replica_memory, "count", lambda state: _seal.BEFORE_AGGREGATORS
     )  # the value read from its seal
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(
