@@ -288,5 +288,5 @@ def _links(state: Any, like_params: Any) -> list[type]:
         return [type(state), *(kind for part in inside for kind in inner(part))]
     if jax.tree_util.all_leaves(state):
         return []  # arrays of one link
-    # A chain: whatever a link keeps, an array or nothing at all, it is one.
+    # Every link of a chain counts as one, with or without state.
     return [kind for part in state for kind in inner(part) or [type(part)]]

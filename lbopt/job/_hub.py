@@ -319,7 +319,8 @@ class Hub:
             self._send(wire, end=self._told)
         elif count != self._place.count:
             reason = (
-                f"this is from {name}, and process 0 has {self._place.count}; give all the same"
+                f"{name} has this and process 0 has {self._place.count}; give every process the "
+                "same number"
             )
             self._refuse(process, UserError("--num_processes", count, reason, code="mismatch"))
         elif present is not None:

@@ -73,12 +73,12 @@ def _cannot_listen(place: Place, problem: OSError) -> EnvironmentProblem:
         reason = f"process 0 cannot listen at this port ({problem.strerror}); end what uses it, "
         fix = "or give all processes another port"
     else:
-        reason = "process 0 runs here, and this host does not have that address; "
+        reason = "process 0 runs here, and this host has no such address; "
         if place.bind:
-            fix = "give one that it has"
+            fix = "give an address of this host"
         else:
             fix = (
-                "give all processes one that it has, or say where process 0 listens with "
+                "give all processes an address of this host, or say where process 0 listens with "
                 "--coordinator_bind_address"
             )
     return EnvironmentProblem(f"--{flag}", f"{host}:{port}", reason + fix, code="resource")

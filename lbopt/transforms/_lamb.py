@@ -1,4 +1,4 @@
-"""LAMB as a chain."""
+"""LAMB (layerwise adaptive moments for batch training) as a chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claim: the warmup stays at the same number of steps while the batch grows (LEGW)."""
+"""Claim of LEGW (linear-epoch gradual warmup): warmup steps stay constant as the batch grows."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _DRAWN = (
     "part can be told"
 )
 _NOWHERE = (
-    "no warmup that was chosen inside of the range tried can be carried to another batch size both "
-    "as the same steps and as the same epochs, for want of tried ones near these"
+    "no warmup chosen inside its tried range can be transferred to another batch size both as the "
+    "same steps and as the same epochs, because no tried warmup is near the transferred ones"
 )
 _CARRIED = "carried to another batch size, the chosen warmup "
 _COUNTS = """scored better as the same number of steps than {{ other }} in {{ contest.better[0] }}
@@ -121,7 +121,7 @@ def constant_warmup_steps(study: Study) -> Claim | None:
 
 
 def warmups_of(cell: CellResults, metric: Metric) -> Warmups | None:
-    """Return the warmups of a cell; None unless each of several met the same other factors."""
+    """Return a cell's warmups; None unless all of several had the same rates and decays."""
     tried = _by_warmup(cell)
     others = [
         {(one.factors.learning_rate, one.factors.weight_decay) for one in group}

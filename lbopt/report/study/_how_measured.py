@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lbopt.config import SearchConfig
-from lbopt.report.study._limit import FEWEST_SEEDS, REFERENCE_FACTOR
+from lbopt.report.study._limit import COARSEST_FACTOR, FEWEST_SEEDS, REFERENCE_FACTOR
 from lbopt.report.study._metric import ACCURACY
 from lbopt.report.study._model import Study
 from lbopt.report.study._words import say
@@ -45,10 +45,12 @@ _LIMIT = """The limit is the largest batch up to which the {{ mean }} stays with
     bootstrap of 2,000 resamples over {% if examples == "all" %}final seeds and test examples
     {%- elif examples == "some" %}final seeds and, for arms that have their scores on every test
     example, over test examples{% else %}final seeds alone, as scores on single test examples were
-    not recorded: it does not know of the test set's size{% endif %}. It does not know of the choice
-    of candidates. A limit is not told where a batch size has fewer than {{ fewest }} seeds, where
-    the score falls among the small batches already, where a seed diverged at the smallest batch, or
-    where the interval leaves everything open."""
+    not recorded: it ignores the test set's size{% endif %}. It ignores the uncertainty of the
+    candidate's choice. No limit is given if no batch size is beyond the small ones, if one has
+    fewer than {{ fewest }} seeds, if the score falls among the small batches already, if the batch
+    sizes beside the limit differ by more than a factor of {{ coarsest }}, if at the smallest batch
+    a seed diverged or none learned, or if the interval spans all batch sizes beyond the small ones.
+    """
 _MEASURED = """Only final runs have {{ kept | listed }}. A search run has its scores on training and
 validation
     {{- ", the final distance" if measure.distance }}, the steps it took, and the step at which it
@@ -89,6 +91,7 @@ def protocol(study: Study) -> list[str]:
             near=metric.amount(config.limit_points),
             factor=f"{REFERENCE_FACTOR:g}",
             fewest=FEWEST_SEEDS,
+            coarsest=f"{COARSEST_FACTOR:g}",
             examples=_resampled_examples(study),
         )
         if study.has_limits

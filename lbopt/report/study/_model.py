@@ -318,7 +318,8 @@ class Study:
       config: Config of the study.
       metric: The measure that judges it.
       arms: All arms, in the order of the config.
-      waterfall: None if the study has none, or an arm of it has no result at the largest batch.
+      waterfall: Gains of its arms at the largest batch; None if the study has no waterfall, or an
+        arm of it has no result there.
       runs: Every finished trial, as in `results.jsonl`.
     """
 

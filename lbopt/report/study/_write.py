@@ -33,10 +33,10 @@ TRIALS = "trials.csv"
 _FIELDS = ("global_batch_sizes", "search", "final_seeds", "limit_points", "train")
 _ARM_FIELDS = ("name", "optimizer", "schedule")
 _UNITS = (
-    "Means over the final seeds; std, min and max are of what stands before them. x scaled, x "
-    "warmup and x decay are multiples of what the arm's rules give; (edge): at an end of what was "
-    "searched; (cut): a warmup that would outlast the run. Noise scale and critical batch are in "
-    "examples, all steps are optimizer steps."
+    "Means over the final seeds; std, min and max belong to the column on their left. x scaled, x "
+    "warmup and x decay are multiples of the values that the arm's rules give; (edge): at an end "
+    "of the searched range; (cut): a warmup that would outlast the run. Noise scale and critical "
+    "batch are in examples, all steps are optimizer steps."
 )
 _DEFAULTS = (
     "Fields that are not named here are at their defaults in the version of lbopt named below; "

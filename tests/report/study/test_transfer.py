@@ -147,7 +147,7 @@ def test_a_search_too_narrow_to_say_otherwise_says_nothing():
     arm = Truth(FLAT, rule_warmup_steps=lambda size: 32, best_warmup_steps=lambda size: 32)
     verdict, sentence = claims({"a": arm}, warmup_factors=[0.7, 1.0, 1.4])["constant_warmup_steps"]
     assert verdict == "cannot be told"
-    assert "for want of tried ones near these" in sentence
+    assert "because no tried warmup is near the transferred ones" in sentence
 
 
 def test_a_warmup_drawn_together_with_the_learning_rate_is_not_told_apart_from_it():
