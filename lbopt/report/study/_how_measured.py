@@ -11,7 +11,7 @@ from lbopt.report.study._model import Study
 from lbopt.report.study._words import say
 
 _KNOBS = {"learning_rate": "learning rate", "warmup": "warmup", "weight_decay": "weight decay"}
-_OWN = '{{ names | map("name") | join(", ") }} got at every batch size: {{ text }}.'
+_OWN = 'The search of {{ names | map("name") | join(", ") }} at every batch size was {{ text }}.'
 _OTHERS = """{% if own %}All arms but {{ own | map("name") | join(", ") }}{% else %}Every arm{%
 endif %} got
     the same search at every batch size: {{ text }}."""
@@ -36,7 +36,7 @@ _FIDELITY = (
     "with a smaller batch. The choice is among candidates run at full length."
 )
 _TARGET = """The target is {{ train.target_metric | replace("eval/", "validation ") }}
-    {{ "%g" % train.target_value }}, looked for at every evaluation
+    {{ "%g" % train.target_value }}, checked at every evaluation
     {{- "; a run stops there" if train.stop_at_target }}."""
 _LIMIT = """The limit is the largest batch up to which the {{ mean }} stays within {{ near }} of the
     same arm's mean over small batches, those of at most {{ factor }} times the smallest. It is read
@@ -62,9 +62,9 @@ _BY_HAND = (
     "counted here."
 )
 _SHARES = """An arm is an optimizer together with its scaling and warmup rule; the study does not
-tell their
-    shares apart{{ ", but where the ablation takes it apart" if waterfall }}.
-    {%- if shared %} Data set and model are one each: others may give another order.{% endif %}"""
+    tell their effects apart{{ ", except in the ablation" if waterfall }}.
+    {%- if shared %} It has one data set and one model; with others the arms may rank
+    differently.{% endif %}"""
 
 
 def protocol(study: Study) -> list[str]:
@@ -118,7 +118,7 @@ def _resampled_examples(study: Study) -> str:
 
 
 def _search(study: Study) -> str:
-    """Return a description of the searches; arms with equal searches stand together."""
+    """Return a description of the searches; arms with equal searches are named together."""
     own: dict[str, list[str]] = {}
     for arm in study.config.arms:
         if arm.search:
@@ -135,8 +135,8 @@ def _described(search: SearchConfig) -> str:
     method = say(_METHODS[search.method], s=search, rungs=rungs, seed=f"search seed {search.seed}")
     tried = ", ".join(_tried(search, knob, name) for knob, name in _KNOBS.items())
     return (
-        f"{method} over multiples of what the arm's rules give there ({tried}), each candidate "
-        f"with {_seeds(search.seeds)}"
+        f"{method} over multiples of the values that the arm's rules give there ({tried}), each "
+        f"candidate with {_seeds(search.seeds)}"
     )
 
 

@@ -38,6 +38,7 @@ _UNITS = (
     "of the searched range; (cut): a warmup that would outlast the run. Noise scale and critical "
     "batch are in examples, all steps are optimizer steps."
 )
+_NAMES = "LEGW is linear-epoch gradual warmup: the same number of warmup steps at every batch size."
 _DEFAULTS = (
     "Fields that are not named here are at their defaults in the version of lbopt named below; "
     "config.json beside this page has all of them."
@@ -109,7 +110,7 @@ def _check_saved(config: Mapping[str, Any]) -> None:
       KeyError: If a field is missing.
       EnvironmentProblem: If a field has an impossible value.
     """
-    # These fields were always written, so a missing one was removed: its default may not have run.
+    # Every version wrote these fields, so a missing one was removed: its default may not have run.
     for owner, fields in ((config, _FIELDS), *((arm, _ARM_FIELDS) for arm in config["arms"])):
         for field in fields:
             owner[field]
@@ -137,7 +138,7 @@ def _measured_sections(
         _figure_scores.scores(study, workdir),
         _figure_target.target(study, workdir),
         found,
-        _page.Section("Claims held against these numbers", items=sentences) if claims else None,
+        _page.Section("Claims of papers", [_NAMES], items=sentences) if claims else None,
         _figure_scores.precision(study, workdir),
         _figure_scores.limits(study, workdir),
         _figure_scores.training(study, workdir),

@@ -215,11 +215,11 @@ def test_the_table_of_results_has_what_was_measured(everything, plain):
     )
     assert (row["noise scale"], row["exponent"], row["limit"]) == ("200", "0.5", "65")
     assert (row["fails to"], row["weight decay"], row["R^2 of t^p"]) == ("optimise", "0.01", "1")
-    assert (row["Lipschitz peak"], row["at its step"], row["last phi"]) == ("10", "4", "0.5")
+    assert (row["Lipschitz peak"], row["peak at step"], row["last phi"]) == ("10", "4", "0.5")
     assert dict(zip(header, rows[1], strict=True))["fails to"] == ""
     assert float(dict(zip(header, rows[3], strict=True))["critical batch"]) > 0
     diverged = dict(zip(header, rows[-1], strict=True))
-    assert (diverged["diverged"], diverged["at step"], diverged["steps to target"]) == (
+    assert (diverged["diverged"], diverged["diverged at step"], diverged["steps to target"]) == (
         "5/5",
         "3",
         "",

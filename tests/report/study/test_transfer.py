@@ -124,7 +124,7 @@ def test_arms_that_contradict_each_other_are_not_outvoted():
     arms["C"] = lstm_layout(valley(lambda size: 2048 / size))["C"]
     claim = judge_warmups(arms)
     assert claim.verdict == "cannot be told"
-    assert claim.sentence.endswith("; but C alone says the opposite.")
+    assert claim.sentence.endswith("; but the opposite holds for C alone.")
     assert (
         "batch^0.00 for A, batch^0.00 for B, batch^-1.00 for C (0 is constant steps"
         in claim.sentence
