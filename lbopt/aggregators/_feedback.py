@@ -26,8 +26,8 @@ class Memory(NamedTuple):
 
     Attributes:
       error: e, the total of gradients that was not sent yet.
-      estimate: h, the gradient of this replica as the others know it from its messages.
-      velocity: v, the running mean of its gradients.
+      estimate: h, the estimate of this replica's gradient that its messages add up to.
+      velocity: v, the running mean of this replica's gradients.
     """
 
     error: Any = ()

@@ -159,6 +159,7 @@ def check_adaptation(options: LambOptions | LarsOptions, optimizer: str, variant
         )
         also = ["weight_decay_mask", "trust_ratio_mask"]
         raise UserError("adapt_undecayed", False, fix, code="conflict", also=also)
+    # A variant that adapts only decayed leaves is another optimizer without decay.
     decay = options.weight_decay
     if _scalars.is_number(decay) and decay == 0:
         plain = "Adam" if optimizer == "lamb" else "momentum SGD"

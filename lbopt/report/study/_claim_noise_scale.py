@@ -162,6 +162,7 @@ def judge(
         few = say(_FEW, fewest=_FEWEST, judged=len(hits))
         return judged(name, UNKNOWN, what, few, *_ratios(thing, hits), *notes)
 
+    # With few arms or many ties even perfect agreement of the ranks is likely by chance.
     ranks = rank_test([(one.noise_scale, one.least) for one in hits if one.exact])
     if ranks is not None and ranks.least_p > _CHANCE:
         ranks = None

@@ -163,6 +163,7 @@ def _row(arm: ArmResults) -> list[str]:
     assert found is not None
     at_limit = _at_limit(arm)
 
+    # A limit beyond the largest batch gives a lower bound of the ratio.
     ratio = ""
     if math.isfinite(found.scale) and found.scale:
         if isinstance(limit, Limit):

@@ -127,6 +127,7 @@ def _measured_sections(
     study: Study, workdir: pathlib.Path, claims: list[Claim], findings: list[str]
 ) -> list[_page.Section]:
     """Return the sections of the tested cells; an unfinished study may have none."""
+    # The findings repeat the claims, which have a section of their own on the page.
     sentences = [claim.sentence for claim in claims]
     others = [text for text in findings if text not in sentences]
     found = _page.Section("What was found", items=others)

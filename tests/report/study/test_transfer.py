@@ -114,7 +114,7 @@ def test_a_warmup_best_at_the_end_of_what_was_tried_tells_nothing(sign):
     claim = judge_warmups(lstm_layout(lambda size, steps: sign * math.log2(steps) / 100))
     assert claim.verdict == "cannot be told"
     assert (
-        "no warmup that was chosen inside of the range tried can be carried to another batch size"
+        "no warmup chosen inside its tried range can be transferred to another batch size"
         in claim.sentence
     )
 
