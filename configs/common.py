@@ -140,27 +140,30 @@ def resnet50_on_imagenet(
       batch_norm_scope: Examples that share batch statistics, as in `ModelConfig`.
       epochs: Number of epochs between two evaluations, and about between two checkpoints.
     """
+    data = DataConfig(
+        "images",
+        builder="imagenet2012",
+        test_split="validation",
+        image_size=224,
+        crop_sampling=crop_sampling,
+        space_to_depth=True,
+        max_damaged_records=10,
+    )
+    model = ModelConfig(
+        "resnet",
+        size="50",
+        stem="space_to_depth",
+        fold_columns=True,
+        dtype="bfloat16",
+        batch_norm_momentum=0.9,
+        batch_norm_scope=batch_norm_scope,
+    )
+
     return TrainConfig(
         name=name,
         global_batch_size=global_batch_size,
-        data=DataConfig(
-            "images",
-            builder="imagenet2012",
-            test_split="validation",
-            image_size=224,
-            crop_sampling=crop_sampling,
-            space_to_depth=True,
-            max_damaged_records=10,
-        ),
-        model=ModelConfig(
-            "resnet",
-            size="50",
-            stem="space_to_depth",
-            fold_columns=True,
-            dtype="bfloat16",
-            batch_norm_momentum=0.9,
-            batch_norm_scope=batch_norm_scope,
-        ),
+        data=data,
+        model=model,
         parallel=ParallelConfig(reduce_dtype="float32"),
         checkpoint=CheckpointConfig(every_steps=epochs * IMAGENET_EXAMPLES // global_batch_size),
         eval_global_batch_size=min(global_batch_size, 8192),

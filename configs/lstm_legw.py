@@ -77,26 +77,29 @@ def get_config(arg: str = "mnist-8192") -> TrainConfig:
 
 
 def _mnist(batch: int) -> TrainConfig:
+    about = About(
+        paper=_PAPER,
+        published_result=RESULTS["mnist"],
+        note="Batch, optimizer, width [recalled 65%]. Own choice: learning rate, warmup, epochs, "
+        "decay, clip, validation split, intervals.",
+    )
+    data = DataConfig(
+        "images",
+        builder="mnist",
+        train_split="train[:55000]",
+        validation_split="train[55000:]",
+        test_split="test",
+        train_crop="none",
+        flip=False,
+        pixel_mean=(0.0,),
+        pixel_std=(1.0,),
+    )
+
     return TrainConfig(
-        about=About(
-            paper=_PAPER,
-            published_result=RESULTS["mnist"],
-            note="Batch, optimizer, width [recalled 65%]. Own choice: learning rate, warmup, "
-            "epochs, decay, clip, validation split, intervals.",
-        ),
+        about=about,
         global_batch_size=batch,
         num_epochs=25.0,
-        data=DataConfig(
-            "images",
-            builder="mnist",
-            train_split="train[:55000]",
-            validation_split="train[55000:]",
-            test_split="test",
-            train_crop="none",
-            flip=False,
-            pixel_mean=(0.0,),
-            pixel_std=(1.0,),
-        ),
+        data=data,
         model=ModelConfig("lstm", hidden=128),
         optimizer=OptimizerConfig("momentum", momentum=0.9, max_grad_norm=1.0),
         schedule=common.legw(0.05, batch=128, warmup_epochs=0.1, first_step=0, decay="constant"),
@@ -138,14 +141,15 @@ def _ptb_large(batch: int) -> TrainConfig:
 def _ptb(
     size: str, batch: int, num_epochs: float, length: int, schedule: ScheduleConfig
 ) -> TrainConfig:
+    about = About(
+        paper=f"{_PAPER}, LSTM 1409.2329v5",
+        published_result=RESULTS[f"ptb-{size}"],
+        note="Large batch, its epochs and polynomial decay [recalled 50%]; sizes, windows, descent "
+        "and small decay of ptb_word_lm.py. Own choice: warmup, power of the decay, intervals.",
+    )
+
     return TrainConfig(
-        about=About(
-            paper=f"{_PAPER}, LSTM 1409.2329v5",
-            published_result=RESULTS[f"ptb-{size}"],
-            note="Large batch, its epochs and polynomial decay [recalled 50%]; sizes, windows, "
-            "descent and small decay of ptb_word_lm.py. Own choice: warmup, power of the decay, "
-            "intervals.",
-        ),
+        about=about,
         global_batch_size=batch,
         num_epochs=num_epochs,
         data=DataConfig("ptb", carry_state=True, sequence_length=length, vocab_size=10000),

@@ -179,13 +179,13 @@ def _lost(failed: Failure, value: float | None) -> str:
 # ---- training beside test
 
 _ABOUT_TRAINING = (
-    "Solid: {} at the end of the run. Dashed, with hollow markers: test. The dotted line is the "
-    "first batch past the arm's limit. If the training score lost more than half as much as the "
-    "test score there, the arm fails to optimise; otherwise it fails to generalise. A line has a "
-    "gap where a seed diverged, as there is no mean; in the test accuracy a diverged classifier "
-    "counts as 0."
+    "Solid: training score ({}, at the end of the run). Dashed, with hollow markers: test score. "
+    "The dotted line is the first batch past the arm's limit. If the training score lost more than "
+    "half as much as the test score there, the arm fails to optimise; otherwise it fails to "
+    "generalise. A line has a gap where a seed diverged, as there is no mean; in the test accuracy "
+    "a diverged classifier counts as 0."
 )
-_PART = "a fixed random subset of the training set, as large as the validation set,"
+_PART = "a fixed random subset of the training set, as large as the validation set"
 
 
 def training(study: Study, folder: pathlib.Path) -> _page.Section | None:

@@ -154,7 +154,7 @@ def test_a_warmup_drawn_together_with_the_learning_rate_is_not_told_apart_from_i
     search = {"method": "halton", "warmup_range": [0.25, 4.0]}
     verdict, sentence = claims({"a": Truth(FLAT)}, **search)["constant_warmup_steps"]
     assert verdict == "cannot be told"
-    assert "drawn together with the learning rate" in sentence
+    assert "warmup and learning rate were sampled together" in sentence
 
 
 def test_candidates_chosen_by_their_steps_to_a_target_are_not_judged_by_accuracy():
