@@ -201,28 +201,31 @@ def _bert(row: str, batch: int, steps: int, then: int, then_batch: int) -> Train
       then: Steps of the second phase, with sequences of 512 tokens.
       then_batch: Global batch size of the second phase.
     """
+    data = DataConfig(
+        "text_mlm",
+        builder="wikipedia_books",
+        sequence_length=128,
+        max_predictions=20,
+        vocab_size=30522,
+    )
+    phase2 = PhaseConfig(
+        num_steps=then,
+        global_batch_size=then_batch,
+        eval_global_batch_size=min(then_batch, 4096),
+        sequence_length=512,
+        max_predictions=80,
+        optimizer_state="keep",
+    )
+
     return TrainConfig(
         name=f"bert_large_lamb:{row}",
         global_batch_size=batch,
         num_steps=steps,
-        data=DataConfig(
-            "text_mlm",
-            builder="wikipedia_books",
-            sequence_length=128,
-            max_predictions=20,
-            vocab_size=30522,
-        ),
+        data=data,
         model=ModelConfig("bert", size="large", dtype="bfloat16", activation="gelu_tanh"),
         parallel=ParallelConfig(shard_update=batch >= 8192, reduce_dtype="float32"),
         optimizer=OptimizerConfig("lamb", "albert", weight_decay=0.01, clip_stage="replica"),
-        phase2=PhaseConfig(
-            num_steps=then,
-            global_batch_size=then_batch,
-            eval_global_batch_size=min(then_batch, 4096),
-            sequence_length=512,
-            max_predictions=80,
-            optimizer_state="keep",
-        ),
+        phase2=phase2,
         checkpoint=CheckpointConfig(every_steps=max(200, steps // 100)),
         eval_global_batch_size=min(batch, 8192),
         eval_every_steps=max(500, steps // 50),

@@ -144,28 +144,31 @@ def _set_lars(config: TrainConfig, rate_per_256: float, warmup_epochs: float) ->
 def _imagenet(row: str, size: str, batch: int) -> TrainConfig:
     """Return the settings that all rows share."""
     side, dropout = NETWORKS[size]
+    data = DataConfig(
+        "images",
+        builder="imagenet2012",
+        test_split="validation",
+        image_size=side,
+        crop_sampling="by_height",
+        interpolation="bicubic",
+        augmentation="autoaugment",
+        max_damaged_records=10,
+    )
+    model = ModelConfig(
+        "efficientnet",
+        size=size,
+        dropout_rate=dropout,
+        stochastic_depth_rate=0.2,  # survival probability .8
+        batch_norm_momentum=0.99,
+        dtype="bfloat16",
+    )
+
     return TrainConfig(
         name=f"efficientnet:{row}",
         global_batch_size=batch,
         num_epochs=NUM_EPOCHS,
-        data=DataConfig(
-            "images",
-            builder="imagenet2012",
-            test_split="validation",
-            image_size=side,
-            crop_sampling="by_height",
-            interpolation="bicubic",
-            augmentation="autoaugment",
-            max_damaged_records=10,
-        ),
-        model=ModelConfig(
-            "efficientnet",
-            size=size,
-            dropout_rate=dropout,
-            stochastic_depth_rate=0.2,  # survival probability .8
-            batch_norm_momentum=0.99,
-            dtype="bfloat16",
-        ),
+        data=data,
+        model=model,
         loss=LossConfig(label_smoothing=0.1, l2=1e-5),
         parallel=ParallelConfig(reduce_dtype="float32"),
         checkpoint=CheckpointConfig(every_steps=4 * common.IMAGENET_EXAMPLES // batch),
@@ -190,12 +193,14 @@ def _about(row: str) -> About:
             note=f"{own}. Learning rate .081 per 256 and 43 epochs of warmup [recalled 85%]; "
             f"{epochs}. Decays twice, as the code.",
         )
+
     if row == SINGLE:
         return About(
             paper=paper,
             note=f"As {LARGEST}, but for the decay in the loss: our own row. Learning rate, warmup "
             f"[recalled 85%]; {epochs}.",
         )
+
     percent, cores = TABLE[row]
     decays = " Decays twice, as the code." if "lars" in row else " Batch-norm span [recalled 85%]."
     return About(

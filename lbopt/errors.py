@@ -154,8 +154,8 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
 def about(field: str, value: Any, /, *names: str, code: Code | None = None) -> Iterator[None]:
     """Let errors that are raised inside be about one field of the caller.
 
-    For a field that is no argument of what is called: a tuple, one pattern of which is wrong, or
-    the place of a file with a wrong value.
+    Use it if the called function has no argument of that name: the field may be a tuple of which
+    one pattern is wrong, or the path of a file with a wrong value.
 
     Args:
       field: The caller's field.

@@ -29,7 +29,7 @@ _BUCKET = re.compile(r"gs://[^/]+(/(?!\.{1,2}(/|$))[^/]+)+/*", re.DOTALL)
 
 
 def is_address(path: GivenPath) -> bool:
-    """Return whether a path is an address, also one that lost a slash, and no path of this machine.
+    """Return whether a path is an address such as gs://b, even with a slash missing.
 
     >>> [is_address(path) for path in ("s3://b/run", pathlib.Path("gs://b"), "S3:", "file:/tmp")]
     [True, True, True, True]

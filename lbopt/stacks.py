@@ -222,8 +222,8 @@ def resolve_stacked(stacked: types.Stacked, params: types.Params) -> types.PyTre
     """Turn `stacked` in any accepted form into a pytree of `LayerAxes`, shaped like `params`.
 
     Args:
-      stacked: None (no stacks); a predicate (path, leaf) -> bool, number of leading layer axes or
-        `LayerAxes`; or a pytree of such values.
+      stacked: Predicate (path, leaf) -> bool, number of leading layer axes or `LayerAxes`; a pytree
+        of such values; or None for no stacks.
       params: The parameters.
 
     Raises:
@@ -231,6 +231,7 @@ def resolve_stacked(stacked: types.Stacked, params: types.Params) -> types.PyTre
     """
     if stacked is None:
         return jax.tree.map(lambda _: LayerAxes(0), params)
+    # One value for all leaves would make stacks of biases and of unstacked layers too.
     if isinstance(stacked, (str, bool, int)):
         fix = (
             "give a predicate (path, leaf) -> bool, for instance lbopt.stacked_paths('^layers/'), "

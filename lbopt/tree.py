@@ -183,6 +183,7 @@ def check_updates(updates: types.PyTree, params: types.PyTree) -> None:
 
     def check(name: str, update: Any, param: Any) -> None:
         field = f"updates/{name}"
+        # A leaf of another shape might broadcast without an error.
         if jnp.shape(update) != jnp.shape(param):
             fix = (
                 f"its shape is {jnp.shape(update)}, that of the parameter {jnp.shape(param)}; "

@@ -124,6 +124,8 @@ def _of_expression(node):
             yield node, "drop a sign", f"({ast.unparse(operand)})"
         case ast.IfExp(test=test):
             yield test, "negate a condition", f"(not ({ast.unparse(test)}))"
+
+        # bool comes first, as True and False are ints too.
         case ast.Constant(value=bool() as value):
             yield node, "change a constant", str(not value)
         case ast.Constant(value=int() as value):

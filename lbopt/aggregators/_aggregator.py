@@ -76,14 +76,14 @@ class Aggregator:
       init: (params, number of replicas) -> the first state. The arrays of `local` have a leading
         axis of that length.
       update: (rows, state, group, extra) -> `Aggregated`. A leaf of the rows is [r, *shape], the
-        gradients of the replicas on this device; leaves of `state.local` are alike. All results
-        except `local` are equal on all devices.
+        gradients of the replicas on this device; leaves of `state.local` have the same first axis.
+        All results except `local` are equal on all devices.
       wire_bytes: (params, number of replicas) -> `WireBytes` of one step of one replica.
       needs_second_moment: Whether `extra.second_moment` is required.
-      check_chain: (state of the optimizer behind it or its shapes, params) -> None. Raises
-        `UserError` if the two are incompatible.
+      check_chain: (state of the optimizer, or its shapes, params) -> None. Raises `UserError` if
+        the aggregator and the optimizer are incompatible.
       check_replicas: (number of replicas) -> None. Raises `UserError`, naming `num_replicas`, if
-        the aggregator cannot combine that many.
+        the aggregator cannot combine this number.
       takes_parts: Whether the aggregator accepts shards of leaves: each device of a slice then
         sends the shard that it has summed. The state's `local` and `mirrored` are then trees like
         the parameters, or several such trees.
@@ -241,7 +241,7 @@ def zeros(params: types.Params) -> types.PyTree:
 
 
 def vectors(shape: tuple[int, ...], layer_axes: int) -> tuple[int, int]:
-    """Return (layers, numbers of each) of a leaf."""
+    """Return the number of layers of a leaf, and the number of elements of each."""
     return math.prod(shape[:layer_axes]), math.prod(shape[layer_axes:])
 
 

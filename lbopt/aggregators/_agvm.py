@@ -150,7 +150,7 @@ def agvm(
         total = group.num_replicas
         modules = resolve_labels(labels, rows)
 
-        # Outside of these steps the factors stay, and 1 is applied instead.
+        # Outside of these steps the factors do not change, and 1 is applied instead.
         within = count >= start if stop is None else (count >= start) & (count <= stop)
 
         def measured() -> tuple[Any, ...]:
@@ -269,8 +269,8 @@ def _links(state: Any, like_params: Any) -> list[type]:
 
     Args:
       state: State of an optimizer, or a part of it.
-      like_params: Structure of the parameters. A part of a state that has it, a moment or a sum of
-        gradients, is no link.
+      like_params: Structure of the parameters. A part of a state with this structure, such as a
+        moment or a sum of gradients, is no link.
     """
     inner = functools.partial(_links, like_params=like_params)
     if (
@@ -288,5 +288,5 @@ def _links(state: Any, like_params: Any) -> list[type]:
         return [type(state), *(kind for part in inside for kind in inner(part))]
     if jax.tree_util.all_leaves(state):
         return []  # arrays of one link
-    # A chain: whatever a link keeps, an array or nothing at all, it is one.
+    # Every link of a chain counts as one, with or without state.
     return [kind for part in state for kind in inner(part) or [type(part)]]

@@ -1,8 +1,8 @@
 """Compressors: messages for gradients in fewer bytes.
 
 A compressor takes gradients [r, layers, *shape] and makes one message for each layer on each
-replica. The messages of several leaves travel together, in one collective for each array of a
-message, or, if a message has every number, in one for each width.
+replica. The messages of several leaves are packed together: one collective carries each array of
+the messages, or, if messages have the shape of their leaves, all leaves of one width.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def require_compressor(value: Any) -> None:
 
 
 def identity() -> Compressor:
-    """Return the compressor that sends everything, in fp32 or wider, as plain gradient descent."""
+    """Return the compressor that sends every number in fp32 or wider, as gradient descent does."""
     return Compressor(
         "identity()",
         lambda x, known: {"payload": x},
@@ -350,7 +350,7 @@ def cast(exponent_bits: int, mantissa_bits: int) -> Compressor:
 def _count(fraction: float | None, k: int | None) -> Callable[[int], int]:
     """Return n -> k."""
     if (fraction is None) == (k is None):
-        fix = f"give one of this and {{k}} = {brief(k)}"
+        fix = f"give either this or {{k}} (which is {brief(k)}), exactly one of them"
         raise UserError("fraction", fraction, fix, code="conflict", also=["k"])
     if k is not None:
         wanted = _scalars.whole("k", k)

@@ -26,8 +26,8 @@ class Memory(NamedTuple):
 
     Attributes:
       error: e, the total of gradients that was not sent yet.
-      estimate: h, the gradient of this replica as the others know it from its messages.
-      velocity: v, the running mean of its gradients.
+      estimate: h, the estimate of this replica's gradient that its messages add up to.
+      velocity: v, the running mean of this replica's gradients.
     """
 
     error: Any = ()
@@ -75,10 +75,11 @@ def ef21(
     dense_start: bool = False,
     stacked: types.Stacked = None,
 ) -> Aggregator:
-    r"""EF21: replicas send the difference of their gradient to the one that the others know.
+    r"""EF21: each replica sends the compressed change of its gradient since its last estimate.
 
         v <- momentum v + (1 - momentum) g,   d = C(v - h),   h <- h + d,   update = mean(h)
 
+    h is the replica's estimate, whose mean over replicas all of them hold.
     Without noise it converges to the minimum; with noisy gradients it stays at a floor that no
     number of replicas lowers. With `momentum` it is EF21-SGDM.
 

@@ -49,7 +49,7 @@ class Group:
         return first + jnp.arange(self.num_rows)
 
     def key(self, seed: int, count: jax.Array) -> jax.Array:
-        """Return the key of a step, equal on all replicas, another for each gradient shard."""
+        """Return the key of a step, equal on all replicas and different for each gradient shard."""
         key = jax.random.fold_in(jax.random.key(seed), count)
         return (
             key
@@ -102,7 +102,7 @@ class Group:
         return _as_written(lambda x: jax.lax.all_to_all(x, self.axis_name, 1, 0, tiled=True), rows)
 
     def shard(self, array: jax.Array) -> jax.Array:
-        """Return the slice that `exchange` gives this device, of [m, ...] that all devices have."""
+        """Return this device's slice, as by `exchange`, of an array [m, ...] on all devices."""
         if self.axis_name is None:
             return array
         height = len(array) // self.num_devices
@@ -235,7 +235,7 @@ def largest(group: Group, layers: list[jax.Array]) -> list[jax.Array]:
       layers: Arrays [r, layers, ...].
 
     Returns:
-      An fp32 array [layers, 1, ...] for each of them.
+      An fp32 array [layers, 1, ...] for each array of `layers`.
     """
     return group.max(
         [

@@ -20,7 +20,7 @@ def ceil_log2(x: jax.Array) -> jax.Array:
     """
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32) & np.uint32(0x7FFFFFFF)
     field = (bits >> 23).astype(jnp.int32)
-    # Of a subnormal number the integer value of its bits is its multiple of 2^-149.
+    # The bits of a subnormal number, read as an integer, are its multiple of 2^-149.
     leading = 31 - jax.lax.clz(bits).astype(jnp.int32)
     is_power = jnp.where(field > 0, (bits & np.uint32(0x7FFFFF)) == 0, (bits & (bits - 1)) == 0)
     exponent = jnp.where(field > 0, field - 127, leading - 149) + jnp.where(is_power, 0, 1)

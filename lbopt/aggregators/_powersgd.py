@@ -53,13 +53,13 @@ def powersgd(
     replica's own. One all-reduce a step carries all factors and the leaves that are sent whole:
     vectors, and leaves that would not become `min_rate` times smaller.
 
-    Its bytes do not depend on the number of replicas, so on a pod prefer it to `topk`.
+    The bytes sent do not depend on the number of replicas, so on a pod prefer it to `topk`.
 
     Args:
       rank: Number of factors r, >= 1; at most the smaller side of a matrix is used.
-      start: Number of first steps that reduce everything whole, >= 0.
-      min_rate: Least factor > 0 by which a leaf has to become smaller to be compressed: a step
-        sends r (m + n) / 2 numbers instead of m n.
+      start: Number of steps at the beginning that reduce everything whole, >= 0.
+      min_rate: Smallest compression factor > 0 for which a leaf is compressed: a step sends
+        r (m + n) / 2 numbers instead of m n.
       seed: Seed of the first factors, >= 0.
       stacked: Leaves that are stacks of layers, each layer a matrix of its own (see
         `lbopt.stacked_paths`).
@@ -203,8 +203,8 @@ def _near_one(factor: jax.Array) -> jax.Array:
 def _product(left: jax.Array, right: jax.Array) -> jax.Array:
     """Return P Q^T [..., m, n] of [..., m, r] and [..., n, r], in fp32.
 
-    A few outer products are added up element by element, so that a subtraction from them fuses and
-    no product is written to memory to be read again.
+    Up to 8 outer products are added up element by element, so that XLA fuses them with a following
+    subtraction and writes no product to memory.
     """
     if left.shape[-1] > _FEW:
         return jnp.einsum("...mr,...nr->...mn", left, right, precision="highest")

@@ -33,7 +33,7 @@ class WireBytes(NamedTuple):
 
 
 def elements(params: types.Params) -> int:
-    """Return the number of numbers in a tree."""
+    """Return the number of elements of all arrays in a tree."""
     return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
 
 

@@ -332,6 +332,7 @@ def _check_override(config: Any, override: str) -> None:
     if not equals:
         raise UserError(f"--{name}", reason=f"has no value; write --{name}=VALUE", code="missing")
 
+    # The group above tells a field that is None from a field that does not exist.
     above = None
     node = config
     path = "config"

@@ -212,6 +212,7 @@ def _check_jax() -> None:
       EnvironmentProblem: Naming the variable, if JAX does not accept a setting or if lbopt cannot
         work under it.
     """
+    # JAX reads its settings when it is imported, and does not name the variable in its error.
     try:
         import jax
     except ValueError as error:

@@ -155,6 +155,7 @@ def check_data(data: DataConfig) -> None:
 
 
 def _check_images(data: DataConfig) -> None:
+    # The digits are scans of 8 x 8 pixels, enlarged by a whole factor.
     size = data.image_size
     step = 8 if data.name == "digits" else 1
     fits = size is None or (size % step == 0 and 0 < size <= LARGEST_IMAGE)

@@ -1,4 +1,7 @@
-"""Where a config field applies, declared beside the field, and the refusal of one that does not."""
+"""Conditions under which config fields apply; fields that do not apply are refused.
+
+A condition is declared beside its field.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lbopt.errors import EnvironmentProblem
 
 DAMAGED = "damaged"
-"""Key of a batch with the (index, reason) of each damaged record that was met in making it."""
+"""Key of a batch with the (index, reason) of each damaged record found while making it."""
 
 
 class DamagedRecord(ValueError):
@@ -13,13 +13,13 @@ class DamagedRecord(ValueError):
 
 
 class DamagedCount:
-    """Number of different damaged records that were met in a split.
+    """Number of different damaged records of a split.
 
-    Each process counts the records that it reads itself. The count begins anew after a restart.
+    Each process counts the records that it reads itself. The count restarts at 0 with the process.
 
     Args:
       split: Name of the data set and the split, for the message.
-      limit: Largest number of damaged records that are skipped.
+      limit: Maximum number of damaged records to skip before raising.
       field: Name of the limit in errors.
     """
 

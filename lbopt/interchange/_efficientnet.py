@@ -170,6 +170,7 @@ def _layers(module: EfficientNet, config: Mapping[str, Any]) -> Iterator[Describ
     yield Described("stem_norm", (before,))
     for number, block in enumerate(module.each_block()):
         inside = DerivedInt(before * block.expansion, "expand_ratios", *before.fields)
+        # The width of the squeeze follows the block's input, not its expansion.
         squeeze = DerivedInt(
             max(1, int(before * module.squeeze_ratio)), "squeeze_expansion_ratio", *before.fields
         )

@@ -179,7 +179,7 @@ def _connect(place: Place, secret: bytes, hub: Hub | None, signals: _Signals) ->
                 "--coordinator_address",
                 address,
                 f"process 0 does not answer there ({ended_by}; {problem.strerror or problem}); "
-                "start it on that host, or give the address that it has",
+                "start process 0 on that host, or give its address",
                 code="resource",
             ) from problem
         if time.monotonic() > say_after:
@@ -201,7 +201,8 @@ def _greeted(connection: socket.socket, place: Place, secret: bytes, signals: _S
         return EnvironmentProblem("--coordinator_address", address, reason, code="mismatch")
 
     not_a_hub = refusal(
-        "what listens there is no process 0 of lbopt; start process 0 there, or give another port"
+        "the program that listens there is not process 0 of lbopt; start process 0 there, or give "
+        "another port"
     )
     wire = Wire(connection, MOST_HELLO_BYTES)
     try:
@@ -232,8 +233,8 @@ def _greeted(connection: socket.socket, place: Place, secret: bytes, signals: _S
             )
         if not _secret.is_hub(secret, asked, nonce, proof):
             raise refusal(
-                f"what listens there does not know the job's secret; {_secret.HOW}, and see what "
-                "listens there"
+                "the program that listens there does not know the job's secret; "
+                f"{_secret.HOW}, and check which program it is"
             )
     except BaseException:
         wire.close()
@@ -245,7 +246,7 @@ def _greeted(connection: socket.socket, place: Place, secret: bytes, signals: _S
 
 
 def _next(wire: Wire, signals: _Signals) -> dict[str, Any] | None:
-    """Return the next message; None if none comes in time, or what comes is not one message.
+    """Return the next message; None if none comes in time, or not exactly one valid message does.
 
     Raises:
       OSError: If the connection ends, or a signal comes.
@@ -262,7 +263,7 @@ def _next(wire: Wire, signals: _Signals) -> dict[str, Any] | None:
         except ValueError:
             return None
         if messages is None:
-            raise ConnectionResetError(errno.ECONNRESET, "what listens there closes the connection")
+            raise ConnectionResetError(errno.ECONNRESET, "the other end closes the connection")
         if messages:
             return messages[0] if len(messages) == 1 else None
     return None
@@ -466,7 +467,7 @@ class _Guard:
             self._member.send(release=True)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(_LEAVING_S)
-        # The child may have reported a consequence of a death; the cause still has to be said.
+        # The child may have reported a consequence of another death, so the cause is said too.
         if not self._has_spoken or kind == "died":
             self._say(line)
         elif self._failed is not None:
@@ -515,7 +516,7 @@ def _killed_by(number: int) -> str:
     name = signal.Signals(number).name
     hints = {
         "SIGKILL": "was killed by SIGKILL: by a user, or because memory ran out",
-        "SIGABRT": "was aborted by a library, whose message stands above",
+        "SIGABRT": "was aborted by a library, whose message is above",
     }
     return hints.get(name, f"was ended by {name}")
 

@@ -300,7 +300,7 @@ class Hub:
     def _call(
         self, wire: QueuedWire, hello: dict[str, Any], messages: list[dict[str, Any]]
     ) -> None:
-        """Add a process that has answered the roll call, or refuse it.
+        """Admit a process that has answered the roll call, or refuse it.
 
         Args:
           wire: The authenticated connection.
@@ -319,7 +319,8 @@ class Hub:
             self._send(wire, end=self._told)
         elif count != self._place.count:
             reason = (
-                f"this is from {name}, and process 0 has {self._place.count}; give all the same"
+                f"{name} has this and process 0 has {self._place.count}; give every process the "
+                "same number"
             )
             self._refuse(process, UserError("--num_processes", count, reason, code="mismatch"))
         elif present is not None:
@@ -402,7 +403,8 @@ class Hub:
         received[index] = (key, value)
         if len({key for key, _ in received.values()}) > 1:
             keys = ", ".join(f"process {i} {k!r}" for i, (k, _) in sorted(received.items()))
-            line = f"the processes do different things ({keys}); start all with the same command"
+            fix = "start every process with the same command"
+            line = f"the processes do different things ({keys}); {fix}"
             self._fail("said", EXIT_USER, line)
         elif len(received) == self._place.count:
             del self._rounds[number]
@@ -485,9 +487,9 @@ class Hub:
         error = EnvironmentProblem(
             "--start_timeout_s",
             self._place.start_timeout_s,
-            f"process{'es' * (len(missing) > 1)} {names} of {self._place.count} did not come in "
-            f"this time; start them, see that they reach {self._place.host}:{self._place.port}, or "
-            "raise it" + (f" ({closed}; {_secret.HOW})" if closed else ""),
+            f"process{'es' * (len(missing) > 1)} {names} of {self._place.count} did not connect in "
+            f"this time; start them, check that they reach {self._place.host}:{self._place.port}, "
+            "or raise the timeout" + (f" ({closed}; {_secret.HOW})" if closed else ""),
             code="missing",
         )
         return str(error)

@@ -17,9 +17,9 @@ _OTHER_FILES = 64
 def listen(place: Place) -> tuple[list[socket.socket], bool]:
     """Listen at every address that the coordinator's host name has on this host.
 
-    Where the name stands for loopback addresses alone, listen on every interface: Debian's
-    /etc/hosts gives a host's own name the address 127.0.1.1, and the address at which the other
-    hosts look for process 0 cannot be known here.
+    If the name has loopback addresses only, listen on every interface: Debian's /etc/hosts gives a
+    host's own name the address 127.0.1.1, and the address at which the other hosts look for
+    process 0 cannot be known here.
 
     Returns:
       The listening sockets, and whether they listen on every interface.
@@ -33,7 +33,7 @@ def listen(place: Place) -> tuple[list[socket.socket], bool]:
         (family, at) for family, *_, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     )
 
-    # A loopback address that was asked for by its number or usual name is meant.
+    # A loopback address that is given by its number or usual name is intended.
     is_host_name = not (
         place.bind
         or is_number(host)
@@ -70,15 +70,15 @@ def listen(place: Place) -> tuple[list[socket.socket], bool]:
 def _cannot_listen(place: Place, problem: OSError) -> EnvironmentProblem:
     flag, host, port = place.listens
     if problem.errno != errno.EADDRNOTAVAIL:
-        reason = f"process 0 cannot listen at this port ({problem.strerror}); end what uses it, "
-        fix = "or give all processes another port"
+        reason = f"process 0 cannot listen at this port ({problem.strerror}); "
+        fix = "end the program that uses it, or give all processes another port"
     else:
-        reason = "process 0 runs here, and this host does not have that address; "
+        reason = "process 0 runs here, and this host has no such address; "
         if place.bind:
-            fix = "give one that it has"
+            fix = "give an address of this host"
         else:
             fix = (
-                "give all processes one that it has, or say where process 0 listens with "
+                "give all processes an address of this host, or say where process 0 listens with "
                 "--coordinator_bind_address"
             )
     return EnvironmentProblem(f"--{flag}", f"{host}:{port}", reason + fix, code="resource")

@@ -123,8 +123,8 @@ class Job(abc.ABC):
                 raise UserError(
                     field,
                     of_first,
-                    f"this is from process 0 of {self.count}, and process {index} has "
-                    f"{errors.brief(of_other)}; start all with the same {what}",
+                    f"process 0 of {self.count} has this, and process {index} has "
+                    f"{errors.brief(of_other)}; start every process with the same {what}",
                     code="mismatch",
                 )
 

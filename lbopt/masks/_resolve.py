@@ -25,9 +25,9 @@ def resolve_mask(
     """Turn a mask in any accepted form into a pytree of bools shaped like `params`.
 
     Args:
-      mask: None or True (every leaf), False (no leaf), a pytree with a bool per leaf or per subtree
-        (see `tree.spread`), or a function `params -> such a pytree`. Leaves that `optax.masked`
-        took out (`optax.MaskedNode`) stay out.
+      mask: The mask: True or None for every leaf, False for no leaf, a pytree with a bool per leaf
+        or per subtree (see `tree.spread`), or a function `params -> such a pytree`. Leaves that
+        `optax.masked` took out (`optax.MaskedNode`) stay out.
       params: The parameters.
       argument: Name of the argument that the mask was given for, the field of errors.
       stacked: The layer axes of each leaf, from `stacks.resolve_stacked`; None for no stacks. A
@@ -57,6 +57,7 @@ def resolve_mask(
     selected = tree.spread(selected, params, argument)
     tree.map_with_name(lambda name, chosen: check_bool(name, chosen, argument), selected)
 
+    # A mask of exclusions replaces the default, so that biases would be decayed unnoticed.
     if argument in _WEIGHTS_BY_DEFAULT and isinstance(mask, LeafMask) and mask.only_excludes:
         _warn_of_lost_default(mask, argument, selected, layer)
 

@@ -121,6 +121,7 @@ class ResNet(nn.Module):
         before = columns[0]
         for stage, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
             for number in range(depth):
+                # The stem has halved the image already, so the first stage keeps its size.
                 stride = 2 if stage > 0 and number == 0 else 1
                 folds = before, columns[stage]
                 x = block(

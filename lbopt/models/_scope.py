@@ -85,10 +85,11 @@ class StatsScope:
         else:
             groups = num_replicas if self.kind == "local" else 1
 
+        # Groups and replicas must nest: statistics are reduced over whole replicas or within one.
         if max(groups, num_replicas) % min(groups, num_replicas):
             self._refuse(
-                f"{groups} groups do not line up with {num_replicas} replicas: let a group hold "
-                "whole replicas or divide one's part"
+                f"{groups} groups do not line up with {num_replicas} replicas: choose groups of "
+                "whole replicas, or groups that divide one replica's examples"
             )
         if num_examples % groups:
             self._refuse(
@@ -97,7 +98,8 @@ class StatsScope:
             )
         if self.kind == "tiles" and num_examples % num_replicas:
             self._refuse(
-                f"{num_replicas} replicas do not divide the {num_examples} examples of the batch"
+                f"{num_replicas} replicas do not divide the {num_examples} examples of the batch: "
+                f"choose a batch that is a multiple of {num_replicas}"
             )
         return groups
 
@@ -107,7 +109,8 @@ class StatsScope:
         rows, columns = self.tile or (1, 1)
         if height % rows or width % columns:
             self._refuse(
-                f"tiles of {rows} x {columns} do not divide a grid of {height} x {width} replicas"
+                f"tiles of {rows} x {columns} do not divide a grid of {height} x {width} replicas: "
+                "choose tiles whose sides divide the grid's"
             )
         return height // rows, width // columns
 

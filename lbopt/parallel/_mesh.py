@@ -210,7 +210,10 @@ def check_batch(batch: types.Batch) -> int:
             first = name
             size = leaf.shape[0]
         number = leaf.shape[0]
-        fix = f"{number} examples, batch/{first} has {size}; give all the same leading axis"
+        fix = (
+            f"it has {number} examples, batch/{first} has {size}; give every array the same "
+            "leading axis"
+        )
         require(number == size, f"batch/{name}", leaf, fix, code="mismatch")
     require(first is not None, "batch", batch, "it has no arrays; give {name: array [batch, ...]}")
     return size
@@ -248,6 +251,6 @@ def check_divisible(
     if batch_size < 1 or batch_size % parts:
         fix = (
             f"{mesh.size} devices{replicas} x {num_microsteps} microsteps need a multiple of "
-            f"{parts}; {max(parts, round(batch_size / parts) * parts)} is the nearest"
+            f"{parts}; give {max(parts, round(batch_size / parts) * parts)}, the nearest"
         )
         raise UserError("global_batch_size", batch_size, fix)

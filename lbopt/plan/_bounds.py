@@ -195,7 +195,7 @@ class Grid(NamedTuple):
 
 
 def grid(bounds: Mapping[str, float], arrays: Arrays, num_processors: int) -> Grid:
-    """Return the grid with the fewest words; of several such grids, the least elongated.
+    """Return the grid with the fewest words; among equal grids, the least elongated.
 
     Args:
       bounds: Number of iterations of each loop, at least 1; it need not be whole.

@@ -33,8 +33,8 @@ class Collective:
     Attributes:
       op: The operation, one of `OPS`.
       dtype: The dtype as HLO spells it.
-      num_bytes: Bytes of all of them together on one device: of the arrays that are reduced, of
-        the gathered results, or of the arrays that are exchanged.
+      num_bytes: Total bytes on one device: the reduced arrays, the gathered results, or the
+        exchanged arrays.
       count: Number of executed instructions; one may carry several arrays.
       group_size: Number of devices in a group.
       source: The purpose: gradients, batch norm, update, parameters (gathered after the update),

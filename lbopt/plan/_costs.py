@@ -113,7 +113,7 @@ def _moved_by_fusion(
 
 
 def _read(program: HloProgram, computation: str, number: int) -> float:
-    """Return the bytes that a fusion reads of a parameter: of its slices, or infinity for all."""
+    """Return the bytes that a fusion reads of a parameter: those of slices, or infinity for all."""
     return _read_of(program, computation, program.parameters(computation)[number].name)
 
 

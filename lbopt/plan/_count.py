@@ -16,13 +16,13 @@ _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 @dataclasses.dataclass(frozen=True)
 class LayerSizes:
-    """A matrix product or convolution of an array that depends on the batch with one that does not.
+    """A matrix product or convolution of activations with weights.
 
     Attributes:
       path: Path of the module, as JAX names it.
       flops: Number of multiplications and additions.
-      inputs: Number of elements of the array that depends on the batch.
-      weights: Number of elements of the other array, counted once if a loop uses it again.
+      inputs: Number of elements of the activations, the array that depends on the batch.
+      weights: Number of elements of the weights, counted once if a loop uses them again.
       outputs: Number of elements of the result.
     """
 

@@ -66,7 +66,7 @@ class Array:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all elements, wherever they lie."""
+        """Bytes of all elements, in HBM or on the chip."""
         return int(np.prod(self.dims, dtype=np.int64)) * BYTES[self.dtype]
 
     @property

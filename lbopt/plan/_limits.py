@@ -14,7 +14,7 @@ from lbopt.plan._hlo_program import BYTES
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Communication limits of a step of a network, for one batch size and number of devices.
+    """Words that a step of a network sends, and their bounds, for a batch size and device count.
 
     Attributes:
       dp_limit: The most devices for which cutting only the batch is communication-optimal for every

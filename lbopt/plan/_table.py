@@ -37,6 +37,7 @@ def _phase(plan: Plan, phase: PhasePlan) -> Iterator[str]:
     step = phase.step
     verdict = "fits" if step.fits else "DOES NOT FIT"
     memory = f"{verdict}: needs {_needs(step, plan)}"
+    # The compiler gives nothing but the needed memory of a program that it refuses.
     if not step.fits:
         yield _line("memory", memory)
         return

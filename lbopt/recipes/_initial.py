@@ -204,6 +204,7 @@ def check_text(place: str, vocabulary: Vocabulary) -> None:
         with _naming(place):
             stated, source = _stated_text(path)
 
+        # Nothing is known of a tokenization that no file states.
         known = TextNormalization(**stated)
         names = known.differences(normalization) if source else []
         if names:

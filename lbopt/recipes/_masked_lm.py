@@ -48,6 +48,7 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
         present = batch.get("mask", jnp.ones(batch["input_ids"].shape[0], bool))
         labels = batch["masked_labels"]
         used = batch["masked_weights"] > 0
+        # Metrics leave out the examples that pad the last batch of an evaluation.
         counted = used & present[:, None]
         tokens = losses.softmax_cross_entropy(outputs["prediction_logits"], labels)
         hits = jnp.argmax(outputs["prediction_logits"], -1) == labels

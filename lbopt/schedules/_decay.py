@@ -46,6 +46,7 @@ def make_decay(decay: str = "polynomial", power: float = 1.0, end_factor: float 
     end_factor = _scalars.checked(
         "end_factor", end_factor, "a number in [0, 1]", lambda n: 0 <= n <= 1
     )
+    # An argument without effect is refused, as a search over it would show nothing.
     if power != 1 and decay != "polynomial":
         fix = f"only a polynomial has a power, not {{decay}} = {decay!r}; leave it 1"
         raise UserError("power", power, fix, code="unused", also=["decay"])

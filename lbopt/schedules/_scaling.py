@@ -26,7 +26,7 @@ def scale_learning_rate(
       base_learning_rate: Learning rate tuned at `base_batch_size`; may be a traced scalar.
       base_batch_size: Batch size at which it was tuned.
       global_batch_size: Batch size to train with.
-      rule: "sqrt" (p = 1/2; You et al. for the optimizer LAMB and the warmup rule LEGW), "linear"
+      rule: "sqrt" (p = 1/2; You et al. for the optimizer LAMB and linear-epoch warmup), "linear"
         (p = 1; Goyal et al., arXiv 1706.02677v2) or "none" (p = 0).
 
     Returns:

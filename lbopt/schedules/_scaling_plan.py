@@ -71,8 +71,8 @@ def scale_batch(
         "epochs": base_warmup_epochs,
         "none": 0.0,
     }
-    # LEGW keeps warmup steps constant. Computing them at the base batch gives the same number at
-    # every batch size; computing them from the scaled epochs could round differently.
+    # LEGW (linear-epoch gradual warmup) keeps warmup steps constant. Computing them at the base
+    # batch gives the same number at every batch size; scaled epochs could round differently.
     steps = (
         base.warmup_steps(base_warmup_epochs)
         if warmup_rule == "legw"

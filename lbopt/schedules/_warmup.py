@@ -249,6 +249,7 @@ def _check_decay(decay, power, end_factor, decay_from, decay_steps, end_learning
         also = ["end_factor"]
         raise UserError("end_learning_rate", end_learning_rate, fix, code="conflict", also=also)
 
+    # An argument without effect is refused, as a search over it would show nothing.
     unused: dict[str, tuple[Any, Any]] = {}
     if callable(decay) or decay == "constant":
         unused = {

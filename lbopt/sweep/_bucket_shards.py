@@ -86,7 +86,7 @@ class BucketShards:
     def refuse_others(
         self, shard: Shard | None, compare: Callable[[dict[str, Any]], list[str]]
     ) -> None:
-        """Check that a shard goes together with the other shards before it starts.
+        """Check that a shard is compatible with the other shards before it starts.
 
         Args:
           shard: The shard that starts; None for the whole study.

@@ -46,7 +46,7 @@ def fit_diffusion(
     """Fit the distance d from the start by log t and by a power of t, by least squares on d.
 
     The weight of a point is the length of the axis of log t around it (trapezoid rule), so that
-    each decade weighs alike whether the points are log-spaced or every step.
+    each decade has the same weight whether the points are log-spaced or every step.
 
     Args:
       steps: Steps t, 1-based, ascending.

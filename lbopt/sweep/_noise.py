@@ -34,7 +34,7 @@ def noise_scales(probes: Sequence[Probes]) -> list[tuple[int, float]]:
 
     The noise scale grows by orders of magnitude during training, as |G|^2 falls. Sums over all
     steps would be those of the first few, so a run is described by the median over its probed
-    steps. These are log-spaced, so that every stretch of log t weighs alike.
+    steps. These are log-spaced, so that every stretch of log t has the same weight.
 
     Args:
       probes: Probes of every seed. At a step where a seed lacks one of the two numbers, only the
@@ -57,7 +57,7 @@ def noise_scales(probes: Sequence[Probes]) -> list[tuple[int, float]]:
 
 
 def _pairs(probes: Probes) -> list[tuple[Number, Number]]:
-    """Return trace and squared norm at every step; two times None if one of them is missing."""
+    """Return trace and squared norm at every step; (None, None) if one of them is missing."""
     columns = zip(probes.noise_trace or (), probes.gradient_square_norm or (), strict=False)
     return [(None, None) if None in pair else pair for pair in columns]
 

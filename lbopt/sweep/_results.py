@@ -66,16 +66,16 @@ def read_results(workdir: pathlib.Path, study: str | None = None) -> list[dict[s
 class Results:
     """The finished trials of a study that a process knows.
 
-    Every process of a job knows the trials that were finished before it started. Of later ones the
-    first process knows those of the whole job, and the others their own. Trials that other shards
-    finish meanwhile are not read.
+    Every process of a job knows the trials that were finished before it started. Of later trials,
+    the first process knows those of the whole job, and each other process its own. Trials that
+    other shards finish meanwhile are not read.
 
     Args:
       workdir: The study's folder. A last line that a kill cut off is removed.
       job: The job that this process belongs to; None for a process alone. Its first process writes.
       progress: Progress that counts new trials; None for none.
       of_all: Whether all processes run the same trials, so that only the first one's are written.
-      study: Name of the study, so that lines of another one are refused; None to accept any.
+      study: Name of the study; lines of another study are refused. None accepts any study.
 
     Attributes:
       rows: The rows of all trials that this process knows.
@@ -114,11 +114,11 @@ class Results:
     def add(self, rows: Sequence[dict[str, Any]], examples: Sequence[dict[str, Any]] = ()) -> None:
         """Append rows in one write, and wait until they are on disk.
 
-        Other processes than the first of the job send them to it instead.
+        Processes other than the first of the job send the rows to the first instead.
 
         Args:
           rows: Rows of finished trials, from `RunningTrial.row`.
-          examples: Lines of the tested ones among them, from `lbopt.sweep._example_scores.pack`.
+          examples: Lines of the tested trials among them, from `lbopt.sweep._example_scores.pack`.
 
         Raises:
           EnvironmentProblem: Naming the file, if it cannot be written; it has no new row then.
@@ -131,7 +131,7 @@ class Results:
     def _write(self, posted: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> None:
         rows, examples = posted
         with self._lock:
-            # Before the rows: so a trial with a row has its examples, and one without runs again.
+            # Examples first: a trial without a row runs again, so every row has its examples.
             if examples:
                 with file_errors(self._examples):
                     _append(self._examples, _lines(examples))

@@ -95,7 +95,7 @@ class RunningTrial:
         return self.diverged or at_target or self.done == self.trial.num_steps
 
     def extend(self, losses: np.ndarray, distances: np.ndarray) -> None:
-        """Add steps; those after the first loss that is not finite do not count.
+        """Add steps; steps after the first loss that is not finite are dropped.
 
         Args:
           losses: Training losses of the steps after `done`, fp32 [steps].

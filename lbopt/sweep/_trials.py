@@ -238,6 +238,7 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
     train = config.arm_train(index)
     sizes = config.global_batch_sizes
     in_arm = errors.under(f"in arm {config.arms[index].name!r}, ")
+    # If the training set has enough examples for the largest batch, it has for all.
     with errors.about("config.global_batch_sizes", sizes), in_arm:
         check_size(problem, sizes[-1])
 
@@ -289,14 +290,14 @@ def _resolve(
         resolved = resolve_schedule(schedule, size, examples, train.num_epochs, train.num_steps)
 
         # A multiple of 0 is 0: a search over it would run equal candidates.
-        fix = "the search varies the warmup, and a multiple of none is none; give the arm a warmup"
+        fix = "the search varies the warmup, and a multiple of 0 is 0; give the arm a warmup"
         varies = _varies(search, "warmup") and resolved.warmup_steps <= 0
         rule = schedule.warmup_rule
         require(not varies, "schedule.warmup_rule", rule, fix, code="conflict")
 
         fix = (
-            "the search varies the weight decay, and a multiple of none is none; give the arm "
-            "some, or a search of its own"
+            "the search varies the weight decay, and a multiple of 0 is 0; give the arm a weight "
+            "decay > 0, or a search of its own"
         )
         varies = _varies(search, "weight_decay") and decay <= 0
         require(not varies, "optimizer.weight_decay", decay, fix, code="conflict")
@@ -312,7 +313,7 @@ def _varies(search: SearchConfig, name: str) -> bool:
 
 
 def trial_identity(row: Mapping[str, Any]) -> tuple:
-    """Return the fields that tell a finished trial from all others of its study.
+    """Return the fields that identify a finished trial in its study.
 
     Args:
       row: The trial's row of `results.jsonl`, or its line of `test_examples.jsonl`.

@@ -118,8 +118,8 @@ class Work:
     def choose(self, ready: Callable[[str], bool]) -> str | None:
         """Wait for a program whose trials this thread can run.
 
-        A program that no thread runs comes first, so that several are compiled side by side; then
-        one that is compiled.
+        Programs that no thread runs come first, so that several are compiled side by side; then
+        compiled ones.
 
         Args:
           ready: Function of a program's key that returns whether it is compiled.

@@ -311,7 +311,7 @@ class Checkpoints:
           say: Function that gets a line if something was rebuilt.
 
         Raises:
-          Damaged: If the state is not what was saved.
+          Damaged: If the state differs from the saved one.
           EnvironmentProblem: If it cannot be read now.
         """
         found: _Read | None = None
@@ -327,7 +327,7 @@ class Checkpoints:
         # Each process compares, because it may have read another seal than the others.
         if not faults and found is not None:
             wrong = differing(checksums(found.state), found.sums)
-            reason = f"{tree.some(wrong)} is not what was saved"
+            reason = f"the checksums of {tree.some(wrong)} differ from the saved ones"
             fault = self._unreadable(step, reason, True) if wrong else None
             faults = self._faults_of_all(f"compared {step}", fault)
 

@@ -23,7 +23,7 @@ _MOST_CHARACTERS = 120
 
 
 class Damaged(EnvironmentProblem):
-    """A checkpoint is not what was saved.
+    """A checkpoint differs from the saved state.
 
     Attributes:
       what: Description of the damage.

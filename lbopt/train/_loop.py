@@ -417,8 +417,8 @@ def _check_skipped(step: int, applied: Mapping[str, Any]) -> None:
         return
     skipped = int(applied["skipped/nonfinite"])
     fix = (
-        f"more gradients in a row than that were not finite by step {step} ({skipped} were "
-        "skipped in all); lower {learning_rate}, clip by {max_grad_norm}, or raise {skip_limit}"
+        f"more than skip_limit consecutive gradients were not finite by step {step} ({skipped} were"
+        " skipped in all); lower {learning_rate}, clip by {max_grad_norm}, or raise {skip_limit}"
     )
     also = ["learning_rate", "max_grad_norm", "skip_limit"]
     raise UserError("skip_limit", reason=fix, also=also)

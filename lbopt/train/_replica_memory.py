@@ -1,4 +1,4 @@
-"""Replicas' memory in a state whose checkpoint had other replicas, or other slices of each."""
+"""Aggregator state restored for another number of replicas or slices."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
 
     Raises:
       UserError: If there is no checkpoint.
-      EnvironmentProblem: If it cannot be read, or is not what was saved.
+      EnvironmentProblem: If it cannot be read, or differs from the saved one.
     """
     folder = checkpoint_root(workdir) / "checkpoints"
     steps = steps_on_disk(folder)
@@ -40,7 +40,7 @@ def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
         saved = _orbax.read_as_numpy(folder / str(newest) / ARRAYS)
         wrong = differing(checksums(saved), read_seal(folder, newest).sums)
         if wrong:
-            raise ValueError(f"{tree.some(wrong)} is not what was saved")
+            raise ValueError(f"the checksums of {tree.some(wrong)} differ from the saved ones")
     except Exception as error:  # any class, from the storage layers
         fix = f"checkpoint {newest} cannot be read ({reason_of(error)}); use another checkpoint"
         raise EnvironmentProblem("workdir", str(workdir), fix, code="damaged") from error

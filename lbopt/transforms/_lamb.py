@@ -1,4 +1,4 @@
-"""LAMB as a chain."""
+"""LAMB (layerwise adaptive moments for batch training) as a chain."""
 
 from __future__ import annotations
 
@@ -239,6 +239,7 @@ def _before_the_moments(
     if per is not None:
         with errors.under("", per="gradient_normalization"):
             normalize = _normalization.normalize_gradients(per, stacked=stacked, **split)
+        # The order matters: a clip after the division sees normalized gradients.
         links.insert(0 if stage == "before_clip" else len(links), normalize)
     if options.weight_decay_placement == "gradient":
         links.append(

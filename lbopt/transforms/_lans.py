@@ -1,4 +1,7 @@
-"""LANS: LAMB with normalized gradients, and a Nesterov step in two parts with a ratio each."""
+"""LANS: LAMB (layerwise adaptive moments for batch training) with normalized gradients.
+
+Its Nesterov step has two parts with a trust ratio each.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LARS as a chain."""
+"""LARS (layerwise adaptive rate scaling) as a chain."""
 
 from __future__ import annotations
 

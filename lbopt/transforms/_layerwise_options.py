@@ -159,12 +159,13 @@ def check_adaptation(options: LambOptions | LarsOptions, optimizer: str, variant
         )
         also = ["weight_decay_mask", "trust_ratio_mask"]
         raise UserError("adapt_undecayed", False, fix, code="conflict", also=also)
+    # A variant that adapts only decayed leaves is another optimizer without decay.
     decay = options.weight_decay
     if _scalars.is_number(decay) and decay == 0:
         plain = "Adam" if optimizer == "lamb" else "momentum SGD"
         warnings.warn(
-            f'{optimizer}(variant="{variant}") with weight_decay = 0 has no trust ratio at all, as '
-            f"its source, so it is {plain}. adapt_undecayed=True adapts all the same; "
-            "trust_ratio_mask=False says that this is meant.",
+            f'{optimizer}(variant="{variant}") with weight_decay = 0 adapts no layer, like its '
+            f"source, so it is {plain}; pass adapt_undecayed=True to adapt, or "
+            "trust_ratio_mask=False if this is meant.",
             stacklevel=3,
         )

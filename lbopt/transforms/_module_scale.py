@@ -192,6 +192,7 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
             )
             raise UserError("agvm_scale", agvm_scale, fix, code="missing")
 
+        # With other labels than the aggregator's, factors would scale the wrong modules.
         modules = resolve_labels(labels, updates)
         if agvm_modules is not None:
             agvm_modules.check(modules)

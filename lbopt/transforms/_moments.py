@@ -1,4 +1,7 @@
-"""The moments of LAMB and LARS, in fp32 (or wider) whatever the dtype of the parameters."""
+"""The moments of LAMB and LARS, in fp32 (or wider) whatever the dtype of the parameters.
+
+LAMB is layerwise adaptive moments for batch training, LARS layerwise adaptive rate scaling.
+"""
 
 from __future__ import annotations
 

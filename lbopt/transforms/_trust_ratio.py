@@ -1,4 +1,7 @@
-"""The layerwise trust ratio of LAMB and LARS; its options are the differences of public codes."""
+"""The layerwise trust ratio of LAMB and LARS; its options are the differences of public codes.
+
+LAMB is layerwise adaptive moments for batch training, LARS layerwise adaptive rate scaling.
+"""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ def add_weight_decay(
         def add(u: jax.Array, w: jax.Array, decayed: bool) -> jax.Array:
             if not decayed:
                 return u
+            # In bf16 a small decay may vanish beside the update.
             wide = tree.wide_dtype(u.dtype)
             decay = jnp.asarray(weight_decay, wide) * w.astype(wide)
             return (u.astype(wide) + decay).astype(u.dtype)

@@ -51,7 +51,7 @@ def last_environment(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def environment_changes(saved: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each restart in another environment than that of the start before."""
+    """Yield a line for each restart whose environment differs from the previous start's."""
     starts = [_flat(start) for start in (saved, *saved.get("resumed", []))]
     for before, now in itertools.pairwise(starts):
         yield ", ".join(

@@ -288,7 +288,7 @@ class EvaluationWindows(_QuestionWindows):
         begin, context_end = self._bounds(np.asarray([window]))
         first = int(begin.item())
         last = int(context_end.item()) - 1
-        fix = f"window {window} has its context from {first} to {last}"
+        fix = f"give ascending places from {first} to {last}, the context of window {window}"
         require(first <= start <= end <= last, "start, end", (start, end), fix)
 
         shift = self._windows.start[window] - first

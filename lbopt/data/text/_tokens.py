@@ -210,7 +210,10 @@ class StoreWriter:
         if tokens.min() < 0 or tokens.max() >= len(self._pieces):
             low = tokens.min()
             high = tokens.max()
-            fix = f"these are the least and the largest; the vocabulary has {len(self._pieces)}"
+            fix = (
+                "these are the smallest and the largest; give ids from 0 to "
+                f"{len(self._pieces) - 1}, those of the vocabulary"
+            )
             raise UserError("document.tokens", (int(low), int(high)), fix)
 
         with _on_disk(self.folder):
@@ -232,7 +235,7 @@ class StoreWriter:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def _finish(self) -> None:
-        fix = f"there is no text in {self.made_from}; nothing was written"
+        fix = f"nothing was written, as there is no text in {self.made_from}; give one with text"
         require(self.num_documents, "documents", 0, fix, code="missing")
         with _on_disk(self.folder):
             for file in self._files.values():

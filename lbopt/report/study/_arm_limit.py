@@ -1,4 +1,4 @@
-"""The limit of an arm of a study, and what fails past it: optimisation or generalisation."""
+"""The limit of an arm of a study, and the failure past it: to optimise or to generalise."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _MOST = 0.5
 
 
 def with_limit(study: Study, arm: ArmResults) -> ArmResults:
-    """Return the arm with its limit and what fails past it.
+    """Return the arm with its limit and the failure past it.
 
-    Both stay None where the study has no limits, or the smallest batch has no result yet.
+    Both stay None if the study has no limits, or the smallest batch has no result yet.
     """
     cells = from_smallest(study, arm)
     if not study.has_limits or not cells:
@@ -59,7 +59,7 @@ def with_limit(study: Study, arm: ArmResults) -> ArmResults:
 
 
 def resampled(study: Study, arm: ArmResults) -> np.ndarray:
-    """Return the limits of an arm, which has a fit, in a bootstrap [resamples]."""
+    """Return the bootstrap limits [resamples] of an arm whose limit has a fit."""
     scores = _scores(from_smallest(study, arm), study.metric)
     assert scores is not None
     return resample_limits(scores, **_options(study, arm))
@@ -100,10 +100,10 @@ def from_smallest(study: Study, arm: ArmResults) -> list[CellResults]:
 def _scores(cells: Sequence[CellResults], metric: Metric) -> list[CellScores] | None:
     """Return accuracies or mean losses; a diverged run gets the worst possible score.
 
-    They are those of single test examples if every run that did not diverge has them.
+    The scores are per test example if every run that did not diverge has these.
 
     Returns:
-      None if a language model diverged and no line has the size of its vocabulary.
+      The scores; None if a language model diverged and no run has the size of its vocabulary.
     """
     outputs = max(run.outputs or 0 for cell in cells for run in cell.final)
     worst = 0.0 if metric is ACCURACY else math.log(outputs) if outputs > 1 else math.inf
@@ -166,7 +166,7 @@ def _failure(cells: Sequence[CellResults], fit: Fit, metric: Metric) -> Failure 
 
 
 def failure(small: Sequence[CellResults], past: CellResults, metric: Metric) -> Failure:
-    """Return what failed at `past`, against the cells of small batches."""
+    """Return the failure at `past` in comparison with the cells of small batches."""
     test, train = (_lost(small, past, split, metric) for split in ("test", "train"))
     share = train / test if test is not None and train is not None and test > 0 else None
     kind = _kind(past, train, share)

@@ -1,4 +1,4 @@
-"""Claim: the curvature along the gradient peaks near the same step at every batch (LEGW)."""
+"""Claim of LEGW (linear-epoch gradual warmup): curvature peaks near one step at every batch."""
 
 from __future__ import annotations
 

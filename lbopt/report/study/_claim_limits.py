@@ -1,4 +1,7 @@
-"""Claim: layerwise adaptation under LEGW holds small-batch quality to a larger batch."""
+"""Claim: layerwise adaptation holds small-batch quality to a larger batch.
+
+The arms compared warm up by LEGW (linear-epoch gradual warmup).
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _RANKS = """the rank correlation is {{ "%.2f" % test.correlation }} (one-sided p
     {{ "%.2f" % test.p }} over all orders)"""
 _BOUNDED = """{{ arms | length | count("arm") }} left out, as each may be a hit or a miss:
     {{ arms | join(", ") }}"""
-_INFINITE = """{{ arms | length | count("arm") }} left out, as the noise scale is not told from
+_INFINITE = """{{ arms | length | count("arm") }} left out, as the noise scale cannot be told from
     infinity: {{ arms | listed }}"""
 
 
@@ -77,8 +77,9 @@ def noise_scale_predicts_limit(study: Study) -> Claim | None:
     """Judge whether the gradient noise scale predicts the limit; see `judge`.
 
     A limit that was not reached is the largest batch or more. The limit of an arm whose score falls
-    among the small batches lies between the smallest and the largest of them. Such an arm is a miss
-    if all possible limits are more than 4 times away; otherwise it is left out.
+    among the small batches lies between the smallest and the largest of them. An arm with such
+    bounds is a miss if all limits between them are off by more than a factor of 4; otherwise it is
+    left out.
 
     Returns:
       The claim; None if no arm has a noise scale, or the study has no limits.
@@ -135,16 +136,16 @@ def judge(
     """Judge predictions of batch sizes by the noise scale at the smallest batch.
 
     The claim does not hold if the prediction is off by more than a factor of 4 for most arms. It
-    holds if it is within that for most and the ranks agree, with a correlation above 0.5 that at
-    most one in ten random orders reaches. With three arms, or many ties, no order is so rare, and
-    the factor alone decides. With fewer than three arms the claim cannot be told.
+    holds if most predictions are within that factor and the ranks agree: their correlation is above
+    0.5, and at most one in ten random orders reaches it. With three arms, or many ties, no order is
+    that rare, and the factor alone decides. With fewer than three arms the claim cannot be told.
 
     Args:
       name: Name of the claim.
       thing: The predicted batch size, in words.
-      found: The prediction of every arm that has both a noise scale and something to predict.
-      scales: Noise scale of every arm that has one.
-      without: Clauses that name arms with nothing to predict.
+      found: The prediction of every arm with both a noise scale and a measured batch size.
+      scales: The known noise scales of the arms.
+      without: Clauses that name arms without a measured batch size.
 
     References:
       McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162v1,
@@ -161,6 +162,7 @@ def judge(
         few = say(_FEW, fewest=_FEWEST, judged=len(hits))
         return judged(name, UNKNOWN, what, few, *_ratios(thing, hits), *notes)
 
+    # With few arms or many ties even perfect agreement of the ranks is likely by chance.
     ranks = rank_test([(one.noise_scale, one.least) for one in hits if one.exact])
     if ranks is not None and ranks.least_p > _CHANCE:
         ranks = None
@@ -183,7 +185,7 @@ def _range(scales: Sequence[Noise]) -> str:
     least = min(min(noise.scales) for noise in scales)
     most = max(max(noise.scales) for noise in scales)
     if math.isinf(least):
-        return "at no probe of a run the noise scale is told from infinity"
+        return "at no probe of a run can the noise scale be told from infinity"
     end = "infinity" if math.isinf(most) else _amount(most)
     return f"over the run the noise scale goes from {_amount(least)} to {end}"
 

@@ -1,4 +1,4 @@
-"""Claim: the warmup stays at the same number of steps while the batch grows (LEGW)."""
+"""Claim of LEGW (linear-epoch gradual warmup): warmup steps stay constant as the batch grows."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _WHAT = "constant warmup steps are the right transfer over batch sizes (LEGW)"
 _AS_EPOCHS = "as the same number of epochs"
 _IN_PROPORTION = "as steps in proportion to the batch"
 _DRAWN = (
-    "warmup was drawn together with the learning rate, not crossed with it in a grid, so neither's "
-    "part can be told"
+    "warmup and learning rate were sampled together, not crossed in a grid, so their effects "
+    "cannot be told apart"
 )
 _NOWHERE = (
-    "no warmup that was chosen inside of the range tried can be carried to another batch size both "
-    "as the same steps and as the same epochs, for want of tried ones near these"
+    "no warmup chosen inside its tried range can be transferred to another batch size both as the "
+    "same steps and as the same epochs, because no tried warmup is near the transferred ones"
 )
 _CARRIED = "carried to another batch size, the chosen warmup "
 _COUNTS = """scored better as the same number of steps than {{ other }} in {{ contest.better[0] }}
@@ -102,9 +102,9 @@ class Contest:
 def constant_warmup_steps(study: Study) -> Claim | None:
     """Judge LEGW's rule of constant warmup steps by the scores of the search; see `judge_warmups`.
 
-    Left out are cells whose candidates were chosen by their steps to a target, and cells in which
-    warmup and learning rate were sampled together: there a good warmup may only have met a good
-    rate.
+    Cells whose candidates were chosen by their steps to a target are left out. So are cells in
+    which warmup and learning rate were sampled together: a warmup may score well there only because
+    it was paired with a good rate.
 
     Returns:
       The claim; None if no cell tried several warmups.
@@ -121,7 +121,7 @@ def constant_warmup_steps(study: Study) -> Claim | None:
 
 
 def warmups_of(cell: CellResults, metric: Metric) -> Warmups | None:
-    """Return the warmups of a cell; None unless each of several met the same other factors."""
+    """Return a cell's warmups; None unless all of several had the same rates and decays."""
     tried = _by_warmup(cell)
     others = [
         {(one.factors.learning_rate, one.factors.weight_decay) for one in group}
@@ -137,7 +137,7 @@ def warmups_of(cell: CellResults, metric: Metric) -> Warmups | None:
 
 
 def _by_warmup(cell: CellResults) -> dict[float, list[Candidate]]:
-    """Return the candidates that were tried at full length, by their warmup factor, ascending."""
+    """Return the candidates run at full length, grouped by their ascending warmup factors."""
     found: dict[float, list[Candidate]] = {}
     for one in sorted(cell.full, key=lambda one: one.factors.warmup):
         found.setdefault(one.factors.warmup, []).append(one)
@@ -149,9 +149,9 @@ def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
 
     The slope of the chosen warmup over the batch size is no evidence: every arm's grid is centred
     on its own rule, so random choices have slope 0 under LEGW and -1 under constant epochs. Instead
-    the warmup that validation chose at one batch size is carried to every other one as the same
-    number of steps and as the same number of epochs, and the scores of both in the search there are
-    compared. A permutation test gives the lead that either gets by chance; see `compare`.
+    the warmup that validation chose at one batch size is transferred to every other batch size, as
+    the same number of steps and as the same number of epochs, and the search scores of both are
+    compared there. A permutation test gives the lead that either gets by chance; see `compare`.
 
     The claim holds if constant steps lead by more than chance gives (95 %) and are not behind steps
     that grow with the batch. It does not if constant epochs or growing steps lead by as much.
@@ -181,7 +181,7 @@ def judge_warmups(arms: Mapping[str, Sequence[Warmups]]) -> Claim:
     names = zip(arms, contests, strict=True)
     against = [quoted(name) for name, one in names if one.sign * pooled.sign < 0]
     if against:
-        evidence.append(f"but {' and '.join(against)} alone says the opposite")
+        evidence.append(f"but the opposite holds for {' and '.join(against)} alone")
         return judged(_NAME, UNKNOWN, _WHAT, *evidence)
 
     if growing.lead < 0 < pooled.sign:
@@ -203,11 +203,11 @@ def _slopes(arms: Mapping[str, Sequence[Warmups]]) -> str:
 def compare(
     cells: Sequence[Warmups], exponent: float, index: int = 0, shuffles: int = _SHUFFLES
 ) -> Contest:
-    """Carry the chosen warmup of every cell to every other one in two ways and compare the scores.
+    """Transfer each cell's chosen warmup to every other cell in two ways and compare the scores.
 
-    In a shuffle the scores of every cell are permuted over its warmups, and the choice with them:
-    if the warmup made no difference, every shuffle would be as likely as the measured order,
-    whatever warmups the grid has.
+    A shuffle permutes the scores of every cell over its warmups, and the choice with them. If the
+    warmup made no difference, every shuffle would be as likely as the measured order, for any grid
+    of warmups.
 
     Args:
       cells: Cells of one arm.
@@ -244,15 +244,15 @@ def _shuffles(
 
 
 def landing(source: Warmups, target: Warmups, exponent: float) -> np.ndarray:
-    """Return the warmups of another cell that are nearest to those of a cell; -1 if none is near.
+    """Return the warmup of the target cell nearest to each of the source; -1 if none is near.
 
     Near means within a factor of 1.5, so that a value halfway between two warmups a factor of 4
     apart is near neither. The shortest and the longest warmup of the source get -1, because the
     best warmup may lie beyond them.
 
     Args:
-      source: Cell from which they are carried.
-      target: Cell to which they are carried.
+      source: Cell whose warmups are transferred.
+      target: Cell to which they are transferred.
       exponent: Exponent of the ratio of the batch sizes by which steps are multiplied: 0 for the
         same steps, -1 for the same epochs.
 

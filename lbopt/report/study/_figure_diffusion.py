@@ -1,4 +1,4 @@
-"""Figure of how far the parameters moved from where they began."""
+"""Figure of the distance of the parameters from their start."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ _RUNS_AWAY = 10
 _FIT_POINTS = 50
 _ABOUT = (
     "||w_t - w_0||, the mean over the final seeds, up to the last step that all of them took. On "
-    "log-x axes a straight line is log t (ultra-slow diffusion), on log-log axes a power of t; "
-    "dashed is the fit of log t on the left and of t^p on the right, from the end of warmup on. "
-    "The table has the fits, each with two parameters, the mean over seeds of R^2 and of the "
-    "exponent."
+    "log-x axes a straight line is log t (ultra-slow diffusion), on log-log axes a power of t. The "
+    "dashed lines are fits from the end of warmup: log t on the left, t^p on the right. Both have "
+    "two parameters. The table has R^2 of both and the exponent, means over the seeds."
 )
 _HEADER = (
     "arm",
@@ -140,9 +139,9 @@ def _power_fit(fit: Diffusion, steps: np.ndarray) -> np.ndarray:
 
 
 def _draw_fits(panel: Any, study: Study, arm: ArmResults, curves: Curves, values: Any) -> None:
-    """Draw the mean over seeds of the fitted curves without moving the axes.
+    """Draw the mean over seeds of the fitted curves, at steps that all fits cover.
 
-    It covers the drawn steps to which all of them were fitted.
+    The limits of the axes stay.
     """
     panel.autoscale(False)
     for cell in arm.cells:

@@ -27,15 +27,15 @@ def _probes(cell: CellResults) -> list[Probes]:
 
 _CAPTION = (
     "tr(Sigma) / |G|^2 in examples: at each probed step pooled over the final seeds, then the "
-    "median over the steps. Above the dashed line, where the two are equal, the noise of a batch "
-    "is larger than its signal. A ring marks the limit; a gap is a noise scale that is not told "
-    "from infinity."
+    "median over the steps. On the dashed line it equals the batch size; above it the noise of a "
+    "batch is larger than its signal. A ring marks the limit; a gap is a noise scale that cannot "
+    "be told from infinity."
 )
 _ALT = "Gradient noise scale over the optimizer steps, a panel for each arm"
 _OVER_STEPS = (
     "The same at every probed step that all seeds took: as the gradient shrinks, the noise scale "
-    "grows. A gap is a step at which the pooled |G|^2 is not positive, so that the noise scale is "
-    "not told from infinity."
+    "grows. A gap is a step at which the pooled |G|^2 is not positive, so that the noise scale "
+    "cannot be told from infinity."
 )
 _PHI = (
     "phi = 1 - cosine of the gradients of two half batches, the mean over probes and seeds: 0 "
@@ -44,7 +44,7 @@ _PHI = (
 _HEADER = (
     "arm",
     "noise scale at the smallest batch, examples",
-    "over its steps",
+    "range over its steps",
     "at the limit",
     "limit",
     "limit / noise scale",
@@ -163,6 +163,7 @@ def _row(arm: ArmResults) -> list[str]:
     assert found is not None
     at_limit = _at_limit(arm)
 
+    # A limit beyond the largest batch gives a lower bound of the ratio.
     ratio = ""
     if math.isfinite(found.scale) and found.scale:
         if isinstance(limit, Limit):
@@ -190,16 +191,17 @@ def _examples(noise_scale: float) -> str:
 # ---- curvature
 
 _ABOUT_LIPSCHITZ = (
-    "|g^T H g| / |g|^2, the mean over the final seeds, as far as all of them went. LEGW's "
-    "explanation is that its peak stays near the same step when the batch grows (left: peaks one "
-    "above the other), so that the learning rate has to stay low for more epochs (right)."
+    "|g^T H g| / |g|^2, the mean over the final seeds, up to the last step that all of them took. "
+    "By the explanation of LEGW (linear-epoch gradual warmup), the peak stays near the same step "
+    "as the batch grows (left: peaks one above the other), so that the learning rate has to stay "
+    "low for more epochs (right)."
 )
 
 
 def lipschitz(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw the Lipschitz constant along the gradient over steps and epochs; None without probes.
 
-    Where the length of a run is given in steps, examples seen stand for epochs.
+    If the length of a run is given in steps, the second axis is examples seen.
     """
     curves = {arm.name: _lipschitz_curves(arm) for arm in study.measured}
     having = [arm for arm in study.measured if any(curves[arm.name].values())]
@@ -272,9 +274,10 @@ _TRUST_RATIO = _LayerStatistic(
     "the layers in the order of their names, from dark to bright.",
 )
 _OF_EACH = (
-    "1 - cosine of the gradients of two half batches, of each {0} alone, the mean over the final "
-    "seeds: 0 where they agree, 1 where they are unrelated. AGVM slows down what is above its "
-    "anchor. The {0}s are in the order of their names, from dark to bright."
+    "1 - cosine of the gradients of two half batches, for each {0} alone, the mean over the final "
+    "seeds: 0 where they agree, 1 where they are unrelated. AGVM (adaptive gradient variance "
+    "modulator) slows down a {0} above its anchor. The {0}s are in the order of their names, from "
+    "dark to bright."
 )
 _PHIS = [
     _LayerStatistic(

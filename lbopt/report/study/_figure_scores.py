@@ -33,13 +33,13 @@ _NAME_INCHES = 0.2
 
 
 def scores(study: Study, folder: pathlib.Path) -> _page.Section:
-    """Draw the test score against the batch size, and once more near the best one."""
+    """Draw the test score against the batch size, and a second time near the best score."""
     name = study.metric.name
     seeds = len(study.config.final_seeds)
     mark = "a ring marks the limit" if study.has_limits else "every run stops at the target"
     caption = (
-        f"Mean over {seeds} seeds; the band goes from the worst to the best of them, {mark}. "
-        f"The length is {_length(study)}."
+        f"Mean over {seeds} seeds; the band goes from the worst seed to the best, {mark}. A run "
+        f"takes {_length(study)}."
     )
     alt = f"Test {name} against global batch size, a line for each arm"
     pictures = [_style.picture(_draw(study), folder / FIGURE, alt, caption)]
@@ -179,13 +179,13 @@ def _lost(failed: Failure, value: float | None) -> str:
 # ---- training beside test
 
 _ABOUT_TRAINING = (
-    "Training ({} at the end of the run, solid) beside test (dashed, hollow markers). The dotted "
-    "line is the first batch past the arm's limit: where more than half of what the test lost is "
-    "lost in training too, the arm fails to optimise there; otherwise it fails to generalise. A "
-    "line is broken at a batch at which a seed diverged, for which there is no mean; a classifier "
-    "that diverged counts as all wrong in the test accuracy."
+    "Solid: training score ({}, at the end of the run). Dashed, with hollow markers: test score. "
+    "The dotted line is the first batch past the arm's limit. If the training score lost more than "
+    "half as much as the test score there, the arm fails to optimise; otherwise it fails to "
+    "generalise. A line has a gap where a seed diverged, as there is no mean; in the test accuracy "
+    "a diverged classifier counts as 0."
 )
-_PART = "a random part of the training set as large as validation, always the same,"
+_PART = "a fixed random subset of the training set, as large as the validation set"
 
 
 def training(study: Study, folder: pathlib.Path) -> _page.Section | None:
@@ -333,15 +333,16 @@ _WORSE = "#d55e00"
 _NOISE = "#bbbbbb"
 _FIRST = "#7f7f7f"
 _ABOUT_WATERFALL = (
-    "Each bar goes from the arm before it to its own mean over the final seeds: blue for a gain, "
-    "orange for a loss, grey where it is not told from seed noise. Beside it is the gain over the "
-    "arm before and, in brackets, the 95 % Welch interval of the difference of the two means, "
-    "which in a coloured bar does not contain 0. Error bars are standard deviations over seeds."
+    "Each bar goes from the mean of the arm before to the arm's own, over the final seeds: blue "
+    "for a gain, orange for a loss, grey if seed noise could explain it. The text beside it is the "
+    "gain over the arm before and, in brackets, the 95 % Welch interval of the difference of the "
+    "means; blue and orange bars have intervals without 0. Error bars are standard deviations over "
+    "seeds."
 )
 
 
 def waterfall(study: Study, folder: pathlib.Path) -> _page.Section | None:
-    """Draw a bar for each arm of the waterfall, from the mean before it to its own."""
+    """Draw a bar for each arm of the waterfall, from the mean of the arm before to its own."""
     if study.waterfall is None:
         return None
 

@@ -111,10 +111,10 @@ _CROSS = {
     "linestyle": "none",
 }
 _ABOUT = (
-    "A row for each arm; the cross is what was chosen, warmup 1 is the rule's own. Bright is the "
-    "best of the panel; what is far behind has the darkest colour, what diverged is grey. Of "
-    "sampled candidates the dots of shortened runs are small. A warmup with * would outlast that "
-    "run and ends one step before it."
+    "A row for each arm. The cross marks the chosen candidate; warmup 1 is the rule's own. "
+    "Brighter is better; the worst quarter share the darkest colour, and diverged candidates are "
+    "grey. Sampled candidates are dots, smaller for shorter runs. A warmup with * would outlast "
+    "its run and ends one step before it."
 )
 
 

@@ -16,10 +16,10 @@ from lbopt.report.study._target_words import perfect_text, saving_text
 from lbopt.report.study._words import number
 
 _ABOUT = (
-    "Medians over the final seeds, of evaluations on validation, with 95 % bootstrap intervals "
-    "over the seeds; a run that never reached the target counts as the slowest. Grey lines are "
-    "ideal scaling: twice the batch, half the steps. Open markers at the full length of the run "
-    "are medians that did not reach the target. Scaling counts as perfect up to the batch at which "
+    "Medians over the final seeds, with 95 % bootstrap intervals over the seeds; a run that never "
+    "reached the target on validation counts as the slowest. Grey lines are ideal scaling: twice "
+    "the batch, half the steps. Open markers at the full length of the run are medians that did "
+    "not reach the target. Scaling counts as perfect up to the batch at which "
     f"the examples are {100 * EXCESS:g} % more than those of batches up to {REFERENCE_FACTOR:g} "
     "times the smallest, by an isotonic fit with a bootstrap over seeds. The last saving is the "
     "exponent a of steps ~ batch^-a between the two largest batches, 1 if scaling is perfect and 0 "

@@ -15,7 +15,7 @@ _KEPT = """Had every arm kept its own rule's warmup, the best validation {{ metr
 search
     would have been worse by: {{ parts | join(", ") }}."""
 _SAME = """
-    {%- if differ %}The arms did not get the same search: as many, {{ each }}, but of other
+    {%- if differ %}The arms did not get the same search: each got {{ each }}, but of different
     candidates ({{ differ | join(", ") }} differ{{ "s" if differ | length == 1 }}).
     {%- else %}Every arm got the same search: {{ each }}.{% endif %}"""
 _UNEQUAL = """The arms did not get the same search: trials at each batch size were {{ counts }};
@@ -86,7 +86,7 @@ def _kept_part(found: Sequence[tuple[float, int]], metric: Metric) -> str:
 
 
 def _kept_loss(cell: CellResults, metric: Metric) -> float | None:
-    """Return the loss of the best candidate with the rule's own warmup against the best of all.
+    """Return how much worse the best candidate with the rule's own warmup is than the best of all.
 
     Infinite if every candidate with the rule's own warmup diverged (language models); None if none
     was tried or all candidates diverged. Only runs of full length count.

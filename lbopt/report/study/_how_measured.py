@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lbopt.config import SearchConfig
-from lbopt.report.study._limit import FEWEST_SEEDS, REFERENCE_FACTOR
+from lbopt.report.study._limit import COARSEST_FACTOR, FEWEST_SEEDS, REFERENCE_FACTOR
 from lbopt.report.study._metric import ACCURACY
 from lbopt.report.study._study import Study
 from lbopt.report.study._words import say
 
 _KNOBS = {"learning_rate": "learning rate", "warmup": "warmup", "weight_decay": "weight decay"}
-_OWN = '{{ names | map("name") | join(", ") }} got at every batch size: {{ text }}.'
+_OWN = 'The search of {{ names | map("name") | join(", ") }} at every batch size was {{ text }}.'
 _OTHERS = """{% if own %}All arms but {{ own | map("name") | join(", ") }}{% else %}Every arm{%
 endif %} got
     the same search at every batch size: {{ text }}."""
@@ -36,7 +36,7 @@ _FIDELITY = (
     "with a smaller batch. The choice is among candidates run at full length."
 )
 _TARGET = """The target is {{ train.target_metric | replace("eval/", "validation ") }}
-    {{ "%g" % train.target_value }}, looked for at every evaluation
+    {{ "%g" % train.target_value }}, checked at every evaluation
     {{- "; a run stops there" if train.stop_at_target }}."""
 _LIMIT = """The limit is the largest batch up to which the {{ mean }} stays within {{ near }} of the
     same arm's mean over small batches, those of at most {{ factor }} times the smallest. It is read
@@ -45,10 +45,12 @@ _LIMIT = """The limit is the largest batch up to which the {{ mean }} stays with
     bootstrap of 2,000 resamples over {% if examples == "all" %}final seeds and test examples
     {%- elif examples == "some" %}final seeds and, for arms that have their scores on every test
     example, over test examples{% else %}final seeds alone, as scores on single test examples were
-    not recorded: it does not know of the test set's size{% endif %}. It does not know of the choice
-    of candidates. A limit is not told where a batch size has fewer than {{ fewest }} seeds, where
-    the score falls among the small batches already, where a seed diverged at the smallest batch, or
-    where the interval leaves everything open."""
+    not recorded: it ignores the test set's size{% endif %}. It ignores the uncertainty of the
+    candidate's choice. No limit is given if no batch size is beyond the small ones, if one has
+    fewer than {{ fewest }} seeds, if the score falls among the small batches already, if the batch
+    sizes beside the limit differ by more than a factor of {{ coarsest }}, if at the smallest batch
+    a seed diverged or none learned, or if the interval spans all batch sizes beyond the small ones.
+    """
 _MEASURED = """Only final runs have {{ kept | listed }}. A search run has its scores on training and
 validation
     {{- ", the final distance" if measure.distance }}, the steps it took, and the step at which it
@@ -60,9 +62,9 @@ _BY_HAND = (
     "counted here."
 )
 _SHARES = """An arm is an optimizer together with its scaling and warmup rule; the study does not
-tell their
-    shares apart{{ ", but where the ablation takes it apart" if waterfall }}.
-    {%- if shared %} Data set and model are one each: others may give another order.{% endif %}"""
+    tell their effects apart{{ ", except in the ablation" if waterfall }}.
+    {%- if shared %} It has one data set and one model; with others the arms may rank
+    differently.{% endif %}"""
 
 
 def protocol(study: Study) -> list[str]:
@@ -89,6 +91,7 @@ def protocol(study: Study) -> list[str]:
             near=metric.amount(config.limit_points),
             factor=f"{REFERENCE_FACTOR:g}",
             fewest=FEWEST_SEEDS,
+            coarsest=f"{COARSEST_FACTOR:g}",
             examples=_resampled_examples(study),
         )
         if study.has_limits
@@ -115,7 +118,7 @@ def _resampled_examples(study: Study) -> str:
 
 
 def _search(study: Study) -> str:
-    """Return a description of the searches; arms with equal searches stand together."""
+    """Return a description of the searches; arms with equal searches are named together."""
     own: dict[str, list[str]] = {}
     for arm in study.config.arms:
         if arm.search:
@@ -132,8 +135,8 @@ def _described(search: SearchConfig) -> str:
     method = say(_METHODS[search.method], s=search, rungs=rungs, seed=f"search seed {search.seed}")
     tried = ", ".join(_tried(search, knob, name) for knob, name in _KNOBS.items())
     return (
-        f"{method} over multiples of what the arm's rules give there ({tried}), each candidate "
-        f"with {_seeds(search.seeds)}"
+        f"{method} over multiples of the values that the arm's rules give there ({tried}), each "
+        f"candidate with {_seeds(search.seeds)}"
     )
 
 

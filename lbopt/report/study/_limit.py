@@ -55,8 +55,8 @@ class CellScores:
         [seeds, examples], the examples in one order in all cells: 1 or 0 for right or wrong, or the
         mean loss of a block of text. All are finite: a diverged run has the worst score there is,
         0 for accuracy and the logarithm of the number of classes or tokens for a loss.
-      weights: Weight of each test example [examples], a block's number of tokens for instance; None
-        if they weigh alike.
+      weights: Weight of each test example [examples], for instance a block's number of tokens; None
+        for equal weights.
     """
 
     global_batch_size: int
@@ -79,8 +79,8 @@ class Fit:
       global_batch_sizes: The batch sizes, ascending.
       scores: Fitted score at each, never improving from one to the next.
       reference: Mean score over the small batches.
-      threshold: Worst score that is accepted: the reference less the tolerance.
-      first_past: Smallest batch size at which the fit is worse than that; None if it is nowhere.
+      threshold: Worst accepted score: the reference less the tolerance.
+      first_past: Smallest batch size at which the fit is worse than `threshold`; None if at none.
     """
 
     global_batch_sizes: tuple[int, ...]
@@ -138,14 +138,14 @@ class CannotTell:
     """The measurements do not determine a limit.
 
     Attributes:
-      reason: "few_batch_sizes": there is none beyond the small batches of the reference.
+      reason: "few_batch_sizes": no batch size is beyond the small batches of the reference.
         "few_seeds": a batch size has fewer than `FEWEST_SEEDS`, too few to estimate noise.
         "no_plateau": the score falls by more than the tolerance among the small batches themselves;
         smaller batches have to be tried. "coarse_batch_sizes": the batch sizes on either side of
         the limit differ by more than `COARSEST_FACTOR`. "wide_interval": the interval reaches from
         the small batches to beyond the largest one; more seeds are needed. "diverged" and
-        "not_learned": at the smallest batch a seed diverged, or none learned, so there is no score
-        to keep; `lbopt.report.study._arm_limit` finds these.
+        "not_learned": at the smallest batch a seed diverged, or none learned, so there is no
+        reference; `lbopt.report.study._arm_limit` finds these.
       fit: The fit, where the reason is "no_plateau", "coarse_batch_sizes" or "wide_interval".
     """
 
@@ -177,7 +177,8 @@ def estimate_limit(
       seed: Seed for resampling the runs. Arms that are compared need different ones.
 
     Returns:
-      The limit with its interval, a lower bound if it was not reached, or why it cannot be told.
+      The limit with its interval, a lower bound if it was not reached, or the reason why it cannot
+      be told.
 
     Raises:
       UserError: Naming the argument, if cells are out of order, or scores are not finite or of
@@ -245,8 +246,8 @@ def resample_limits(
 
     Resampled means are the isotonic fit plus the deviations of resampled seeds and of resampled
     test examples. Seeds are drawn within each batch size. Test examples are drawn once for all
-    cells, since all runs were scored on the same ones; what all batch sizes find equally hard
-    therefore cancels. Deviations of seeds are enlarged as in Hesterberg's expanded percentile
+    cells, since all runs were scored on the same ones; examples that are equally hard at all batch
+    sizes therefore cancel. Deviations of seeds are enlarged as in Hesterberg's expanded percentile
     interval, by sqrt(n / (n - 1)) and the ratio of Student's to the normal quantile, with the
     2 (n - 1) degrees of freedom of a difference between two cells.
 
@@ -296,7 +297,7 @@ def _bias_corrected_interval(
     resampled limits below the estimate shows by how much, and shifts the percentiles.
 
     Args:
-      limits: Resampled limits [num_resamples], infinite ones too.
+      limits: Resampled limits [num_resamples], some of them infinite.
       limit: The estimate.
       confidence: Level of the interval.
 
@@ -410,7 +411,7 @@ def _example_deviations(cells: Sequence[CellScores], num_resamples: int) -> np.n
         profiles[index] = centred.mean(0)
         noise[index] = centred.var(0, ddof=1).mean() / len(centred)
 
-    # What is common to all batch sizes moves the reference and the curve alike.
+    # A deviation shared by all batch sizes moves the reference and the curve by the same amount.
     own = profiles - profiles.mean(0)
     noise = noise * (1 - 2 / len(cells)) + noise.mean() / len(cells)
     explained = noise / np.maximum(own.var(1), np.finfo(float).tiny)

@@ -59,14 +59,14 @@ def _data(study: Study) -> str:
         return text
     low, high = told
     number = str(low) if low == high else f"{low} to {high}"
-    return f"{text}; {number} training examples, as the steps of the epochs tell"
+    return f"{text}; {number} training examples, from the number of steps"
 
 
 def training_examples(study: Study) -> tuple[int, int] | None:
-    """Return the least and the greatest number of training examples that the steps of epochs allow.
+    """Return the smallest and the largest number of training examples that fit the steps of runs.
 
-    The same number in most studies, as the steps of an epoch are rounded up. None where the length
-    is given in steps, or where arms have data of their own.
+    Rounding of the steps leaves a range, of one number in most studies. None if the length is given
+    in steps, or an arm has data of its own.
     """
     epochs = study.config.train.num_epochs
     steps = study.config.train.num_steps
@@ -77,7 +77,7 @@ def training_examples(study: Study) -> tuple[int, int] | None:
 
 
 def examples_of(cells: Collection[tuple[int, float]], epochs: float) -> tuple[int, int] | None:
-    """Return the range of numbers of examples that runs of (batch size, steps) allow.
+    """Return the smallest and the largest number of examples that fit runs of (batch size, steps).
 
     >>> examples_of([(16, 1601), (64, 401), (1024, 26)], epochs=6.0)
     (4267, 4269)
@@ -186,7 +186,7 @@ def _changed(config: Any, left_out: Collection[str] = ()) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    """Return a value as a config file would have it.
+    """Return a value as it is written in a config file.
 
     >>> _value((16, 32)), _value(0.0001), _value(20.0), _value("sqrt")
     ('(16, 32)', '0.0001', '20', 'sqrt')

@@ -74,7 +74,7 @@ def advantage(
 
     Returns:
       (low, high) in points of accuracy, or in percent of their perplexity, from the interval of the
-      mean logarithms. Above 0 is better. None where `welch_interval` is.
+      mean logarithms. Above 0 is better. None if `welch_interval` gives None.
 
     >>> [round(end, 2) for end in advantage(ACCURACY, [0.99, 0.97], [0.95, 0.95])]
     [-9.71, 15.71]
@@ -145,7 +145,7 @@ class RankTest:
 def rank_test(pairs: Sequence[tuple[float, float]]) -> RankTest | None:
     """Test whether two orders agree; None for fewer than 3 pairs or a constant side.
 
-    All orders count up to 7 pairs; beyond, 10,000 random ones stand for all.
+    Up to 7 pairs, the test uses all orders; beyond, 10,000 random ones.
 
     >>> rank_test([(1, 10), (2, 20), (3, 30), (4, 40)]).p == 1 / 24
     True
@@ -198,7 +198,7 @@ def log_slope(groups: Sequence[tuple[float, Sequence[float]]], index: int = 0) -
     some x it is Student's interval of a regression through the means, which three x or more have.
 
     Args:
-      groups: (x, its y), two or more of different x; all > 0.
+      groups: Pairs of x and the values y measured at it, for two or more different x; all > 0.
       index: Arm, so that the resamples of two arms are independent.
 
     >>> log_slope([(16, [64, 64]), (64, [16, 16])])
@@ -206,6 +206,7 @@ def log_slope(groups: Sequence[tuple[float, Sequence[float]]], index: int = 0) -
     """
     x = np.log([size for size, _ in groups])
     logs = [np.log(values) for _, values in groups]
+    # The slope is a weighted sum of the mean logs, so that a resample needs no fit of its own.
     apart = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
     slope = float(apart @ [values.mean() for values in logs])
 
@@ -242,8 +243,7 @@ class CriticalBatch:
       min_steps: Steps that no batch, however large, gets below.
       min_examples: Examples that no batch, however small, gets below; min_steps *
         critical_batch_size.
-      critical_batch_size: Batch at which twice the steps and twice the examples of these are
-        needed.
+      critical_batch_size: Batch size that needs twice `min_steps` and twice `min_examples`.
       r2: R^2 of log S.
     """
 
@@ -259,15 +259,15 @@ def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> Cr
         (S / S_min - 1) (E / E_min - 1) = 1,  E = B S,  so  S = S_min (1 + B_crit / B),  B_crit =
         E_min / S_min,
 
-    by least squares on log S, so that every batch weighs alike.
+    by least squares on log S, so that every batch has the same weight.
 
     Args:
       batch_sizes: B, in examples; several runs at one batch are several points.
-      steps: S, positive, of runs that reached the target.
+      steps: S, positive, for runs that reached the target.
 
     Returns:
-      The fit; None for fewer than 3 batch sizes, or where B_crit is a factor of 1000 outside of all
-      of them: perfect scaling throughout, or none at all.
+      The fit; None for fewer than 3 batch sizes, or if B_crit is beyond all of them by a factor of
+      1000: perfect scaling throughout, or none at all.
 
     >>> fit = fit_critical_batch([10, 100, 1000], [1100, 200, 110])
     >>> round(fit.min_steps), round(fit.critical_batch_size), round(fit.r2, 6)
@@ -287,7 +287,7 @@ def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> Cr
         """Return log S without the excess over S_min: their mean is the best log S_min."""
         return log_steps - np.log1p(np.exp(log_critical) / sizes)
 
-    # From the best point of a grid on, as the error is flat far from all batch sizes.
+    # The search starts at the best point of a grid, as the error is flat far from all batch sizes.
     grid = np.linspace(np.log(sizes.min() / _FAR), np.log(sizes.max() * _FAR), 201)
     best = int(np.argmin([np.var(left(one)) for one in grid]))
     if best in (0, len(grid) - 1):

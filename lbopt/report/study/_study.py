@@ -97,7 +97,7 @@ class TargetCost:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Noise:
-    """Gradient noise scale of a cell in examples; infinite where |G|^2 is not told from 0.
+    """Gradient noise scale of a cell in examples; infinite where the estimate of |G|^2 is not > 0.
 
     Attributes:
       scale: Median over the probed steps.
@@ -134,7 +134,7 @@ class CellResults:
       examples: Score of each final run on every test example; None where it was not recorded.
       candidates: Candidates that were tried, ascending in the factors and then the fidelity.
       scores: Test score of each final seed.
-      test: Spread of these.
+      test: Spread of `scores`.
       validation: Mean validation score of the final seeds; None if one is not finite.
       means: Mean losses and accuracies.
       learned: Whether the training loss fell, None if a seed has no losses; see `_read.learned`.
@@ -286,7 +286,7 @@ class WaterfallStep:
       std: Standard deviation of the test score over seeds.
       gain: Gain in points of accuracy or percent of the perplexity, positive for the better; None
         for the first arm.
-      gain_low: Lower end of the 95 % Welch interval of the gain; None where seeds cannot tell.
+      gain_low: Lower end of the 95 % Welch interval of the gain; None without an interval.
       gain_high: Upper end of that interval; None with the lower one.
       gain_spread: Standard deviation of the difference of two single seeds; None with one seed.
       told_apart: Whether the interval excludes 0; None without an interval.
@@ -318,7 +318,8 @@ class Study:
       config: Config of the study.
       metric: The measure that judges it.
       arms: All arms, in the order of the config.
-      waterfall: None if the study has none, or an arm of it has no result at the largest batch.
+      waterfall: Gains of its arms at the largest batch; None if the study has no waterfall, or an
+        arm of it has no result there.
       runs: Every finished trial, as in `results.jsonl`.
     """
 

@@ -138,7 +138,7 @@ def log_ticks(axes: Any, *which: str) -> None:
 
     for name in which:
         if not math.isfinite(getattr(axes.dataLim, f"minpos{name}")):
-            continue  # nothing is drawn: there is no range to take the logarithm of
+            continue  # nothing is drawn, so there is no range for a logarithm
         getattr(axes, f"set_{name}scale")("log")
         low, high = getattr(axes, f"get_{name}lim")()
         axis = getattr(axes, f"{name}axis")

@@ -50,7 +50,7 @@ def _line(arm: ArmResults, cell: CellResults, metric: Metric) -> dict[str, str]:
         "limit": limit_text(arm.limit) if arm.limit else "",
         "fails to": (failed.kind or "not told") if failed and past else "",
         "diverged": f"{cell.diverged}/{cell.seeds}",
-        "at step": number(cell.divergence_step, 4),
+        "diverged at step": number(cell.divergence_step, 4),
         "steps": f"{first.steps:.0f}",
         "learning rate": number(first.learning_rate, 4),
         "x scaled": f"{chosen.learning_rate:.3g}{at_edge * edges.learning_rate}",
@@ -59,7 +59,7 @@ def _line(arm: ArmResults, cell: CellResults, metric: Metric) -> dict[str, str]:
         "weight decay": number(first.weight_decay, 4),
         "x decay": f"{chosen.weight_decay:.3g}{at_edge * edges.weight_decay}",
         "search trials": str(len(cell.search)),
-        "of them diverged": str(diverged or ""),
+        "search diverged": str(diverged or ""),
         "distance": number(cell.distance, 4),
         "exponent": number(fit.exponent if fit else None, 4),
         "R^2 of log t": number(fit.log_r2 if fit else None, 4),
@@ -100,7 +100,7 @@ def _probed(cell: CellResults) -> dict[str, str]:
     return {
         "noise scale": number(scale, 4).replace("inf", "infinite"),
         "Lipschitz peak": number(peak, 4),
-        "at its step": number(step, 4),
+        "peak at step": number(step, 4),
         "mean phi": number(cell.phi, 4),
         "last phi": number(statistics.fmean(last) if last else None, 4),
     }

@@ -11,9 +11,9 @@ from lbopt.report.study._steps_to_target import Saving, Scaling
 _WHY: dict[Reason, str] = {
     "few_batch_sizes": "no larger batch was measured",
     "few_seeds": "too few seeds",
-    "no_plateau": "more are needed among these already",
+    "no_plateau": "the small batches themselves differ by more",
     "coarse_batch_sizes": "the batch sizes lie too far apart",
-    "wide_interval": "too few seeds for so wide an interval",
+    "wide_interval": "the interval is too wide; more seeds are needed",
 }
 
 

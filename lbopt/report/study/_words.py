@@ -118,10 +118,10 @@ def span(values: Iterable[float], form: str = "{:.3g}") -> str:
 
 
 def grouped(texts: Iterable[tuple[str, str]]) -> str:
-    """Return texts about arms; arms with the same text stand together.
+    """Return texts about arms; arms with the same text are named together.
 
     Args:
-      texts: (text, name of an arm) of each.
+      texts: Pairs (text, name of an arm).
 
     >>> grouped([("1", "a"), ("1", "b"), ("14", "c")]), grouped([("1", "a"), ("1", "b")])
     ('1 for a, b; 14 for c', '1 for every arm')

@@ -33,11 +33,12 @@ TRIALS = "trials.csv"
 _FIELDS = ("global_batch_sizes", "search", "final_seeds", "limit_points", "train")
 _ARM_FIELDS = ("name", "optimizer", "schedule")
 _UNITS = (
-    "Means over the final seeds; std, min and max are of what stands before them. x scaled, x "
-    "warmup and x decay are multiples of what the arm's rules give; (edge): at an end of what was "
-    "searched; (cut): a warmup that would outlast the run. Noise scale and critical batch are in "
-    "examples, all steps are optimizer steps."
+    "Means over the final seeds; std, min and max belong to the column on their left. x scaled, x "
+    "warmup and x decay are multiples of the values that the arm's rules give; (edge): at an end "
+    "of the searched range; (cut): a warmup that would outlast the run. Noise scale and critical "
+    "batch are in examples, all steps are optimizer steps."
 )
+_NAMES = "LEGW is linear-epoch gradual warmup: the same number of warmup steps at every batch size."
 _DEFAULTS = (
     "Fields that are not named here are at their defaults in the version of lbopt named below; "
     "config.json beside this page has all of them."
@@ -109,7 +110,7 @@ def _check_saved(config: Mapping[str, Any]) -> None:
       KeyError: If a field is missing.
       EnvironmentProblem: If a field has an impossible value.
     """
-    # These fields were always written, so a missing one was removed: its default may not have run.
+    # Every version wrote these fields, so a missing one was removed: its default may not have run.
     for owner, fields in ((config, _FIELDS), *((arm, _ARM_FIELDS) for arm in config["arms"])):
         for field in fields:
             owner[field]
@@ -126,6 +127,7 @@ def _measured_sections(
     study: Study, workdir: pathlib.Path, claims: list[Claim], findings: list[str]
 ) -> list[_page.Section]:
     """Return the sections of the tested cells; an unfinished study may have none."""
+    # The findings repeat the claims, which have a section of their own on the page.
     sentences = [claim.sentence for claim in claims]
     others = [text for text in findings if text not in sentences]
     found = _page.Section("What was found", items=others)
@@ -137,7 +139,7 @@ def _measured_sections(
         _figure_scores.scores(study, workdir),
         _figure_target.target(study, workdir),
         found,
-        _page.Section("Claims held against these numbers", items=sentences) if claims else None,
+        _page.Section("Claims of papers", [_NAMES], items=sentences) if claims else None,
         _figure_scores.precision(study, workdir),
         _figure_scores.limits(study, workdir),
         _figure_scores.training(study, workdir),

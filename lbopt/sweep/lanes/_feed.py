@@ -84,8 +84,8 @@ class Feed:
         """Return one step's batch, arrays [batch, ...] by name; traceable.
 
         Args:
-          shared: The attribute of this name.
-          fed: The result of `take`.
+          shared: The arrays of the attribute `shared`.
+          fed: Input of several steps, from `take`.
           step: Index of the step in `fed`, int32 scalar.
         """
         of_step = jax.tree.map(lambda x: x[step], fed)

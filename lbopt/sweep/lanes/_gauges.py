@@ -84,9 +84,8 @@ def make_probe(
       A function for `jax.jit` and `jax.vmap`; its batch has a leading axis of examples.
 
     Raises:
-      UserError: Naming `num_parts`, if it is odd or below 2, or (from the function) if it does not
-        divide the batch.
-      ValueError: From the function, if a parameter has no module or a module no parameter.
+      UserError: Naming `num_parts`, if it is odd or below 2; from the function, if `num_parts` does
+        not divide the batch, a parameter has no module, or a module no parameter.
     """
     require_halves("num_parts", num_parts)
 

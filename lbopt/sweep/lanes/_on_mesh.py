@@ -168,8 +168,8 @@ class MeshSession:
     def score(self, split: str) -> list[dict[str, float]]:
         """Return the mean metrics on a split.
 
-        Those on the training set are on random examples of it, the same ones every time, as many as
-        the validation set has.
+        The training score is the mean over a fixed random subset of the training set, as large as
+        the validation set.
 
         Args:
           split: "train", "validation" or "test".
@@ -245,7 +245,7 @@ def _distance(params: Any, start: Any) -> jax.Array:
 
 
 class Subset:
-    """A random subset of a data set, always the same one.
+    """A fixed random subset of a data set.
 
     Args:
       dataset: The data set.

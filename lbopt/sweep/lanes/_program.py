@@ -197,7 +197,7 @@ class CompiledOnce:
 def _compiler_options() -> dict[str, Any] | None:
     """Return LLVM's level 1 on CPU: it compiles in half the time, and programs run as fast.
 
-    Where most optimizations are disabled, that is level 0 already.
+    None elsewhere, and if JAX disables most optimizations, which means level 0.
     """
     if jax.default_backend() != "cpu" or jax.config.values["jax_disable_most_optimizations"]:
         return None

@@ -26,7 +26,7 @@ Made = TypeVar("Made")
 
 
 class Once(Generic[Made]):
-    """Calls a function once and keeps its result; other threads wait meanwhile.
+    """Calls a function once and keeps its result; other threads wait for it.
 
     Args:
       make: The function. If it raises an error, the next call tries again.
@@ -112,7 +112,7 @@ class Session:
 
         Args:
           trials: Trials by lane, at least one. Other lanes keep their trials; at the first call
-            they get a copy of one of these.
+            they get a copy of the first given trial.
         """
         for lane, trial in trials.items():
             self._seeds[lane] = trial.seed

@@ -160,7 +160,7 @@ def _make_study(config: SearchConfig, steps: int) -> Any:
 
 
 def _make_sampler(config: SearchConfig, optuna: Any) -> Any:
-    """Return the sampler; TPE takes running trials for bad ones, which keeps a generation apart."""
+    """Return the sampler; TPE counts running trials as bad, which spreads a generation out."""
     if config.sampler == "random":
         return optuna.samplers.RandomSampler(seed=config.seed)
     return optuna.samplers.TPESampler(
@@ -180,7 +180,7 @@ def _make_pruner(config: SearchConfig, steps: int, optuna: Any) -> Any:
         return kinds.MedianPruner(n_startup_trials=_quarter(config.num_candidates, 5))
     if config.pruner == "successive_halving":
         return kinds.SuccessiveHalvingPruner(min_resource=1, reduction_factor=config.eta)
-    # Optuna takes the floor of a computed logarithm, which is one too low at 3^5; 1 more helps.
+    # Optuna takes the floor of a computed logarithm, which is one too low at 3^5: add 1.
     return kinds.HyperbandPruner(
         min_resource=1, max_resource=config.eta**steps + 1, reduction_factor=config.eta
     )

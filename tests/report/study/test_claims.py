@@ -424,7 +424,7 @@ def test_a_noise_scale_that_is_not_told_from_infinity_judges_nothing():
     assert claim.verdict == "cannot be told"
     assert (
         "over the run the noise scale goes from 3 to infinity; 1 arm left out, as the noise scale "
-        "is not told from infinity: a." in claim.sentence
+        "cannot be told from infinity: a." in claim.sentence
     )
 
 

@@ -325,9 +325,8 @@ def test_searches_of_as_many_trials_are_not_the_same_if_their_candidates_differ(
     text = " ".join(summarize(config, rows)["findings"])
     assert "Every arm got the same search" not in text
     assert (
-        "The arms did not get the same search: as many, 3 trials at each batch size, but of other "
-        "candidates "
-        "(learning_rate_factors differs)." in text
+        "The arms did not get the same search: each got 3 trials at each batch size, but of "
+        "different candidates (learning_rate_factors differs)." in text
     )
 
 

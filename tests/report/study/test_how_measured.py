@@ -201,7 +201,7 @@ def test_the_page_has_them(tmp_path):
     text = written.file.read_text()
     assert "<dt>model</dt><dd>cnn (widths=(8,))</dd>" in text
     assert (
-        "<dt>data</dt><dd>digits; 1023 to 1024 training examples, as the steps of the epochs "
-        "tell</dd>" in text
+        "<dt>data</dt><dd>digits; 1023 to 1024 training examples, from the number of "
+        "steps</dd>" in text
     )
     assert "<th>base learning rate</th>" in text

@@ -215,11 +215,11 @@ def test_the_table_of_results_has_what_was_measured(everything, plain):
     )
     assert (row["noise scale"], row["exponent"], row["limit"]) == ("200", "0.5", "65")
     assert (row["fails to"], row["weight decay"], row["R^2 of t^p"]) == ("optimise", "0.01", "1")
-    assert (row["Lipschitz peak"], row["at its step"], row["last phi"]) == ("10", "4", "0.5")
+    assert (row["Lipschitz peak"], row["peak at step"], row["last phi"]) == ("10", "4", "0.5")
     assert dict(zip(header, rows[1], strict=True))["fails to"] == ""
     assert float(dict(zip(header, rows[3], strict=True))["critical batch"]) > 0
     diverged = dict(zip(header, rows[-1], strict=True))
-    assert (diverged["diverged"], diverged["at step"], diverged["steps to target"]) == (
+    assert (diverged["diverged"], diverged["diverged at step"], diverged["steps to target"]) == (
         "5/5",
         "3",
         "",
@@ -293,13 +293,13 @@ def test_the_terminal_shows_steps_where_runs_stop_at_the_target():
 
 @pytest.mark.parametrize(
     ("devices", "part"),
-    [("one", "the whole training set"), ("all", "a random part of the training set")],
+    [("one", "the whole training set"), ("all", "a fixed random subset of the training set")],
 )
 def test_the_figure_of_training_says_what_was_scored(tmp_path, devices, part):
     config, rows = synthetic.make_study({"a": Truth(FLAT)})
     saved = synthetic.save_study(tmp_path, {**config, "trial_devices": devices}, rows)
     file = write_study_report(tmp_path, saved).file
-    assert f"Training ({part}" in file.read_text()
+    assert f"training score ({part}" in file.read_text()
 
 
 def test_an_unfinished_study_is_shown_as_far_as_it_is(tmp_path):

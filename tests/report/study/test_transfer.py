@@ -114,7 +114,7 @@ def test_a_warmup_best_at_the_end_of_what_was_tried_tells_nothing(sign):
     claim = judge_warmups(lstm_layout(lambda size, steps: sign * math.log2(steps) / 100))
     assert claim.verdict == "cannot be told"
     assert (
-        "no warmup that was chosen inside of the range tried can be carried to another batch size"
+        "no warmup chosen inside its tried range can be transferred to another batch size"
         in claim.sentence
     )
 
@@ -124,7 +124,7 @@ def test_arms_that_contradict_each_other_are_not_outvoted():
     arms["C"] = lstm_layout(valley(lambda size: 2048 / size))["C"]
     claim = judge_warmups(arms)
     assert claim.verdict == "cannot be told"
-    assert claim.sentence.endswith("; but C alone says the opposite.")
+    assert claim.sentence.endswith("; but the opposite holds for C alone.")
     assert (
         "batch^0.00 for A, batch^0.00 for B, batch^-1.00 for C (0 is constant steps"
         in claim.sentence
@@ -147,14 +147,14 @@ def test_a_search_too_narrow_to_say_otherwise_says_nothing():
     arm = Truth(FLAT, rule_warmup_steps=lambda size: 32, best_warmup_steps=lambda size: 32)
     verdict, sentence = claims({"a": arm}, warmup_factors=[0.7, 1.0, 1.4])["constant_warmup_steps"]
     assert verdict == "cannot be told"
-    assert "for want of tried ones near these" in sentence
+    assert "because no tried warmup is near the transferred ones" in sentence
 
 
 def test_a_warmup_drawn_together_with_the_learning_rate_is_not_told_apart_from_it():
     search = {"method": "halton", "warmup_range": [0.25, 4.0]}
     verdict, sentence = claims({"a": Truth(FLAT)}, **search)["constant_warmup_steps"]
     assert verdict == "cannot be told"
-    assert "drawn together with the learning rate" in sentence
+    assert "warmup and learning rate were sampled together" in sentence
 
 
 def test_candidates_chosen_by_their_steps_to_a_target_are_not_judged_by_accuracy():
