@@ -73,11 +73,11 @@ class ExampleScores:
     weights: np.ndarray
 
 
-def pack(row: Mapping[str, Any], examples: Pairs) -> dict[str, Any] | None:
+def pack(record: Mapping[str, Any], examples: Pairs) -> dict[str, Any] | None:
     """Return the line of a final trial.
 
     Args:
-      row: The trial's row of results.jsonl.
+      record: The trial's record of results.jsonl.
       examples: The trial's metrics on each test example.
 
     Returns:
@@ -85,12 +85,12 @@ def pack(row: Mapping[str, Any], examples: Pairs) -> dict[str, Any] | None:
       `correct` or the fp32 numbers `sums` and `counts`, in base64, little-endian. None if the
       trial has no score because its outputs are not finite.
     """
-    metric = "loss" if "test_perplexity" in row else "accuracy"
-    if row[f"test_{metric}"] is None:
+    metric = "loss" if "test_perplexity" in record else "accuracy"
+    if record[f"test_{metric}"] is None:
         return None
 
     sums, counts = (np.asarray(numbers) for numbers in examples[metric])
-    line = {name: row[name] for name in _KEY}
+    line = {name: record[name] for name in _KEY}
     line |= {"metric": metric, "num_examples": len(sums)}
     if np.isin(sums, (0, 1)).all() and (counts == 1).all():
         return {**line, "correct": _encode(np.packbits(sums.astype(bool), bitorder="little"))}
@@ -121,7 +121,7 @@ def read_examples(workdir: pathlib.Path) -> dict[tuple, ExampleScores]:
       workdir: The study's folder.
 
     Returns:
-      Scores by `trial_identity`. A trial that was killed between its line here and its row ran
+      Scores by `trial_identity`. A trial that was killed between its line here and its record ran
       again; its last line counts.
 
     Raises:

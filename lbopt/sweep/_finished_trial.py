@@ -84,7 +84,7 @@ class Diffusion:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FinishedTrial:
-    """A finished trial; `lbopt.sweep._running_trial.RunningTrial.row` explains the fields.
+    """A finished trial; `lbopt.sweep._running_trial.RunningTrial.record` explains the fields.
 
     None stands for a number that was not measured or is not finite. Lines of earlier versions lack
     some of the fields that have a default here.
@@ -145,14 +145,14 @@ REQUIRED = tuple(
 _SERIES = ("curve", "evaluations", "probes")
 
 
-def check_row(row: Mapping[str, Any]) -> None:
+def check_record(record: Mapping[str, Any]) -> None:
     """Raise `ValueError` naming a field of a finished trial that has another type."""
-    run = convert(row, FinishedTrial)
+    run = convert(record, FinishedTrial)
     for name in ("validation_loss", "validation_accuracy"):
         if getattr(run, name) is None and not run.diverged:
             raise ValueError(f"{name}: expected a number, as the trial did not diverge")
     for name in _SERIES:
-        if series := row.get(name):
+        if series := record.get(name):
             _check_lengths(series, name)
 
 

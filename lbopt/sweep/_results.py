@@ -20,7 +20,7 @@ from lbopt._regular import open_regular
 from lbopt.errors import UserError
 from lbopt.job import Job, SoloJob
 from lbopt.sweep._example_scores import EXAMPLES
-from lbopt.sweep._finished_trial import REQUIRED as REQUIRED, check_row
+from lbopt.sweep._finished_trial import REQUIRED as REQUIRED, check_record
 from lbopt.sweep._trials import trial_identity
 from lbopt.train import Progress
 from lbopt.workdir import copy_changes_soon, file_errors, read_json_lines
@@ -39,28 +39,30 @@ def read_results(workdir: pathlib.Path, study: str | None = None) -> list[dict[s
       study: Name of the study; None to accept the trials of any study.
 
     Returns:
-      A row for each whole line, in the order of writing; [] if there is no file. A last line that a
-      kill cut off is left out. Trials of other shards in a bucket follow, each once.
+      A record for each whole line, in the order of writing; [] if there is no file. A last line
+      that a kill cut off is left out. Trials of other shards in a bucket follow, each once.
 
     Raises:
       EnvironmentProblem: Naming the file, if it cannot be read, or a whole line is damaged.
       UserError: Naming `workdir`, if a line is of another study.
     """
-    rows = read_json_lines(workdir / "results.jsonl", check_row)
-    known = {trial_identity(row) for row in rows}
+    records = read_json_lines(workdir / "results.jsonl", check_record)
+    known = {trial_identity(record) for record in records}
     for file in sorted((workdir / OTHERS).glob("*.jsonl")):
-        rows += [
-            row for row in read_json_lines(file, check_row) if trial_identity(row) not in known
+        records += [
+            record
+            for record in read_json_lines(file, check_record)
+            if trial_identity(record) not in known
         ]
-        known |= set(map(trial_identity, rows))
-    for number, row in enumerate(rows, 1):
-        if study is not None and row.get("study", study) != study:
+        known |= set(map(trial_identity, records))
+    for number, record in enumerate(records, 1):
+        if study is not None and record.get("study", study) != study:
             fix = (
-                f"line {number} of results.jsonl is of the study {row['study']!r}, not of "
+                f"line {number} of results.jsonl is of the study {record['study']!r}, not of "
                 f"{study!r}; give a folder of its own"
             )
             raise UserError("workdir", str(workdir), fix, code="exists")
-    return rows
+    return records
 
 
 class Results:
@@ -78,7 +80,7 @@ class Results:
       study: Name of the study; lines of another study are refused. None accepts any study.
 
     Attributes:
-      rows: The rows of all trials that this process knows.
+      records: The records of all trials that this process knows.
       num_before: Number of trials that were finished before.
 
     Raises:
@@ -100,47 +102,49 @@ class Results:
         self._lock = threading.Lock()
         self._job = SoloJob() if job is None else job
         self._progress = progress
-        self.rows: list[dict[str, Any]] = []
+        self.records: list[dict[str, Any]] = []
         if self._job.index == 0:
             with file_errors(self._file), _alone_in(self._file):
                 pass  # opening removes a last line that a kill cut off
-            self.rows = read_results(workdir, study)
+            self.records = read_results(workdir, study)
             self._job.on_post(self._write)
-        found = self._job.from_first("finished trials", list(self.rows))
+        found = self._job.from_first("finished trials", list(self.records))
         self.num_before = len(found)
         if self._job.index:
-            self.rows = found
+            self.records = found
 
-    def add(self, rows: Sequence[dict[str, Any]], examples: Sequence[dict[str, Any]] = ()) -> None:
-        """Append rows in one write, and wait until they are on disk.
+    def add(
+        self, records: Sequence[dict[str, Any]], examples: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """Append records in one write, and wait until they are on disk.
 
-        Processes other than the first of the job send the rows to the first instead.
+        Processes other than the first of the job send the records to the first instead.
 
         Args:
-          rows: Rows of finished trials, from `RunningTrial.row`.
+          records: Records of finished trials, from `RunningTrial.record`.
           examples: Lines of the tested trials among them, from `lbopt.sweep._example_scores.pack`.
 
         Raises:
-          EnvironmentProblem: Naming the file, if it cannot be written; it has no new row then.
+          EnvironmentProblem: Naming the file, if it cannot be written; it has no new record then.
         """
         if self._job.index:
-            self.rows.extend(rows)
+            self.records.extend(records)
         if self._job.index == 0 or not self._of_all:
-            self._job.post([list(rows), list(examples)])
+            self._job.post([list(records), list(examples)])
 
     def _write(self, posted: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> None:
-        rows, examples = posted
+        records, examples = posted
         with self._lock:
-            # Examples first: a trial without a row runs again, so every row has its examples.
+            # Examples first: a trial without a record runs again, so every record has its examples.
             if examples:
                 with file_errors(self._examples):
                     _append(self._examples, _lines(examples))
             with file_errors(self._file):
-                _append(self._file, _lines(rows))
+                _append(self._file, _lines(records))
             copy_changes_soon(self._file.parent)
-            self.rows.extend(rows)
+            self.records.extend(records)
             if self._progress is not None:
-                self._progress.advance(len(rows))
+                self._progress.advance(len(records))
 
 
 @contextlib.contextmanager
@@ -169,12 +173,12 @@ def _end_of_whole_lines(stream: IO[bytes], end: int) -> int:
     return 0
 
 
-def _lines(rows: Sequence[dict[str, Any]]) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+def _lines(records: Sequence[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
 def _append(file: pathlib.Path, data: bytes) -> None:
-    """Append all of the data or none: rows of another thread or process may follow."""
+    """Append all of the data or none: records of another thread or process may follow."""
     with _alone_in(file) as stream:
         before = stream.seek(0, os.SEEK_END)
         try:

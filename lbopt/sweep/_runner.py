@@ -1,4 +1,4 @@
-"""Run a study: threads fill the lanes of programs with trials, and write a row for each."""
+"""Run a study: threads fill the lanes of programs with trials, and write a record for each."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_sweep(
       watch: The watch for SIGTERM, which knows the job; None for a new one, of this process alone.
 
     Returns:
-      Rows as in `results.jsonl` of all trials that this process knows, see `Results`.
+      Records as in `results.jsonl` of all trials that this process knows, see `Results`.
 
     Raises:
       Preempted: On SIGTERM; finished trials are saved.
@@ -81,10 +81,10 @@ def run_sweep(
         job.doing("waiting for the others' trials", patience=0)
         if any(job.together("trials finished", watch.requested)):
             raise Preempted(
-                f"stopped with {len(results.rows)} trials saved; run the same command again to "
+                f"stopped with {len(results.records)} trials saved; run the same command again to "
                 "resume"
             )
-    return results.rows
+    return results.records
 
 
 class Runner:
@@ -120,7 +120,7 @@ class Runner:
         Raises:
           Exception: The first error of a thread; the other threads stop soon after.
         """
-        work = Work(cells, self._config, self._results.rows, exclusive=self._batched)
+        work = Work(cells, self._config, self._results.records, exclusive=self._batched)
         count = self._num_threads()
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
             futures = [pool.submit(self._serve, work) for _ in range(count)]
@@ -243,7 +243,7 @@ class Runner:
     def _advance(
         self, work: Work, session: AnySession, lanes: dict[int, tuple[CellWork, RunningTrial]]
     ) -> None:
-        """Take steps, evaluate and probe, and write the rows of trials that have ended."""
+        """Take steps, evaluate and probe, and write the records of trials that have ended."""
         begin = time.perf_counter()
         running = {lane: run for lane, (_, run) in lanes.items()}
         session.advance(running)
@@ -258,26 +258,28 @@ class Runner:
         for run in running.values():
             run.seconds += seconds
 
-        finished = [(lanes.pop(lane)[0], run.row(scores[lane])) for lane, run in ended.items()]
+        finished = [(lanes.pop(lane)[0], run.record(scores[lane])) for lane, run in ended.items()]
         if finished:
-            rows = [row for _, row in finished]
+            records = [record for _, record in finished]
             packed = [
-                pack(row, examples[lane])
-                for lane, row in zip(ended, rows, strict=True)
+                pack(record, examples[lane])
+                for lane, record in zip(ended, records, strict=True)
                 if lane in examples
             ]
-            self._results.add(rows, [line for line in packed if line is not None])
+            self._results.add(records, [line for line in packed if line is not None])
 
-        # Told after the rows are saved: a resumed search replays the saved rows.
-        for cell_work, row in finished:
-            self._say(cell_work.cell, row)
-            work.tell(cell_work, row)
+        # Told after the records are saved: a resumed search replays the saved records.
+        for cell_work, record in finished:
+            self._say(cell_work.cell, record)
+            work.tell(cell_work, record)
 
-    def _say(self, cell: Cell, row: dict[str, Any]) -> None:
+    def _say(self, cell: Cell, record: dict[str, Any]) -> None:
         """Show the validation score of a finished trial."""
-        name = f"{cell.name}: {row['phase']}, validation"
-        measured = "perplexity" if "validation_perplexity" in row else "accuracy"
-        self._progress.report({f"{name} {measured}": row[f"validation_{measured}"] or float("nan")})
+        name = f"{cell.name}: {record['phase']}, validation"
+        measured = "perplexity" if "validation_perplexity" in record else "accuracy"
+        self._progress.report(
+            {f"{name} {measured}": record[f"validation_{measured}"] or float("nan")}
+        )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A running trial, and the row of `results.jsonl` that it ends as."""
+"""A running trial, and the record of `results.jsonl` that it ends as."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lbopt.train import Target, is_due
 from lbopt.workdir import finite_or_none
 
 _CURVE_POINTS = 64
-"""Most points in the curves of a final trial's row."""
+"""Most points in the curves of a final trial's record."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -133,8 +133,8 @@ class RunningTrial:
         """
         self.probes.append((self.done, dict(measured)))
 
-    def row(self, scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return the row of the finished trial.
+    def record(self, scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+        """Return the record of the finished trial.
 
         Args:
           scores: Means by split and metric; with "test" for a final trial only.
@@ -196,7 +196,7 @@ class RunningTrial:
         }
 
     def _measured(self, losses: np.ndarray, distances: np.ndarray) -> dict[str, Any]:
-        """Return the fields that only the row of a final trial has."""
+        """Return the fields that only the record of a final trial has."""
         found: dict[str, Any] = {"outputs": self.cell.problem.outputs}
         steps = _curve_steps(self.trial.num_steps, len(losses))
         at = np.asarray(steps) - 1
@@ -230,18 +230,18 @@ def _curve_steps(planned: int, run: int) -> list[int]:
 
 
 def _scored(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
-    """Return the scores of a row; those on the test split are None unless they are given.
+    """Return the scores of a record; those on the test split are None unless they are given.
 
     If the loss is not finite, all scores are None: the accuracy of outputs that are not numbers is
     that of the first class.
     """
-    row: dict[str, float | None] = {}
+    record: dict[str, float | None] = {}
     for split in ("train", "validation", "test"):
         usable = split in scores and math.isfinite(scores[split]["loss"])
         for name in ("loss", "accuracy", "perplexity"):
             if name in scores["validation"]:
-                row[f"{split}_{name}"] = finite_or_none(scores[split][name]) if usable else None
-    return row
+                record[f"{split}_{name}"] = finite_or_none(scores[split][name]) if usable else None
+    return record
 
 
 def _rounded(value: float) -> float:

@@ -312,21 +312,28 @@ def _varies(search: SearchConfig, name: str) -> bool:
     return low != high
 
 
-def trial_identity(row: Mapping[str, Any]) -> tuple:
+def trial_identity(record: Mapping[str, Any]) -> tuple:
     """Return the fields that identify a finished trial in its study.
 
     Args:
-      row: The trial's row of `results.jsonl`, or its line of `test_examples.jsonl`.
+      record: The trial's record of `results.jsonl`, or its line of `test_examples.jsonl`.
 
     Returns:
       Arm, global batch size, phase, fidelity, factors and seed.
     """
-    factors = row["learning_rate_factor"], row["warmup_factor"], row["weight_decay_factor"]
-    return row["arm"], row["global_batch_size"], row["phase"], row["fidelity"], factors, row["seed"]
+    factors = record["learning_rate_factor"], record["warmup_factor"], record["weight_decay_factor"]
+    return (
+        record["arm"],
+        record["global_batch_size"],
+        record["phase"],
+        record["fidelity"],
+        factors,
+        record["seed"],
+    )
 
 
 def planned_identity(cell: Cell, trial: Trial) -> tuple:
-    """Return the `trial_identity` that a trial's row will have.
+    """Return the `trial_identity` that a trial's record will have.
 
     Args:
       cell: The cell of the trial.

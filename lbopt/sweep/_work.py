@@ -12,7 +12,7 @@ from lbopt.sweep import _drive, _trials
 from lbopt.sweep._trials import Cell, Trial
 from lbopt.sweep.lanes import program_key
 
-Row = Mapping[str, Any]
+Record = Mapping[str, Any]
 
 
 class CellWork:
@@ -21,17 +21,17 @@ class CellWork:
     Args:
       cell: The cell.
       config: The config of the study.
-      rows: Rows of trials that are finished already, by `trial_identity`.
+      records: Records of trials that are finished already, by `trial_identity`.
 
     Attributes:
       cell: The cell.
       finished: Whether all trials of the cell are finished.
     """
 
-    def __init__(self, cell: Cell, config: SweepConfig, rows: Mapping[tuple, Row]):
+    def __init__(self, cell: Cell, config: SweepConfig, records: Mapping[tuple, Record]):
         self.cell = cell
         self._rounds = _drive.drive(cell, config)
-        self._rows = dict(rows)
+        self._records = dict(records)
         self._asked: list[tuple] = []
         self._missing: set[tuple] = set()
         self._programs: dict[bool, str] = {}
@@ -41,24 +41,24 @@ class CellWork:
         """Return the first trials to run; [] if all trials are finished."""
         return self._until_missing(next(self._rounds))
 
-    def tell(self, row: Row) -> list[Trial]:
-        """Take the row of a finished trial, and return the trials that can run now.
+    def tell(self, record: Record) -> list[Trial]:
+        """Take the record of a finished trial, and return the trials that can run now.
 
         Args:
-          row: The row, as in `results.jsonl`.
+          record: The record, as in `results.jsonl`.
 
         Returns:
           The trials of the next round that are not finished; [] while trials of this round are
           running, and at the end.
         """
-        identity = _trials.trial_identity(row)
-        self._rows[identity] = row
+        identity = _trials.trial_identity(record)
+        self._records[identity] = record
         self._missing.discard(identity)
         return [] if self._missing else self._until_missing(self._next_round())
 
     def _next_round(self) -> list[Trial]:
         try:
-            return self._rounds.send([self._rows[identity] for identity in self._asked])
+            return self._rounds.send([self._records[identity] for identity in self._asked])
         except StopIteration:
             self.finished = True
             return []
@@ -68,7 +68,7 @@ class CellWork:
         while wanted:
             self._asked = [_trials.planned_identity(self.cell, trial) for trial in wanted]
             trials = dict(zip(self._asked, wanted, strict=True))
-            self._missing = trials.keys() - self._rows.keys()
+            self._missing = trials.keys() - self._records.keys()
             if self._missing:
                 return [trial for identity, trial in trials.items() if identity in self._missing]
             wanted = self._next_round()
@@ -88,22 +88,24 @@ class Work:
     Args:
       cells: The cells of this process.
       config: The config of the study.
-      rows: Rows of finished trials, of these cells and others.
+      records: Records of finished trials, of these cells and others.
       exclusive: Whether only one thread at a time runs trials of a program, because they share
         calls of it.
     """
 
     def __init__(
-        self, cells: Iterable[Cell], config: SweepConfig, rows: Iterable[Row], exclusive: bool
+        self, cells: Iterable[Cell], config: SweepConfig, records: Iterable[Record], exclusive: bool
     ):
         self._changed = threading.Condition()
         self._waiting: dict[str, collections.deque[tuple[CellWork, Trial]]] = {}
         self._users: collections.Counter[str] = collections.Counter()
         self._exclusive = exclusive
         self._stopped = False
-        found: dict[tuple, dict[tuple, Row]] = collections.defaultdict(dict)
-        for row in rows:
-            found[row["arm"], row["global_batch_size"]][_trials.trial_identity(row)] = row
+        found: dict[tuple, dict[tuple, Record]] = collections.defaultdict(dict)
+        for record in records:
+            found[record["arm"], record["global_batch_size"]][_trials.trial_identity(record)] = (
+                record
+            )
         self._open = 0
         for cell in cells:
             work = CellWork(cell, config, found[cell.arm.name, cell.global_batch_size])
@@ -167,15 +169,15 @@ class Work:
             queue = self._waiting.get(key)
             return queue.popleft() if queue and not self._stopped else None
 
-    def tell(self, work: CellWork, row: Row) -> None:
-        """Take the row of a finished trial, and queue the trials that can run now.
+    def tell(self, work: CellWork, record: Record) -> None:
+        """Take the record of a finished trial, and queue the trials that can run now.
 
         Args:
           work: The work that `take` returned with the trial.
-          row: The row, as in `results.jsonl`.
+          record: The record, as in `results.jsonl`.
         """
         with self._changed:
-            self._add(work, work.tell(row))
+            self._add(work, work.tell(record))
             self._open -= work.finished
             self._changed.notify_all()
 

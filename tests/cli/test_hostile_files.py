@@ -17,7 +17,7 @@ from lbopt.errors import NO_VALUE, EnvironmentProblem
 from lbopt.recipes import _initial
 from lbopt.report import _page
 from lbopt.sweep import BucketShards, _bucket_shards
-from lbopt.sweep._finished_trial import check_row
+from lbopt.sweep._finished_trial import check_record
 from lbopt.sweep._results import read_results
 from lbopt.train import _seal
 from lbopt.train._seal import Seal
@@ -246,7 +246,7 @@ def test_results(study, tmp_path, report, versions, some):
 )
 def test_numbers_with_which_no_study_goes_on(field, value, study):
     with pytest.raises(ValueError, match=f"{field}: expected "):
-        check_row({**rows_of(study)[1][0], field: value})
+        check_record({**rows_of(study)[1][0], field: value})
 
 
 def test_metrics(trained, tmp_path, report, versions, some):

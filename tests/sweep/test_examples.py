@@ -68,7 +68,7 @@ def test_a_row_is_not_written_without_its_examples(tmp_path):
     with pytest.raises(EnvironmentProblem):
         results.add([row(1)], [line(1, [1, 1])])
     assert (tmp_path / "results.jsonl").read_text() == ""
-    assert not results.rows
+    assert not results.records
 
 
 @pytest.mark.parametrize(

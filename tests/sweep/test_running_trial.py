@@ -66,7 +66,7 @@ def test_a_target_is_looked_for_at_every_evaluation():
     target = {"target_metric": "eval/accuracy", "target_value": 0.6, "eval_every_epochs": 0.75}
     trial = make_trial(**target)
     assert walk(trial) == [6, 12, 18, 24]
-    row = trial.row(scores())
+    row = trial.record(scores())
     assert (row["steps_to_target"], row["examples_to_target"]) == (18, 18 * 128)
     assert row["evaluations"]["step"] == [6, 12, 18, 24]
 
@@ -80,7 +80,7 @@ def test_a_target_may_end_the_trial():
     }
     trial = make_trial(**target)
     assert walk(trial) == [10, 20]
-    row = trial.row(scores())
+    row = trial.record(scores())
     assert (row["steps"], row["steps_run"], row["examples_seen"], row["steps_to_target"]) == (
         24,
         20,
@@ -92,9 +92,9 @@ def test_a_target_may_end_the_trial():
 def test_a_target_that_is_not_reached_is_reported():
     trial = make_trial(target_metric="eval/loss", target_value=0.5, eval_every_steps=50)
     assert walk(trial) == [24]
-    row = trial.row(scores())
+    row = trial.record(scores())
     assert (row["steps_to_target"], row["examples_to_target"]) == (None, None)
-    assert "steps_to_target" not in make_finished().row(scores())
+    assert "steps_to_target" not in make_finished().record(scores())
 
 
 def make_finished(**changes):
@@ -110,7 +110,7 @@ def test_divergence_ends_a_trial_at_its_step():
     trial.extend(losses, np.arange(5, dtype=np.float32))
     assert trial.ended
     assert trial.done == 3
-    row = trial.row(scores(float("nan")))
+    row = trial.record(scores(float("nan")))
     assert (row["diverged"], row["divergence_step"], row["steps_run"]) == (True, 3, 3)
     assert (row["validation_loss"], row["last_epoch_loss"]) == (None, None)
     assert row["curve"]["train_loss"] == [2.0, pytest.approx(2.1), None]
@@ -119,7 +119,7 @@ def test_divergence_ends_a_trial_at_its_step():
 def test_nothing_is_a_score_of_outputs_that_are_not_numbers():
     """argmax over NaN outputs finds the first class, which is right for a tenth of the digits."""
     broken = scores() | {"train": {"loss": float("nan"), "accuracy": 0.1}}
-    row = make_finished().row(broken)
+    row = make_finished().record(broken)
     assert (row["train_loss"], row["train_accuracy"]) == (None, None)
     assert (row["validation_accuracy"], row["test_accuracy"]) == (0.5, 0.5)
 
@@ -131,7 +131,7 @@ def test_runs_of_one_length_keep_the_same_steps_wherever_they_end():
     for value in (110 / 24, 200 / 24, 999.0):
         trial = make_trial(num_steps=300, target_value=value, **target)
         walk(trial)
-        curves.append(trial.row(scores())["curve"])
+        curves.append(trial.record(scores())["curve"])
     assert [curve["step"][-1] for curve in curves] == [110, 200, 300]
     whole = curves[-1]["step"]
     assert len(whole) == 64
@@ -143,13 +143,13 @@ def test_runs_of_one_length_keep_the_same_steps_wherever_they_end():
 
 
 def test_a_last_update_that_breaks_the_network_is_divergence_too():
-    row = make_finished().row(scores(float("inf")))
+    row = make_finished().record(scores(float("inf")))
     assert (row["diverged"], row["divergence_step"]) == (True, None)
 
 
 def test_the_noise_scale_is_the_median_over_the_probed_steps():
     measure = MeasureConfig(num_probes=4, probe_parts=2, probe_part_size=8)
-    row = make_finished(measure=measure).row(scores())
+    row = make_finished(measure=measure).record(scores())
     assert row["noise_scale"] == pytest.approx(
         np.median([8.0 * step / 2.0 for step in (1, 3, 8, 24)])
     )
@@ -158,7 +158,7 @@ def test_the_noise_scale_is_the_median_over_the_probed_steps():
 
 
 def test_distances_are_fitted_from_the_end_of_warmup_on():
-    row = make_finished().row(scores())
+    row = make_finished().record(scores())
     assert row["diffusion"]["from_step"] == row["warmup_steps"] == 2
     assert row["diffusion"]["to_step"] == 24
     assert row["diffusion"]["power"]["exponent"] == pytest.approx(
@@ -168,7 +168,7 @@ def test_distances_are_fitted_from_the_end_of_warmup_on():
 
 
 def test_nothing_is_said_of_distances_that_are_not_measured():
-    row = make_finished(measure=MeasureConfig(distance=False)).row(scores())
+    row = make_finished(measure=MeasureConfig(distance=False)).record(scores())
     assert row["distance"] is None
     assert "diffusion" not in row
     assert "distance" not in row["curve"]

@@ -52,21 +52,22 @@ ScoredRun: TypeAlias = tuple[FinishedTrial, ExampleScores | None]
 
 def read_study(
     config: Mapping[str, Any],
-    rows: Iterable[Mapping[str, Any]],
+    records: Iterable[Mapping[str, Any]],
     examples: Mapping[tuple, ExampleScores] | None = None,
 ) -> Study:
     """Return a study, complete or not.
 
     Args:
       config: The study's config as JSON data.
-      rows: Lines of `results.jsonl`, in any order.
+      records: Lines of `results.jsonl`, in any order.
       examples: Scores on single test examples, from `lbopt.sweep.read_examples`.
     """
-    found = list(rows)
-    metric = PERPLEXITY if any("validation_perplexity" in row for row in found) else ACCURACY
+    found = list(records)
+    metric = PERPLEXITY if any("validation_perplexity" in record for record in found) else ACCURACY
     scored = examples or {}
     runs = [
-        (_typed_json.convert(row, FinishedTrial), scored.get(trial_identity(row))) for row in found
+        (_typed_json.convert(record, FinishedTrial), scored.get(trial_identity(record)))
+        for record in found
     ]
     return _study(_typed_json.convert(config, SweepConfig), metric, runs)
 

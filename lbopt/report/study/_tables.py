@@ -152,26 +152,33 @@ def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.0f}" if isinstance(value, float) else str(value)
 
 
-def trials_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def trials_csv(records: Sequence[Mapping[str, Any]]) -> str:
     """Return every trial as CSV, without curves, fits and probes.
 
     Args:
-      rows: Lines of `results.jsonl`.
+      records: Lines of `results.jsonl`.
 
     Returns:
-      A line with the names of all fields, in the order of their first occurrence, then the rows in
-      their order; missing fields are empty. Text that a spreadsheet would take for a formula has an
-      apostrophe before it.
+      A line with the names of all fields, in the order of their first occurrence, then the records
+      in their order; missing fields are empty. Text that a spreadsheet would take for a formula has
+      an apostrophe before it.
     """
-    nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
+    nested = {
+        name
+        for record in records
+        for name, value in record.items()
+        if isinstance(value, dict | list)
+    }
     names = [
-        name for name in dict.fromkeys(name for row in rows for name in row) if name not in nested
+        name
+        for name in dict.fromkeys(name for record in records for name in record)
+        if name not in nested
     ]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(spreadsheet_cell, names))
-    for row in rows:
-        values = (row.get(name) for name in names)
+    for record in records:
+        values = (record.get(name) for name in names)
         writer.writerow(spreadsheet_cell(one) if isinstance(one, str) else one for one in values)
     return text.getvalue()
 

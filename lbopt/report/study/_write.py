@@ -74,13 +74,13 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
       EnvironmentProblem: If a file of the study is damaged or cannot be written, or matplotlib or
         jinja2 is not installed.
     """
-    rows = read_results(workdir, saved["config"]["name"])
-    if not rows:
+    records = read_results(workdir, saved["config"]["name"])
+    if not records:
         fix = "no trial is finished yet; run lbopt sweep first"
         raise UserError("workdir", str(workdir), fix, code="missing")
     _check_saved(saved["config"])
 
-    study = read_study(saved["config"], rows, read_examples(workdir))
+    study = read_study(saved["config"], records, read_examples(workdir))
     claims = claims_of(study)
     findings = findings_of(study, claims)
     command = saved.get("command", "")
@@ -88,7 +88,7 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
     # The numbers first: drawing fails if matplotlib is missing.
     made = {"command": command, "versions": saved["versions"]}
     write_json(workdir / "summary.json", summary_of(study, claims, findings) | made)
-    write_text(workdir / TRIALS, trials_csv(rows))
+    write_text(workdir / TRIALS, trials_csv(records))
 
     sections = [
         *_measured_sections(study, workdir, claims, findings),
@@ -98,7 +98,7 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
     ]
     file = workdir / "report.html"
     so_far = "" if study.complete else " so far"
-    lead = f"How far does the batch size go? {len(rows)} trials{so_far}."
+    lead = f"How far does the batch size go? {len(records)} trials{so_far}."
     _page.write_page(file, study.config.name, lead, sections)
     return StudyReport(file, study, terminal_table(study), findings)
 
