@@ -22,8 +22,8 @@ from lbopt.data import DAMAGED, ArrayDataset
 from lbopt.parallel import put_replicated
 from lbopt.recipes import build_mesh, build_run, make_problem
 from lbopt.sweep import _runner, make_cells, make_problems
-from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._finished_trial import SEARCH
+from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep.lanes import Equipment, Program, Session, TrialBatching, make_mesh_probe
 from lbopt.sweep.lanes._trial_arguments import Arguments
 from lbopt.sweep.search import Factors, Proposal
