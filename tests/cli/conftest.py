@@ -33,7 +33,10 @@ def lbopt(capsys):
 
 @pytest.fixture
 def refusing(lbopt, monkeypatch):
-    """Return a function that runs a refused command and raises the error that it has printed."""
+    """Return a function that runs a refused command and raises the error that it has printed.
+
+    The error is the only line of the command's output, or the last of its `lines` (None: any).
+    """
     ended_by = []
     print_error = _main._print_error
 
@@ -43,13 +46,14 @@ def refusing(lbopt, monkeypatch):
 
     monkeypatch.setattr(_main, "_print_error", note)
 
-    def run(*arguments):
+    def run(*arguments, lines=1):
         ended_by.clear()
         code, out, err = lbopt(*arguments)
         assert ended_by, (code, err)
         (error,) = ended_by
         assert (code, out) == (error.exit_code, "")
-        assert err == one_line(f"lbopt {arguments[0]}: {error}") + "\n"
+        assert err.endswith(one_line(f"lbopt {arguments[0]}: {error}") + "\n")
+        assert lines is None or err.count("\n") == lines, err
         assert "Traceback" not in err
         raise error
 
