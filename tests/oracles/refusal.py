@@ -31,9 +31,14 @@ def troubled(field, value=ANY, code=ANY):
 
 def numbers_in(caught):
     """Return the whole numbers in the reason of a caught refusal."""
-    return [int(number) for number in re.findall(r"\d+", caught.value.reason)]
+    return [int(number) for number in re.findall(r"\d+", _reason(caught.value))]
 
 
 def names_in(caught):
     """Return the words of the reason of a caught refusal; paths of leaves count as words."""
-    return set(re.findall(r"[\w./-]*\w", caught.value.reason))
+    return set(re.findall(r"[\w./-]*\w", _reason(caught.value)))
+
+
+def _reason(error):
+    """Return the reason as it is shown: with the places of the other fields that it names."""
+    return str(UserError(error.reason, also=error.also))
