@@ -83,10 +83,10 @@ def _run_command(argv: Sequence[str]) -> int:
             _run(name, argv[1:], job)
     except Preempted as error:
         if job.index == 0:  # all processes of a job stop together: the first one says so
-            _print_error(name, str(error))
+            _print_error(name, error)
         return error.exit_code
     except (UserError, EnvironmentProblem) as error:
-        _print_error(name, str(error))
+        _print_error(name, error)
         _leave(job, error.exit_code, one_line(str(error)))
         return error.exit_code
     except BaseException as error:
@@ -99,8 +99,8 @@ def _run_command(argv: Sequence[str]) -> int:
     return 0
 
 
-def _print_error(name: str, reason: str) -> None:
-    print(one_line(f"lbopt {name}: {one_line(reason)}"), file=sys.stderr, flush=True)
+def _print_error(name: str, error: Exception) -> None:
+    print(one_line(f"lbopt {name}: {one_line(str(error))}"), file=sys.stderr, flush=True)
 
 
 def _run(name: str, argv: Sequence[str], job: Job) -> None:

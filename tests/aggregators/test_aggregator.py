@@ -1,5 +1,6 @@
 """The ways into an Optax chain, and properties that all aggregators share."""
 
+import re
 import sys
 import types
 import warnings
@@ -12,7 +13,7 @@ import optax
 import pytest
 from jax.sharding import AxisType
 from optax.experimental import aggregating
-from refusal import refused
+from refusal import names_in, refused
 
 import lbopt
 from lbopt.aggregators import _aggregator, cast, randk, sign, topk
@@ -288,14 +289,13 @@ def test_gradients_have_to_be_rows(gradients, params):
     ):
         with refused("gradients/body/bias", code="type") as caught:
             tx.update(wrong, state, params)
-        assert caught.value.reason.endswith(" (8, 16)")
+        assert "(8, 16)" in caught.value.reason
     with refused("gradients/body/bias", code="type") as caught:
         _aggregator.as_optax(_aggregator.plain_mean(), 8).update(params, state[0])
-    assert "(16,);" in caught.value.reason
-    assert caught.value.reason.endswith(" (8, ...)")
+    assert re.findall(r"\(.*?\)", caught.value.reason) == ["(16,)", "(8, ...)"]
     with refused("gradients", code="type") as caught:
         tx.update(rows["body"], state, params)
-    assert "bias, body/bias, body/kernel," in caught.value.reason
+    assert {"bias", "body/bias", "body/kernel"} <= names_in(caught)
     with refused("params/scale", 1.0, "type"):
         tx.init({"scale": 1.0})
 

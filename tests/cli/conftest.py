@@ -6,7 +6,8 @@ import textwrap
 
 import pytest
 
-from lbopt.cli import main
+from lbopt._shown import one_line
+from lbopt.cli import _main, main
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
@@ -26,6 +27,35 @@ def lbopt(capsys):
         code = main([str(argument) for argument in arguments])
         said = capsys.readouterr()
         return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def refusing(lbopt, monkeypatch):
+    """Return a function that runs a refused command and raises the error that it has printed.
+
+    The error is the only line of the command's output, or the last of its `lines` (None: any).
+    """
+    ended_by = []
+    print_error = _main._print_error
+
+    def note(name, error):
+        ended_by.append(error)
+        print_error(name, error)
+
+    monkeypatch.setattr(_main, "_print_error", note)
+
+    def run(*arguments, lines=1):
+        ended_by.clear()
+        code, out, err = lbopt(*arguments)
+        assert ended_by, (code, err)
+        (error,) = ended_by
+        assert (code, out) == (error.exit_code, "")
+        assert err.endswith(one_line(f"lbopt {arguments[0]}: {error}") + "\n")
+        assert lines is None or err.count("\n") == lines, err
+        assert "Traceback" not in err
+        raise error
 
     return run
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch_networks as torch_side
 import transformers
+from refusal import refused, troubled
 
 import lbopt as lbopt_package
 from lbopt.cli import _export, main
 from lbopt.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig, config_to_json
 from lbopt.data.text import NO_VOCABULARY
+from lbopt.errors import NO_VALUE
 from lbopt.interchange import load_safetensors
 from lbopt.models import stack_layers
 from lbopt.recipes import build_run, make_network
@@ -218,43 +220,51 @@ def test_a_folder_for_transformers(name, tmp_path):
         assert json.loads((tmp_path / "out" / "config.json").read_text())["image_size"] == 64
 
 
+# Arguments, the refused field with its value and code, and what else the message must name.
 REFUSALS = {
-    "no format": (["--workdir={run}", "--output={new}"], ["export: --format: "]),
-    "no output": (["--workdir={run}", "--format=safetensors"], ["export: --output: "]),
+    "no format": (["--workdir={run}", "--output={new}"], ("--format", NO_VALUE, "missing")),
+    "no output": (
+        ["--workdir={run}", "--format=safetensors"],
+        ("--output", NO_VALUE, "missing"),
+    ),
     "another format": (
         ["--workdir={run}", "--format=onnx", "--output={new}"],
-        ["--format = 'onnx'", "safetensors"],
+        ("--format", "onnx", "choice"),
+        "safetensors",
     ),
     "a full folder": (
         ["--workdir={run}", "--format=safetensors", "--output={run}"],
-        ["--output", "overwritten"],
+        ("--output", "{run}", "exists"),
     ),
     "no run": (
         ["--workdir={new}", "--format=safetensors", "--output={new}"],
-        ["--workdir", "no run is there"],
+        ("--workdir", "{new}", "missing"),
     ),
     "no such step": (
         ["--workdir={run}", "--format=safetensors", "--output={new}", "--checkpoint=3"],
-        ["--checkpoint = '3'"],
+        ("--checkpoint", "3", "missing"),
     ),
     "no such network there": (
         ["--workdir={run}", "--format=huggingface", "--output={new}"],
-        ["config.model.name = 'cnn'", "--format=safetensors"],
+        ("config.model.name", "cnn", "value"),
+        "--format=safetensors",
     ),
     "a small stem": (
         ["--workdir={resnet}", "--format=huggingface", "--output={new}"],
-        ["stem = 'conv3'", "safetensors"],
+        ("config.model.stem", "conv3", "choice"),
+        "safetensors",
     ),
     "a field of another version": (
         ["--workdir={newer}", "--format=safetensors", "--output={new}"],
-        ["config.model.heads = 2", "use lbopt 9.9"],
+        ("config.model.heads", 2, "choice"),
+        "lbopt 9.9",
     ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_refusals(case, lbopt, trained, started_resnet, tmp_path, fingerprint):
-    arguments, said = REFUSALS[case]
+def test_refusals(case, refusing, trained, started_resnet, tmp_path, fingerprint):
+    arguments, (field, value, code), *named = REFUSALS[case]
     newer = tmp_path / "newer"
     newer.mkdir()
     saved = json.loads((trained / "config.json").read_text())
@@ -263,17 +273,17 @@ def test_refusals(case, lbopt, trained, started_resnet, tmp_path, fingerprint):
     (newer / "config.json").write_text(json.dumps(saved))
     places = {"run": trained, "resnet": started_resnet, "newer": newer, "new": tmp_path / "new"}
     before = fingerprint(tmp_path), fingerprint(trained)
-    code, out, err = lbopt("export", *(argument.format(**places) for argument in arguments))
-    assert (code, out, err.count("\n")) == (2, "", 1), err
-    for part in said:
-        assert part in err
+    value = value.format(**places) if isinstance(value, str) else value
+    with refused(field, value, code) as caught:
+        refusing("export", *(argument.format(**places) for argument in arguments))
+    for part in named:
+        assert part in str(caught.value)
     assert (fingerprint(tmp_path), fingerprint(trained)) == before
 
 
-def test_a_place_where_nothing_can_be_written(lbopt, trained, tmp_path):
+def test_a_place_where_nothing_can_be_written(refusing, trained, tmp_path):
     (tmp_path / "file").write_text("")
-    code, _, err = lbopt(
-        "export", f"--workdir={trained}", "--format=safetensors", f"--output={tmp_path}/file/out"
-    )
-    assert (code, err.count("\n")) == (3, 1)
-    assert "--output" in err
+    output = f"{tmp_path}/file/out"
+    flags = (f"--workdir={trained}", "--format=safetensors", f"--output={output}")
+    with troubled("--output", output, "resource"):
+        refusing("export", *flags)

@@ -1,10 +1,15 @@
 """`lbopt plan`: its table, file, comparisons and suggestions; wrong input ends before compiling."""
 
+import errno
 import importlib.util
 import json
+import os
 import pathlib
 
 import pytest
+from refusal import names_in, refused, troubled
+
+from lbopt.errors import NO_VALUE
 
 pytestmark = [
     pytest.mark.tpu_compiler,
@@ -78,58 +83,65 @@ def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
 
 
 @pytest.mark.parametrize(
-    ("flags", "field"),
+    ("flags", "fault", "named"),
     [
-        (["--topology=v3:3x5"], "--topology = 'v3:3x5': the compiler knows no such slice"),
-        (["--topology=v3:0x16"], "--topology = 'v3:0x16': v3 has 2 axes of 1 or more chips"),
+        (["--topology=v3:3x5"], ("--topology", "v3:3x5", "choice"), '"v3:3x5"'),
+        (["--topology=v3:0x16"], ("--topology", "v3:0x16", "value"), "4,096"),
+        (["--topology=v3:1000x1000"], ("--topology", "v3:1000x1000", "value"), "4,096"),
+        (["--topology=v4:4x4"], ("--topology", "v4:4x4", "value"), "4,096"),
+        (["--topology=v6e:2x2x2"], ("--topology", "v6e:2x2x2", "value"), "256"),
+        (["--topology=v3:2x2x2x2"], ("--topology", "v3:2x2x2x2", "value"), "GENERATION"),
+        (["--topology=gpu"], ("--topology", "gpu", "value"), "GENERATION"),
+        ([], ("--topology", NO_VALUE, "missing"), "--topology="),
+        (["--config.global_batch_size=60"], ("config.global_batch_size", 60, "value"), "64"),
         (
-            ["--topology=v3:1000x1000"],
-            "--topology = 'v3:1000x1000': v3 has 2 axes of 1 or more chips and up to 4,096",
+            ["--config.parallel.backend=pmap"],
+            ("config.parallel.backend", "pmap", "value"),
+            "'jit'",
         ),
-        (["--topology=v4:4x4"], "--topology = 'v4:4x4': v4 has 3 axes"),
+        (["--config.parallel.num_devices=9"], ("config.parallel.num_devices", 9, "value"), "8"),
+        (["--output=/nowhere/plan.json"], ("--output", "/nowhere/plan.json", "resource"), ""),
+        (["--output=/"], ("--output", "/", "resource"), ""),
+        (["--breakdown=some"], ("--breakdown", "some", "value"), ""),
+        (["--compare=v3:2x2 v3:4x4"], ("--compare", "v3:2x2 v3:4x4", "value"), ""),
         (
-            ["--topology=v6e:2x2x2"],
-            "--topology = 'v6e:2x2x2': v6e has 2 axes of 1 or more chips and up to 256",
+            ["--compare=v3:4x4, model.rematt=layer"],
+            ("--config.model.rematt", NO_VALUE, "choice"),
+            "'remat'",
         ),
-        (["--topology=v3:2x2x2x2"], "--topology = 'v3:2x2x2x2': use GENERATION"),
-        (["--topology=gpu"], "--topology = 'gpu': use GENERATION"),
-        ([], "--topology"),
-        (["--config.global_batch_size=60"], "config.global_batch_size = 60"),
-        (["--config.parallel.backend=pmap"], "config.parallel.backend = 'pmap'"),
-        (["--config.parallel.num_devices=9"], "config.parallel.num_devices = 9"),
-        (["--output=/nowhere/plan.json"], "--output = '/nowhere/plan.json'"),
-        (["--output=/"], "--output = '/'"),
-        (["--breakdown=some"], "--breakdown = 'some'"),
-        (["--compare=v3:2x2 v3:4x4"], "--compare = 'v3:2x2 v3:4x4'"),
-        (["--compare=v3:4x4, model.rematt=layer"], "--config.model.rematt"),
-        (["--compare=v3:4x5"], "--compare = 'v3:4x5'"),
+        (["--compare=v3:4x5"], ("--compare", "v3:4x5", "choice"), '"v3:4x5"'),
         (
             ["--topology=v3:4x4", "--config.model.batch_norm_scope=tiles:2x2"],
-            "config.model.batch_norm_scope = 'tiles:2x2'",
+            ("config.model.batch_norm_scope", "tiles:2x2", "mismatch"),
+            "",
         ),
-        (["--config.parallel.reduce_scatter=True"], "config.parallel.reduce_scatter = True"),
-        (["--config.parallel.reduce_dtype=float16"], "config.parallel.reduce_dtype = 'float16'"),
+        (
+            ["--config.parallel.reduce_scatter=True"],
+            ("config.parallel.reduce_scatter", True, "unused"),
+            "config.parallel.shard_update",
+        ),
+        (
+            ["--config.parallel.reduce_dtype=float16"],
+            ("config.parallel.reduce_dtype", "float16", "choice"),
+            "",
+        ),
     ],
 )
-def test_what_is_wrong_is_one_line(lbopt, monkeypatch, flags, field):
+def test_what_is_wrong_is_one_line(refusing, monkeypatch, flags, fault, named):
     from lbopt.plan import _make
 
     monkeypatch.setattr(_make, "cost_of", lambda *_: pytest.fail("something was compiled"))
     if flags and not flags[0].startswith("--topology"):
         flags = ["--topology=v3:2x2", *flags]
-    code, out, err = lbopt("plan", CONFIG, *flags)
-    assert code == 2, err
-    place, _, rule = field.partition(": ")
-    assert err.startswith(f"lbopt plan: {place}: {rule}")
-    assert len(err.splitlines()) == 1
-    assert out == ""
+    with refused(*fault) as caught:
+        refusing("plan", CONFIG, *flags)
+    assert named in str(caught.value)
+    assert ("GENERATION" in names_in(caught)) == (named == "GENERATION")
 
 
-def test_a_study_of_trials_on_one_device_has_no_plan(lbopt, configs):
-    code, _, err = lbopt("plan", f"--config={configs}/sweeps/digits_limit.py", "--topology=v3:2x2")
-    assert code == 2
-    assert "config.trial_devices = 'one'" in err
-    assert len(err.splitlines()) == 1
+def test_a_study_of_trials_on_one_device_has_no_plan(refusing, configs):
+    with refused("config.trial_devices", "one", "conflict"):
+        refusing("plan", f"--config={configs}/sweeps/digits_limit.py", "--topology=v3:2x2")
 
 
 @pytest.mark.slow
@@ -171,30 +183,27 @@ def test_a_study_over_a_pod_is_planned_cell_by_cell(lbopt, configs, tmp_path, mo
     assert out.splitlines()[0].split()[:3] == ["arm", "batch", "microsteps"]
 
 
-def test_a_study_is_not_compared(lbopt, configs):
-    code, _, err = lbopt("plan", f"--config={configs}/sweeps/imagenet_limit.py", "--compare=v3:2x2")
-    assert code == 2
-    assert "--compare" in err
+def test_a_study_is_not_compared(refusing, configs):
+    with refused("--compare", "v3:2x2", "unused"):
+        refusing("plan", f"--config={configs}/sweeps/imagenet_limit.py", "--compare=v3:2x2")
 
 
-def test_a_corpus_that_is_not_there_needs_steps(lbopt):
-    code, _, err = lbopt("plan", f"--config={PLANNED}:bert", "--config.num_steps=None")
-    assert code == 2
-    assert err.startswith("lbopt plan: config.num_steps = None: ")
-    assert "config.data.builder" in err
+def test_a_corpus_that_is_not_there_needs_steps(refusing):
+    with refused("config.num_steps", None, "missing") as caught:
+        refusing("plan", f"--config={PLANNED}:bert", "--config.num_steps=None")
+    assert "config.data.builder" in names_in(caught)
 
 
-def test_without_libtpu_the_extra_is_named(lbopt, monkeypatch):
+def test_without_libtpu_the_extra_is_named(refusing, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
         lambda name, *rest: None if name == "libtpu" else find(name, *rest),
     )
-    code, _, err = lbopt("plan", CONFIG, "--topology=v3:2x2")
-    assert code == 3
-    assert "pip install 'lbopt[plan]'" in err
-    assert len(err.splitlines()) == 1
+    with troubled("libtpu", NO_VALUE, "installation") as caught:
+        refusing("plan", CONFIG, "--topology=v3:2x2")
+    assert "pip install 'lbopt[plan]'" in str(caught.value)  # a command to type
 
 
 def test_a_new_file_is_not_left_behind_by_what_is_wrong(lbopt, tmp_path):
@@ -203,28 +212,24 @@ def test_a_new_file_is_not_left_behind_by_what_is_wrong(lbopt, tmp_path):
     assert not file.exists()
 
 
-def test_what_cannot_be_compiled_is_one_line(lbopt, monkeypatch):
+def test_what_cannot_be_compiled_is_one_line(refusing, monkeypatch):
     from lbopt.train import Run
 
     def lower(run):
         raise NotImplementedError("no rule for TPUs")
 
     monkeypatch.setattr(Run, "lower", lower)
-    code, _, err = lbopt("plan", CONFIG, "--topology=v3:2x2")
-    assert code == 2
-    line = err.splitlines()[-1]
-    assert line.startswith("lbopt plan: --config: ")
-    assert "no rule for TPUs" in line
-    assert len(err.splitlines()) == 2
+    with refused("--config", NO_VALUE, "installation") as caught:
+        refusing("plan", CONFIG, "--topology=v3:2x2", lines=2)
+    assert "no rule for TPUs" in str(caught.value)  # the compiler's words
 
 
 def test_a_full_disk_is_one_line(lbopt, monkeypatch):
     from lbopt.plan import StepCost, _make
 
     monkeypatch.setattr(_make, "cost_of", lambda *_: StepCost(True, 1, 0.0, seconds=1.0))
-    code, _, err = lbopt(
-        "plan", CONFIG, "--topology=v3:2x2", "--evaluation=false", "--output=/dev/full"
-    )
+    flags = ("--topology=v3:2x2", "--evaluation=false", "--output=/dev/full")
+    code, _, err = lbopt("plan", CONFIG, *flags)
     assert code == 3
     assert err.splitlines()[-1].startswith("lbopt plan: --output = '/dev/full': ")
-    assert "No space left on device" in err
+    assert os.strerror(errno.ENOSPC) in err

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import requests
 import tensorflow_datasets as tfds
+from refusal import names_in, numbers_in, refused, troubled
 
 from lbopt.cli import _prepare
 from lbopt.data import TfdsFolder
@@ -21,6 +22,7 @@ from lbopt.data.prepare import GeneratedDataset, _builders, _requirements, prepa
 from lbopt.data.text import TextNormalization, load_pydoc_topics, open_store
 from lbopt.data.text._pieces import SPECIAL_TOKENS
 from lbopt.data.text._vocabulary import save_vocabulary
+from lbopt.errors import NO_VALUE
 
 
 @pytest.fixture(autouse=True)
@@ -31,13 +33,6 @@ def no_network(monkeypatch):
         raise urllib.error.URLError("no network in tests")
 
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
-
-
-def one_line(code, out, err, *parts, expected=3):
-    assert (code, out, err.count("\n")) == (expected, "", 1), err
-    assert err.startswith("lbopt prepare: ")
-    for part in parts:
-        assert part in err
 
 
 @pytest.mark.parametrize("name", ["generated_images", "pydoc_squad"])
@@ -99,25 +94,21 @@ def whole(archive):
     os.truncate(archive, _requirements.ARCHIVES["imagenet2012"].sizes[archive.name])
 
 
-def test_imagenet_says_which_files_the_user_has_to_download(lbopt, tmp_path):
-    parts = [
-        "ILSVRC2012_img_train.tar (138 GiB)",
-        "ILSVRC2012_img_val.tar (6 GiB)",
-        "https://image-net.org/download-images",
-        "after registration",
-    ]
-    one_line(
-        *lbopt("prepare", "imagenet2012", f"--data_dir={tmp_path}"),
-        *parts,
-        f"{tmp_path}/downloads/manual",
-    )
+def test_imagenet_says_which_files_the_user_has_to_download(refusing, tmp_path):
+    train, validation = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+    with troubled("DATASET", "imagenet2012", "missing") as caught:
+        refusing("prepare", "imagenet2012", f"--data_dir={tmp_path}")
+    assert {train, "138", validation, "6"} <= names_in(caught)  # files, each before its GiB
+    assert "https://image-net.org/download-images" in caught.value.reason
+    assert f"{tmp_path}/downloads/manual" in names_in(caught)
     assert list(tmp_path.iterdir()) == []
-    whole(tmp_path / "ILSVRC2012_img_train.tar")
-    code, out, err = lbopt(
-        "prepare", "imagenet2012", f"--data_dir={tmp_path}/data", f"--manual_dir={tmp_path}"
-    )
-    one_line(code, out, err, parts[1], f"into {tmp_path}")
-    assert parts[0] not in err
+
+    whole(tmp_path / train)
+    with troubled("DATASET", "imagenet2012", "missing") as caught:
+        flags = (f"--data_dir={tmp_path}/data", f"--manual_dir={tmp_path}")
+        refusing("prepare", "imagenet2012", *flags)
+    assert {validation, str(tmp_path)} <= names_in(caught)
+    assert train not in names_in(caught)
 
 
 @pytest.fixture
@@ -128,113 +119,140 @@ def archives(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_an_archive_that_was_cut_short(lbopt, archives):
+def prepare_imagenet(archives):
+    """Return the words of a command that finds the archives."""
+    flags = (f"--data_dir={archives}/data", f"--manual_dir={archives}")
+    return ("prepare", "imagenet2012", *flags)
+
+
+def test_an_archive_that_was_cut_short(refusing, archives):
     os.truncate(archives / "ILSVRC2012_img_val.tar", 5)
-    said = lbopt(
-        "prepare", "imagenet2012", f"--data_dir={archives}/data", f"--manual_dir={archives}"
-    )
-    one_line(*said, f"{archives}/ILSVRC2012_img_val.tar: ", "5 of 6744924160 bytes")
+    with troubled(f"{archives}/ILSVRC2012_img_val.tar", NO_VALUE, "damaged") as caught:
+        refusing(*prepare_imagenet(archives))
+    assert numbers_in(caught) == [5, 6744924160]
 
 
-def test_what_preparing_takes_is_said_before_it_begins(lbopt, archives, monkeypatch):
-    monkeypatch.setitem(
-        _requirements.PACKAGES, "imagenet2012", {"no_such_module": "no-such-package"}
-    )
-    said = lbopt(
-        "prepare", "imagenet2012", f"--data_dir={archives}/data", f"--manual_dir={archives}"
-    )
-    one_line(*said, "DATASET = 'imagenet2012': pip install no-such-package")
+def test_what_preparing_takes_is_said_before_it_begins(refusing, archives, monkeypatch):
+    packages = {"no_such_module": "no-such-package"}
+    monkeypatch.setitem(_requirements.PACKAGES, "imagenet2012", packages)
+    with troubled("DATASET", "imagenet2012", "missing") as caught:
+        refusing(*prepare_imagenet(archives))
+    assert "pip install no-such-package" in caught.value.reason  # a command to type
 
 
-def test_a_small_disk_is_seen_before_it_begins(lbopt, archives, monkeypatch):
+def test_a_small_disk_is_seen_before_it_begins(refusing, archives, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: types.SimpleNamespace(free=7))
-    said = lbopt(
-        "prepare", "imagenet2012", f"--data_dir={archives}/data", f"--manual_dir={archives}"
-    )
-    one_line(*said, "DATASET = 'imagenet2012': ", "144.0 GiB", "--data_dir")
+    with troubled("DATASET", "imagenet2012", "resource") as caught:
+        refusing(*prepare_imagenet(archives))
+    assert {"144.0", "--data_dir"} <= names_in(caught)
     assert not (archives / "data").exists()
 
 
-def test_files_to_download_are_described_by_tfds(lbopt, tmp_path):
-    one_line(
-        *lbopt("prepare", "chexpert", f"--data_dir={tmp_path}"),
-        "DATASET = 'chexpert'",
-        "downloads/manual",
-        "CheXpert",
-    )
+def test_files_to_download_are_described_by_tfds(refusing, tmp_path):
+    with troubled("DATASET", "chexpert", "missing") as caught:
+        refusing("prepare", "chexpert", f"--data_dir={tmp_path}")
+    assert "downloads/manual" in caught.value.reason
+    assert "CheXpert" in caught.value.reason  # in the text of TFDS
 
 
-def test_no_network(lbopt, tmp_path):
-    said = lbopt("prepare", "squad", f"--data_dir={tmp_path}")
-    one_line(
-        *said,
-        "DATASET = 'squad/v1.1': ",
-        "rajpurkar.github.io",
-        "HTTPS_PROXY",
-    )
+def test_no_network(refusing, tmp_path):
+    with troubled("DATASET", "squad/v1.1", "resource") as caught:
+        refusing("prepare", "squad", f"--data_dir={tmp_path}")
+    assert {"rajpurkar.github.io", "HTTPS_PROXY"} <= names_in(caught)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_network_that_breaks_off(lbopt, tmp_path, monkeypatch):
+def test_a_network_that_breaks_off(refusing, tmp_path, monkeypatch):
     def refuse(self, urls):
         raise requests.exceptions.ConnectionError("Max retries\nexceeded")
 
     monkeypatch.setattr(urllib.request, "urlopen", lambda *arguments, **named: io.BytesIO())
     monkeypatch.setattr(tfds.download.DownloadManager, "download_and_extract", refuse)
-    code, out, err = lbopt("prepare", "squad", f"--data_dir={tmp_path}")
-    announced, line = err.splitlines()
-    assert announced.startswith("squad/v1.1:3.0.0 is downloaded")
-    one_line(code, out, line + "\n", "DATASET = 'squad/v1.1': ", "(Max retries exceeded)")
+    with troubled("DATASET", "squad/v1.1", "resource") as caught:
+        refusing("prepare", "squad", f"--data_dir={tmp_path}", lines=2)
+    assert "(Max retries exceeded)" in str(caught.value)  # the words of requests
     assert [path.name for path in (tmp_path / "squad" / "v1.1").iterdir()] == []
 
 
+# Arguments, the refused field with its value and code, and what else the message must name.
 WRONG = {
     "a misspelt name": (
         ["imagnet2012"],
-        ["DATASET = 'imagnet2012'", "did you mean 'imagenet2012'"],
+        ("DATASET", "imagnet2012", "choice"),
+        "'imagenet2012'",
     ),
-    "an unknown name": (["qqqqqqqq"], ["no such data set", "lbopt prepare --help"]),
-    "a name that TFDS forgets without h5py": (["wikipedai"], ["did you mean 'wikipedia'"]),
-    "a misspelt config": (["squad/v1"], ["squad has no configuration 'v1'", "'v1.1'"]),
-    "a config of one without": (["mnist/large"], ["mnist has no configuration 'large'"]),
-    "another version": (["mnist:9.9.9"], ["version 3.0.1"]),
-    "no name": ([], ["DATASET: "]),
-    "an empty name": ([""], ["DATASET = ''"]),
-    "two names": (["mnist", "cifar10"], ["'cifar10'", "not a flag"]),
-    "a flag first": (["--data_dir=x", "mnist"], ["'--data_dir=x'", "DATASET"]),
-    "an unknown flag": (["mnist", "--dir=x"], ["dir"]),
-    "a flag of another": (["generated_images", "--manual_dir=x"], ["manual_dir"]),
-    "text without a name": (["text", "--folder=x"], ["prepare: --name: "]),
+    "an unknown name": (["qqqqqqqq"], ("DATASET", "qqqqqqqq", "choice"), "lbopt prepare --help"),
+    "a name that TFDS forgets without h5py": (
+        ["wikipedai"],
+        ("DATASET", "wikipedai", "choice"),
+        "'wikipedia'",
+    ),
+    "a misspelt config": (
+        ["squad/v1"],
+        ("DATASET", "squad/v1", "choice"),
+        "squad ",
+        "'v1'",
+        "'v1.1'",
+    ),
+    "a config of one without": (
+        ["mnist/large"],
+        ("DATASET", "mnist/large", "choice"),
+        "mnist ",
+        "'large'",
+    ),
+    "another version": (["mnist:9.9.9"], ("DATASET", "mnist:9.9.9", "choice"), "3.0.1"),
+    "no name": ([], ("DATASET", NO_VALUE, "missing")),
+    "an empty name": ([""], ("DATASET", "", "value")),
+    "two names": (["mnist", "cifar10"], ("argument", "cifar10", "choice")),
+    "a flag first": (["--data_dir=x", "mnist"], ("DATASET", "--data_dir=x", "value")),
+    "an unknown flag": (["mnist", "--dir=x"], ("--dir", NO_VALUE, "choice")),
+    "a flag of another": (
+        ["generated_images", "--manual_dir=x"],
+        ("--manual_dir", NO_VALUE, "choice"),
+    ),
+    "text without a name": (["text", "--folder=x"], ("--name", NO_VALUE, "missing")),
     "text with a bad name": (
         ["text", "--name=a/b", "--folder=x"],
-        ["--name = 'a/b'", "plain name"],
+        ("--name", "a/b", "value"),
     ),
-    "text of nothing": (["text", "--name=x"], ["--tfds = None", "--folder"]),
-    "text of no folder": (["text", "--name=x", "--folder={tmp}/no"], ["{tmp}/no", "no *.txt"]),
+    "text of nothing": (["text", "--name=x"], ("--tfds", None, "missing"), "--folder"),
+    "text of no folder": (
+        ["text", "--name=x", "--folder={tmp}/no"],
+        ("--folder", "{tmp}/no", "missing"),
+        "*.txt",
+    ),
     "two vocabularies": (
         ["text", "--name=x", "--vocab=v", "--vocab_size=9"],
-        ["--vocab_size = '9'", "--vocab"],
+        ("--vocab_size", "9", "conflict"),
+        "--vocab ",
     ),
-    "no number": (["text", "--name=x", "--vocab_size=many"], ["--vocab_size = 'many'"]),
+    "no number": (
+        ["text", "--name=x", "--vocab_size=many"],
+        ("--vocab_size", "many", "value"),
+    ),
     "a case that is no case": (
         ["text", "--name=x", "--vocab=v", "--lowercase=no"],
-        ["--lowercase = 'no'", "true or false"],
+        ("--lowercase", "no", "value"),
     ),
     "a case of what is learned": (
         ["text", "--name=x", "--lowercase=false"],
-        ["--lowercase = 'false'", "--vocab"],
+        ("--lowercase", "false", "unused"),
+        "--vocab",
     ),
-    "no vocabulary": (["text", "--name=x", "--vocab={tmp}/v"], ["{tmp}/v"]),
+    "no vocabulary": (["text", "--name=x", "--vocab={tmp}/v"], ("--vocab", "{tmp}/v", "missing")),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_it_is_refused_in_one_line(lbopt, case, tmp_path, monkeypatch):
+def test_it_is_refused_in_one_line(refusing, case, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    arguments, parts = (
-        [text.replace("{tmp}", str(tmp_path)) for text in texts] for texts in WRONG[case]
-    )
-    one_line(*lbopt("prepare", *arguments), *parts, expected=2)
+    arguments, (field, value, code), *named = WRONG[case]
+    if isinstance(value, str):
+        value = value.replace("{tmp}", str(tmp_path))
+    with refused(field, value, code) as caught:
+        refusing("prepare", *(text.replace("{tmp}", str(tmp_path)) for text in arguments))
+    for part in named:
+        assert part in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -242,14 +260,12 @@ def test_it_is_refused_in_one_line(lbopt, case, tmp_path, monkeypatch):
     "arguments",
     [["generated_images"], ["text", "--name=x", "--folder={texts}", "--vocab_size=200"]],
 )
-def test_a_place_where_nothing_can_be_written(lbopt, arguments, tmp_path, articles_folder):
+def test_a_place_where_nothing_can_be_written(refusing, arguments, tmp_path, articles_folder):
     (tmp_path / "file").write_text("")
     arguments = [argument.replace("{texts}", str(articles_folder)) for argument in arguments]
-    one_line(
-        *lbopt("prepare", *arguments, f"--data_dir={tmp_path}/file/data"),
-        f"{tmp_path}/file",
-        "--data_dir",
-    )
+    with troubled("--data_dir", NO_VALUE, "resource") as caught:
+        refusing("prepare", *arguments, f"--data_dir={tmp_path}/file/data")
+    assert f"{tmp_path}/file" in caught.value.reason
 
 
 def test_help_lists_what_can_be_made(lbopt):
@@ -372,10 +388,11 @@ def cased(tmp_path, articles_folder):
     return [*flags, f"--vocab={folder / 'vocab.txt'}"], folder / "vocab.txt"
 
 
-def test_a_cased_vocabulary_needs_somebody_who_says_so(lbopt, cased, tmp_path):
+def test_a_cased_vocabulary_needs_somebody_who_says_so(lbopt, refusing, cased, tmp_path):
     arguments, vocabulary = cased
-    parts = f"of {vocabulary} have capitals (A, It, The)", "--lowercase = None", "--lowercase=false"
-    one_line(*lbopt(*arguments), *parts, expected=2)
+    with refused("--lowercase", None, "missing") as caught:
+        refusing(*arguments)
+    assert {str(vocabulary), "A", "It", "The", "false"} <= names_in(caught)
     assert not (tmp_path / "data").exists()
     code, out, err = lbopt(*arguments, "--lowercase=false")
     assert (code, err.splitlines()) == (0, ["writing tokens"])
@@ -385,12 +402,9 @@ def test_a_cased_vocabulary_needs_somebody_who_says_so(lbopt, cased, tmp_path):
     assert decoded(store)[0] == "The cat sat on the mat . It was warm there . A dog came in ."
     code, again, _ = lbopt(*arguments[:-1])
     assert (code, again.splitlines()[1]) == (0, out.splitlines()[1])
-    one_line(
-        *lbopt(*arguments, "--lowercase=true"),
-        "--lowercase = 'true'",
-        "its text is cased",
-        expected=2,
-    )
+    with refused("--lowercase", "true", "mismatch") as caught:
+        refusing(*arguments, "--lowercase=true")
+    assert str(tmp_path / "data" / "lbopt_text" / "mine") in names_in(caught)
 
 
 def test_settings_beside_a_vocabulary_are_followed_and_a_flag_overrides_them(
@@ -416,17 +430,20 @@ def test_settings_beside_a_vocabulary_are_followed_and_a_flag_overrides_them(
     )
 
 
-def test_text_of_a_data_set_that_is_not_there_or_has_no_articles(lbopt, tmp_path, with_articles):
-    said = lbopt(
-        "prepare", "text", "--name=x", "--tfds=wikipedia/20230601.en", f"--data_dir={tmp_path}"
-    )
-    one_line(*said, "--tfds = 'wikipedia/20230601.en'", "run lbopt prepare wikipedia/20230601.en")
+def test_text_of_a_data_set_that_is_not_there_or_has_no_articles(
+    lbopt, refusing, tmp_path, with_articles
+):
+    name = "wikipedia/20230601.en"
+    with troubled("--tfds", name, "missing") as caught:
+        refusing("prepare", "text", "--name=x", f"--tfds={name}", f"--data_dir={tmp_path}")
+    assert f"lbopt prepare {name}" in str(caught.value)  # a command to type
     lbopt("prepare", "pydoc_squad", f"--data_dir={with_articles}")
-    said = lbopt("prepare", "text", "--name=x", "--tfds=pydoc_squad", f"--data_dir={with_articles}")
-    one_line(*said, "--tfds = 'pydoc_squad'", "not text", expected=2)
+    with refused("--tfds", "pydoc_squad", "mismatch") as caught:
+        refusing("prepare", "text", "--name=x", "--tfds=pydoc_squad", f"--data_dir={with_articles}")
+    assert "text" in names_in(caught)
 
 
-def test_damaged_articles_are_left_out_and_counted(lbopt, with_articles, tmp_path):
+def test_damaged_articles_are_left_out_and_counted(lbopt, refusing, with_articles, tmp_path):
     folder = shutil.copytree(with_articles / "articles", tmp_path / "articles").parent
     (file,) = folder.glob("articles/1.0.0/*train*")
     whole = bytearray(file.read_bytes())
@@ -441,7 +458,9 @@ def test_damaged_articles_are_left_out_and_counted(lbopt, with_articles, tmp_pat
         "--vocab_size=80",
         f"--data_dir={folder}",
     ]
-    one_line_after_progress(*lbopt(*arguments), "--max_damaged_records = 0: ", "of articles train")
+    with troubled("--max_damaged_records", 0, "damaged") as caught:
+        refusing(*arguments, lines=None)
+    assert {"articles", "train"} <= names_in(caught)
     code, out, _ = lbopt(*arguments, "--max_damaged_records=5")
     assert code == 0
     left = 5 - len(open_store(folder / "lbopt_text" / "x"))
@@ -449,34 +468,32 @@ def test_damaged_articles_are_left_out_and_counted(lbopt, with_articles, tmp_pat
     assert f"{left} damaged articles were left out" in out
 
 
-def one_line_after_progress(code, out, err, *parts):
-    assert (code, out) == (3, "")
-    for part in parts:
-        assert part in err.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "field", "value", "code"),
     [
-        (["--folder={empty}"], "--folder = "),
-        (["--folder={texts}", "--vocab_size=9"], "--vocab_size = 9"),
-        (["--folder={texts}", "--vocab={there}/v.txt"], "--vocab = "),
-        (["--folder={texts}", "--max_damaged_records=some"], "--max_damaged_records = 'some'"),
+        (["--folder={empty}"], "--folder", "{empty}", "missing"),
+        (["--folder={texts}", "--vocab_size=9"], "--vocab_size", 9, "value"),
+        (["--folder={texts}", "--vocab={there}/v.txt"], "--vocab", "{there}/v.txt", "damaged"),
+        (
+            ["--folder={texts}", "--max_damaged_records=some"],
+            "--max_damaged_records",
+            "some",
+            "value",
+        ),
     ],
 )
-def test_messages_name_the_flags(lbopt, flags, said, articles_folder, tmp_path):
+def test_messages_name_the_flags(refusing, flags, field, value, code, articles_folder, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     (tmp_path / "v.txt").write_text("")
-    flags = [flag.format(empty=empty, there=tmp_path, texts=articles_folder) for flag in flags]
-    code, _, err = lbopt("prepare", "text", "--name=x", *flags, f"--data_dir={tmp_path}/data")
-    assert (code, err.splitlines()[-1][: len("lbopt prepare: ") + len(said)]) == (
-        2,
-        f"lbopt prepare: {said}",
-    )
+    places = {"empty": empty, "there": tmp_path, "texts": articles_folder}
+    flags = [flag.format(**places) for flag in flags]
+    value = value.format(**places) if isinstance(value, str) else value
+    with refused(field, value, code):
+        refusing("prepare", "text", "--name=x", *flags, f"--data_dir={tmp_path}/data", lines=None)
 
 
-def test_a_store_that_fails_halfway_leaves_nothing(lbopt, articles_folder, tmp_path):
+def test_a_store_that_fails_halfway_leaves_nothing(lbopt, refusing, articles_folder, tmp_path):
     store = tmp_path / "lbopt_text"
     (store / ".x.partial-killed").mkdir(parents=True)
     folder = tmp_path / "texts"
@@ -490,25 +507,26 @@ def test_a_store_that_fails_halfway_leaves_nothing(lbopt, articles_folder, tmp_p
         "--vocab_size=80",
         f"--data_dir={tmp_path}",
     ]
-    code, _, err = lbopt(*arguments)
-    assert (code, "z.txt" in err) == (3, True)
+    with troubled(str(folder / "z.txt"), NO_VALUE, "damaged"):
+        refusing(*arguments, lines=None)
     assert list(store.iterdir()) == []
     (folder / "z.txt").unlink()
     assert lbopt(*arguments)[0] == 0
     assert [entry.name for entry in store.iterdir()] == ["x"]
 
 
-def test_ptb_says_which_files_the_user_has_to_download(lbopt, tmp_path):
-    one_line(
-        *lbopt("prepare", "ptb", f"--data_dir={tmp_path}"),
-        "ptb.train.txt, ptb.valid.txt, ptb.test.txt",
-        "Mikolov",
-    )
+def test_ptb_says_which_files_the_user_has_to_download(lbopt, refusing, tmp_path):
+    files = ["ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"]
+    with troubled("ptb", NO_VALUE, "missing") as caught:
+        refusing("prepare", "ptb", f"--data_dir={tmp_path}")
+    assert {*files, "Mikolov", f"{tmp_path}/ptb"} <= names_in(caught)
     (tmp_path / "ptb").mkdir()
     for name, text in {"train": "a <unk> b\n", "valid": "a c\n"}.items():
         (tmp_path / "ptb" / f"ptb.{name}.txt").write_text(text)
-    code, out, err = lbopt("prepare", "ptb", f"--data_dir={tmp_path}")
-    one_line(code, out, err, f"put ptb.test.txt into {tmp_path}/ptb")
+    with troubled("ptb", NO_VALUE, "missing") as caught:
+        refusing("prepare", "ptb", f"--data_dir={tmp_path}")
+    assert names_in(caught) & set(files) == {"ptb.test.txt"}
+    assert f"{tmp_path}/ptb" in names_in(caught)
     (tmp_path / "ptb" / "ptb.test.txt").write_text("b\nb\n")
     code, out, _ = lbopt("prepare", "ptb", f"--data_dir={tmp_path}")
     assert code == 0

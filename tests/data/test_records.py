@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from refusal import refused, troubled
+from refusal import names_in, refused, troubled
 from tfds_sets import write, write_images
 
 from lbopt.data import TfdsFolder
@@ -76,14 +76,14 @@ def test_a_label_out_of_range_is_damage(root):
 def test_a_missing_data_set_names_the_command(name, root):
     with troubled("builder", name, "missing") as caught:
         TfdsFolder(name, str(root))
-    assert f"lbopt prepare {name}" in str(caught.value)
+    assert f"lbopt prepare {name}" in str(caught.value)  # a command to type
 
 
 @pytest.mark.parametrize("split", ["validation", "train[:", "train[:0]"])
 def test_an_unknown_or_empty_split_is_refused_with_the_known_ones(split, root):
     with refused("train_split", split, "choice") as caught:
         TfdsFolder("pictures", str(root)).open(split, "train_split")
-    assert "train (5 records)" in str(caught.value)
+    assert {"train", "5"} <= names_in(caught)
 
 
 def test_another_format_is_refused(root, tmp_path):
@@ -100,4 +100,4 @@ def test_another_format_is_refused(root, tmp_path):
     os.mkfifo(folder / "features.json")
     with troubled(str(folder), code="damaged") as caught:
         TfdsFolder("mixed", str(tmp_path))
-    assert "a FIFO" in str(caught.value)
+    assert "FIFO" in names_in(caught)

@@ -395,8 +395,8 @@ def test_bf16_keeps_parameters_and_logits_in_fp32(params, inputs):
 @pytest.mark.parametrize(
     ("options", "length", "field", "value", "code", "fact"),
     [
-        ({}, 9, "sequence_length", 9, "mismatch", "8 positions"),
-        ({"num_heads": 3}, 7, "num_heads", 3, "value", "width of 16"),
+        ({}, 9, "sequence_length", 9, "mismatch", "8"),
+        ({"num_heads": 3}, 7, "num_heads", 3, "value", "16"),
         ({"head": "span"}, 7, "head", "span", "choice", "pretraining, question_answering"),
         ({"max_length": 0}, 7, "max_length", 0, "value", ">= 1"),
         ({"remat_layers": -1}, 7, "remat_layers", -1, "value", ">= 0"),

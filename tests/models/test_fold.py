@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from compiling import QUICKLY
-from refusal import refused
+from refusal import numbers_in, refused
 
 import lbopt
 from lbopt import replicas
@@ -173,7 +173,7 @@ def test_a_group_holds_whole_folds():
     variables = module.init(jax.random.key(0), jnp.ones((2, 1, 1, 12)), False)
     with refused("stats_scope", "examples:2", "mismatch") as caught:
         module.apply(variables, jnp.ones((2, 1, 1, 12)), False, mutable=["batch_stats"])
-    assert "2 examples do not hold 4" in caught.value.reason
+    assert numbers_in(caught)[:2] == [2, 4]
 
 
 def test_stochastic_depth_drops_the_same_examples(images):
@@ -279,7 +279,7 @@ def test_examples_fold_within_a_replica(num_examples, axis_name):
         )
         with refused("fold_examples", 8, "value") as caught:
             _fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 8)
-        assert "4 examples" in caught.value.reason
+        assert 4 in numbers_in(caught)
         with refused("fold_examples", 0, "value"):
             _fold.fold_examples(jnp.ones((num_examples, 1, 1, 3)), 0)
 

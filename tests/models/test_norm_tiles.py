@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusal import refused
+from refusal import numbers_in, refused
 
 import lbopt
 from lbopt import replicas
@@ -195,11 +195,11 @@ def refusal(scope, count, examples, grid=None, axis_name=None):
 
 REFUSED = [
     ("tiles:2x2", None, 16, ["tiles:2x2@HxW"]),
-    ("tiles:1x2@2x4", None, 16, ["2 x 4", "4 replicas"]),
-    ("tiles:1x2", (2, 4), 16, ["2 x 4", "4 replicas"]),
+    ("tiles:1x2@2x4", None, 16, ["2 x 4"]),
+    ("tiles:1x2", (2, 4), 16, ["2 x 4"]),
     ("tiles:1x4@2x2", None, 16, ["1 x 4", "2 x 2"]),
     ("tiles:3x1@4x1", None, 16, ["3 x 1", "4 x 1"]),
-    ("tiles:1x2@2x2", None, 6, ["4 replicas", "6 examples"]),
+    ("tiles:1x2@2x2", None, 6, ["4", "6"]),
 ]
 
 
@@ -218,7 +218,7 @@ def test_the_stated_grid_wins_over_the_meshs():
     assert StatsScope.parse("tiles:1x2").tile_counts(8, (4, 2)) == (4, 1)
     with refused("stats_scope", scope.text, "mismatch") as caught:
         scope.tile_counts(4, (2, 2))
-    assert "2 x 4 is not 4 replicas" in caught.value.reason
+    assert numbers_in(caught) == [2, 4, 4]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
-"""Checks of a refusal: by field, value and code, never by the text of the message."""
+"""Checks of a refusal: by field, value, code, and what it names; never by its sentence."""
 
 import contextlib
+import re
 from unittest.mock import ANY
 
 import pytest
 
 from lbopt.errors import EnvironmentProblem, UserError
 
-__all__ = ["ANY", "refused", "troubled"]
+__all__ = ["ANY", "names_in", "numbers_in", "refused", "troubled"]
 
 
 @contextlib.contextmanager
@@ -26,3 +27,18 @@ def refused(field, value=ANY, code=ANY, kind=UserError):
 def troubled(field, value=ANY, code=ANY):
     """Check as `refused` does, for a fault of the machine instead of the user."""
     return refused(field, value, code, EnvironmentProblem)
+
+
+def numbers_in(caught):
+    """Return the whole numbers in the reason of a caught refusal."""
+    return [int(number) for number in re.findall(r"\d+", _reason(caught.value))]
+
+
+def names_in(caught):
+    """Return the words of the reason of a caught refusal; paths of leaves count as words."""
+    return set(re.findall(r"[\w./-]*\w", _reason(caught.value)))
+
+
+def _reason(error):
+    """Return the reason as it is shown: with the places of the other fields that it names."""
+    return str(UserError(error.reason, also=error.also))

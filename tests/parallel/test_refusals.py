@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from refusal import refused
+from refusal import numbers_in, refused
 
 import lbopt
 from lbopt.aggregators import plain_mean
@@ -55,14 +55,14 @@ def test_the_message_names_the_nearest_size_that_works():
     for size, nearest in ((35, 32), (1, 8)):
         with refused("global_batch_size", size, "value") as caught:
             check_divisible(size, mesh, num_microsteps=2)
-        assert f"a multiple of 8; {nearest} is the nearest" in caught.value.reason
+        assert numbers_in(caught)[-2:] == [8, nearest]
     check_divisible(32, mesh, num_microsteps=2)
 
 
 def test_an_unknown_backend_is_refused():
     with refused("backend", "pmpa", "choice") as caught:
         lbopt.make_train_step(never, optax.sgd(0.1), lbopt.make_mesh(1), "pmpa")
-    assert "did you mean 'pmap'?" in caught.value.reason
+    assert "'pmap'" in caught.value.reason
     with refused("backend", "pmpa", "choice"):
         lbopt.make_eval_step(never, lbopt.make_mesh(1), "pmpa")
 
@@ -71,7 +71,7 @@ def test_an_unknown_backend_is_refused():
 def test_a_number_of_devices_that_is_not_there_is_refused(num_devices):
     with refused("num_devices", num_devices, "value") as caught:
         lbopt.make_mesh(num_devices)
-    assert "4 devices" in caught.value.reason
+    assert 4 in numbers_in(caught)
 
 
 def test_a_mesh_takes_the_first_devices():

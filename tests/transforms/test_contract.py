@@ -11,7 +11,7 @@ import optax
 import pytest
 from compiling import QUICKLY
 from jax.sharding import PartitionSpec
-from refusal import ANY, refused
+from refusal import ANY, names_in, refused
 
 import lbopt
 from lbopt.transforms._weight_decay import add_weight_decay
@@ -594,7 +594,7 @@ def test_complex_leaves_count_by_their_moduli_or_are_refused_by_name(name):
     if name in REAL_ONLY:
         with refused(*REAL_ONLY[name], "conflict") as caught:
             tx.update(gradient, tx.init(joined), joined)
-        assert "'w/kernel' is complex64" in caught.value.reason
+        assert {"w/kernel", "complex64"} <= names_in(caught)
         return
     ours, state = tx.update(gradient, tx.init(joined), joined)
     assert kinds(state) == kinds(tx.init(joined))

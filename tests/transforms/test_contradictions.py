@@ -1,5 +1,6 @@
 """Options that contradict each other, trees that do not fit, and options that would do nothing."""
 
+import re
 import warnings
 
 import jax
@@ -239,7 +240,7 @@ def test_gradients_of_another_tree(build, updates, places):
     tx = build(0.1)
     with refused("updates", code="type") as caught:
         tx.update(updates, tx.init(PARAMS), PARAMS)
-    assert f" at {places};" in caught.value.reason
+    assert re.search(rf"\w {places};", caught.value.reason)
 
 
 @pytest.mark.parametrize("build", BUILD)

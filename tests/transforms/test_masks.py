@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from refusal import refused
+from refusal import names_in, refused
 
 import lbopt
 from lbopt.errors import NO_VALUE
@@ -174,7 +174,7 @@ def test_a_summary_of_an_optimizer_of_nnx_asks_for_its_transformation():
         with refused("tx", NO_VALUE, "type") as caught:
             lbopt.summarize_masks(params, given)
         assert kind in caught.value.reason
-        assert "nnx.Optimizer its tx" in caught.value.reason
+        assert {"nnx.Optimizer", "tx"} <= names_in(caught)
 
 
 @pytest.mark.parametrize("argument", ["trust_ratio_mask", "stacked"])

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from refusal import refused, troubled
+from refusal import names_in, refused, troubled
 
 from lbopt.data.text import (
     _corpora,
@@ -131,7 +131,7 @@ def test_files_that_are_not_text_are_named(tmp_path):
     os.mkfifo(tmp_path / "b.txt")
     with troubled(str(tmp_path / "b.txt"), code="damaged") as caught:
         list(folder_documents(tmp_path))
-    assert "a FIFO" in str(caught.value)
+    assert "FIFO" in names_in(caught)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from refusal import refused, troubled
+from refusal import names_in, refused, troubled
 
 from lbopt.data.text import load_ptb
 
@@ -62,11 +62,11 @@ def test_a_file_that_is_missing_or_empty_or_no_text(folder, name, content):
 
 @pytest.mark.parametrize(
     ("data_dir", "command"),
-    [(None, "lbopt prepare ptb says"), ("/data", "lbopt prepare ptb --data_dir=/data says")],
+    [(None, "lbopt prepare ptb "), ("/data", "lbopt prepare ptb --data_dir=/data ")],
 )
 def test_missing_files_are_named_with_the_command(data_dir, command, folder):
     (folder / "ptb.test.txt").unlink()
     with troubled("ptb", code="missing") as caught:
         load_ptb(folder, data_dir=data_dir)
-    assert f"ptb.test.txt missing in {folder}" in str(caught.value)
+    assert {"ptb.test.txt", str(folder)} <= names_in(caught)
     assert command in str(caught.value)

@@ -5,7 +5,7 @@ import os
 import re
 
 import pytest
-from refusal import ANY, refused, troubled
+from refusal import ANY, names_in, refused, troubled
 
 from lbopt.data.text import (
     StoreWriter,
@@ -316,7 +316,7 @@ def test_files_that_are_not_regular_are_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "tokenizer_config.json")
     with refused(str(tmp_path / "tokenizer_config.json"), code="damaged") as caught:
         load_wordpiece(path)
-    assert "a FIFO" in str(caught.value)
+    assert "FIFO" in names_in(caught)
 
 
 @pytest.mark.filterwarnings("ignore")
