@@ -1,6 +1,7 @@
 """The public LAMB and LARS codes, as data: where each comes from, and which options it sets.
 
-A variant names its source and the options in which it differs from the paper. An option that the
+LAMB is layerwise adaptive moments for batch training, LARS layerwise adaptive rate scaling. A
+variant names its source and the options in which it differs from the paper. An option that the
 caller gives overrides the variant's.
 
 The sources exclude leaves by substrings of the variable names of their own frameworks. Here roles

@@ -223,11 +223,11 @@ def test_another_secret(start, tmp_path):
 @pytest.mark.parametrize(
     ("says", "code", "told"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", 3, "no process 0 of lbopt"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", 3, "not process 0 of lbopt"),
         (
             b'{"lbopt": 1, "nonce": "' + b"0" * 64 + b'"}\n{"proof": "' + b"0" * 64 + b'"}\n',
             3,
-            "no process 0 of lbopt",
+            "not process 0 of lbopt",
         ),
         (b'{"lbopt": 2, "nonce": ""}\n', 3, "another version"),
         (None, 3, "(3 s; "),

@@ -1,6 +1,6 @@
 """Claim: layerwise adaptation holds small-batch quality to a larger batch.
 
-The arms compared warm up by LEGW (linear-epoch gradual warmup).
+LAMB and LARS with the warmup of LEGW (linear-epoch gradual warmup) are compared with other arms.
 """
 
 from __future__ import annotations

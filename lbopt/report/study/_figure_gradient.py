@@ -276,8 +276,8 @@ _TRUST_RATIO = _LayerStatistic(
 _OF_EACH = (
     "1 - cosine of the gradients of two half batches, for each {0} alone, the mean over the final "
     "seeds: 0 where they agree, 1 where they are unrelated. AGVM (adaptive gradient variance "
-    "modulator) slows down a {0} above its anchor. The {0}s are in the order of their names, from "
-    "dark to bright."
+    "modulation) slows down a module above its anchor. The {0}s are in the order of their names, "
+    "from dark to bright."
 )
 _PHIS = [
     _LayerStatistic(
