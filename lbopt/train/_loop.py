@@ -33,7 +33,7 @@ from lbopt.workdir import (
     write_text,
 )
 
-_ADVICE = "lower base_learning_rate, or clip by max_grad_norm"
+_ADVICE = "lower the learning rate, or clip the gradients"
 _STALLED_SHARE = 0.5
 """Share of a layer's weights: if an update leaves more of them unchanged, the user is warned."""
 _SHOWN = (
@@ -210,7 +210,7 @@ def _say_if_broken(status: Status, checkpoints: Checkpoints, say: Callable[[str]
     which = (
         "no checkpoint has a finite network"
         if kept is None
-        else f"the last finite network is --checkpoint={kept}"
+        else f"the last finite network is checkpoint {kept}"
     )
     say(f"the loss was not finite, first at step {status.broken_step}: {which}; {_ADVICE}")
 

@@ -117,7 +117,7 @@ class Job:
             ended = [process.poll() for process in self.processes]
             assert not any(code is not None for code in ended), (
                 ended,
-                [self.said(i)[-3:] for i in range(len(ended))],
+                [self.said(i)[-60:] for i in range(len(ended))],
             )
             assert time.monotonic() < until, [
                 self.said(index)[-3:] for index in range(len(self.processes))

@@ -68,7 +68,7 @@ def test_a_run_whose_loss_is_nan_says_so_and_keeps_what_is_finite(spoilt, tmp_pa
         said[0],
     )
     assert re.match(
-        "the loss was not finite, first at step 8: the last finite network is --checkpoint=6;",
+        "the loss was not finite, first at step 8: the last finite network is checkpoint 6;",
         said[1],
     )
     text = (tmp_path / "metrics.jsonl").read_text()
@@ -80,7 +80,7 @@ def test_a_run_whose_loss_is_nan_says_so_and_keeps_what_is_finite(spoilt, tmp_pa
         assert checkpoints.best_step() == checkpoints.latest_finite_step() == 6
         assert not checkpoints.would_be_best({"eval/accuracy": 1.0, "eval/loss": float("nan")})
     assert spoilt(tmp_path) == 0
-    assert "the last finite network is --checkpoint=6" in capsys.readouterr().err.splitlines()[-1]
+    assert "the last finite network is checkpoint 6" in capsys.readouterr().err.splitlines()[-1]
     assert main(["report", f"--workdir={tmp_path}"]) == 0
     page = (tmp_path / "report.html").read_text()
     assert "The loss was not finite in 13 of 20 logged steps, first at step 8" in page
