@@ -63,10 +63,7 @@ def test_a_run_whose_loss_is_nan_says_so_and_keeps_what_is_finite(spoilt, tmp_pa
         line for line in err.splitlines() if "finite" in line or "nan" in line.partition("  ")[0]
     ]
     assert len(said) == 2, said
-    assert re.match(
-        "train/loss is nan at step 8, .*stop_at_nan.*base_learning_rate.*max_grad_norm",
-        said[0],
-    )
+    assert re.match("train/loss is nan at step 8, .*stop_at_nan", said[0])
     assert re.match(
         "the loss was not finite, first at step 8: the last finite network is checkpoint 6;",
         said[1],
