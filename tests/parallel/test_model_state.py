@@ -1,6 +1,7 @@
 """Model state keeps its dtypes and is reduced by leaf; a second step causes no second trace."""
 
 import contextlib
+import re
 
 import jax
 import jax.numpy as jnp

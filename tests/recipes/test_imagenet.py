@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import pathlib
+import re
 
 import jax
 import numpy as np

@@ -1,6 +1,7 @@
 """Optimizer metrics in the log, and the end of a run whose gradients are all broken."""
 
 import contextlib
+import re
 import types
 
 import jax

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import re
 import shutil
 
 import jax
@@ -11,12 +12,11 @@ import numpy as np
 import pytest
 from refusal import names_in, refused, run_refused, troubled
 
-from lbopt.errors import EnvironmentProblem, UserError
-
 from lbopt.cli import load_config, main
 from lbopt.config import DataConfig, ModelConfig, TrainConfig
 from lbopt.data.text import Vocabulary
 from lbopt.data.text._vocabulary import UNCASED
+from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.interchange import load_safetensors, save_huggingface, save_safetensors
 from lbopt.models import make_bert, stack_layers
 from lbopt.parallel import Step
@@ -287,7 +287,9 @@ def test_files_of_other_networks_than_bert(case, params, tmp_path):
             ours, _initial.read(str(tmp_path / "file"), model)["params"], model, "there"
         )
     if known:
-        assert re.search(rf" 2 .*{re.escape(str(tmp_path / 'file'))}.* {num_layers}\b", str(caught.value))
+        assert re.search(
+            rf" 2 .*{re.escape(str(tmp_path / 'file'))}.* {num_layers}\b", str(caught.value)
+        )
 
 
 @pytest.mark.parametrize("place", ["x" * 5000, "x/" * 5000, "\0", "~nobody/x"])
