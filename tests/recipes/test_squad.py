@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from refusal import names_in, numbers_in, refused, troubled
+from refusal import names_in, numbers_in, refused, run_refused, troubled
 from shared import shared_folder
 from tfds_sets import write
 
@@ -159,58 +159,51 @@ def test_answers_are_cut_out_of_the_text_as_it_is_written(data_dir):
     assert np.mean(found) > 0.95  # no window may hold an answer longer than the stride
 
 
+# A change, the refused field with its value and code, and what else the message must name.
 BAD = {
     "another vocabulary size": (
         ["--config.data.vocab_size=512", "--config.data.vocab_file={vocab}"],
-        2,
-        "config.data.vocab_size = 512",
+        ("config.data.vocab_size", 512, "mismatch"),
     ),
     "no vocabulary": (
         ["--config.data.builder=other", "--config.init_from=None"],
-        2,
-        "config.data.vocab_file = None",
+        ("config.data.vocab_file", None, "missing"),
     ),
     "no such start": (
         ["--config.data.builder=other", "--config.init_from=/nowhere"],
-        2,
-        "config.init_from = '/nowhere': nothing is there",
+        ("config.init_from", "/nowhere", "missing"),
     ),
     "another activation": (
         ["--config.model.activation=gelu_tanh"],
-        2,
-        "config.model.activation = 'gelu_tanh': ",
+        ("config.model.activation", "gelu_tanh", "mismatch"),
     ),
     "a case that a learned vocabulary has not": (
         ["--config.data.lowercase=false"],
-        2,
-        "config.data.lowercase = False",
+        ("config.data.lowercase", False, "unused"),
     ),
     "no such vocabulary": (
         ["--config.data.vocab_file=/nowhere/vocab.txt"],
-        2,
-        "/nowhere/vocab.txt",
+        ("config.data.vocab_file", "/nowhere/vocab.txt", "missing"),
     ),
     "a window without room": (
         ["--config.data.sequence_length=4"],
-        2,
-        "config.data.sequence_length = 4",
+        ("config.data.sequence_length", 4, "value"),
     ),
     "more tokens than positions": (
         ["--config.data.sequence_length=256"],
-        2,
-        "config.data.sequence_length = 256",
+        ("config.data.sequence_length", 256, "mismatch"),
     ),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_is_one_line(name, flags, pretrained, tmp_path, capsys):
-    overrides, code, said = BAD[name]
+    overrides, fault, *named = BAD[name]
     overrides = [override.format(vocab=pretrained / "vocab.txt") for override in overrides]
-    assert main(["train", *flags, *overrides, f"--workdir={tmp_path / 'run'}"]) == code
-    error = capsys.readouterr().err
-    assert said in error
-    assert len(error.splitlines()) == 1
+    with refused(*fault) as caught:
+        run_refused(capsys, "train", *flags, *overrides, f"--workdir={tmp_path / 'run'}")
+    for part in named:
+        assert part in str(caught.value)
 
 
 @pytest.fixture
