@@ -178,14 +178,14 @@ def test_a_state_or_a_batch_that_nobody_placed_is_traced_once(option):
 
 
 @pytest.mark.parametrize(
-    ("returned", "leaf", "shapes"),
+    ("returned", "leaf", "code", "shapes"),
     [
-        (lambda state: {}, "count", []),
-        (lambda state: None, "count", []),
-        (lambda state: {**state, "each": state["each"][:4]}, "each", ["(8,)", "(4,)"]),
+        (lambda state: {}, "count", "missing", []),
+        (lambda state: None, "count", "missing", []),
+        (lambda state: {**state, "each": state["each"][:4]}, "each", "type", ["(8,)", "(4,)"]),
     ],
 )
-def test_a_state_that_comes_back_short_is_refused_by_leaf(returned, leaf, shapes):
+def test_a_state_that_comes_back_short_is_refused_by_leaf(returned, leaf, code, shapes):
     def loss_fn(params, state, batch, rng):
         return jnp.sum(params["w"]), (returned(state), {"loss": (0.0, 1.0)})
 
@@ -194,7 +194,7 @@ def test_a_state_that_comes_back_short_is_refused_by_leaf(returned, leaf, shapes
     )
     for options in ({}, {"backend": "pmap", "num_microsteps": 2}):
         step = lbopt.make_train_step(loss_fn, optax.sgd(0.1), lbopt.make_mesh(4), **options)
-        with refused(f"model_state/{leaf}", NO_VALUE, "type") as caught:
+        with refused(f"model_state/{leaf}", NO_VALUE, code) as caught:
             step.lower(state, {"x": np.ones((8, 2), np.float32)})
         assert re.findall(r"\(\d,\)", caught.value.reason) == shapes
 
