@@ -475,8 +475,8 @@ def test_excluding_is_selecting_the_others():
             "value",
             "'BatchNorm'",
         ),
-        (lambda: lbopt.select_paths(r".")(NET), "mask", "value", "selects every"),
-        (lambda: lbopt.exclude_paths(r".")(NET), "mask", "value", "selects no "),
+        (lambda: lbopt.select_paths(r".")(NET), "mask", "value", "= select_paths('.'): "),
+        (lambda: lbopt.exclude_paths(r".")(NET), "mask", "value", "= exclude_paths('.'): "),
         (lambda: lbopt.select_paths(), "patterns", "missing", ""),
         (lambda: lbopt.select_paths("("), "pattern", "value", ""),
         (lambda: lbopt.select_paths(b"kernel"), "pattern", "value", ""),
@@ -493,7 +493,7 @@ def test_excluding_is_selecting_the_others():
 def test_masks_refuse(mask, field, code, fact):
     with refused(field, code=code) as caught:
         mask()
-    assert fact in caught.value.reason
+    assert fact in str(caught.value)
 
 
 def role_names(names):

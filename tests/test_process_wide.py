@@ -1,10 +1,13 @@
 """Another program may import and use the library, which changes nothing process-wide."""
 
+import importlib.util
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = '''
-import asyncio, importlib, logging, os, pathlib, pkgutil, signal, sys, warnings
+import asyncio, contextlib, importlib, logging, os, pathlib, pkgutil, signal, sys, warnings
 
 sys.modules["torch"] = None  # it takes longer than all the rest
 import tensorboardX
@@ -38,25 +41,40 @@ for found in pkgutil.walk_packages(lbopt.__path__, "lbopt."):
         except ModuleNotFoundError as error:  # an optional package
             assert not error.name.startswith("lbopt"), error
 
+from lbopt.errors import EnvironmentProblem
+from lbopt.job import PreemptionWatch, SoloJob
+from lbopt.parallel import connect_processes
+from lbopt.plan import prepare_environment
 from lbopt.train import Checkpoints
-from lbopt.job import PreemptionWatch
 from lbopt.workdir import MetricsWriter
 
+def loss_fn(params, model_state, batch, rng):
+    return jnp.sum(batch["x"] @ params["kernel"]), (model_state, {})
+
 folder = pathlib.Path(sys.argv[1])
-state = lbopt.TrainState.create({"kernel": jnp.ones((2, 2))}, {}, lbopt.lamb(0.1))
+connect_processes(SoloJob())
+tx = lbopt.lamb(0.1)
+step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(1))
+state = step.place(lbopt.TrainState.create({"kernel": jnp.ones((2, 2))}, {}, tx))
+state, _ = step(state, {"x": jnp.ones((4, 2))})
 with Checkpoints(folder) as checkpoints, MetricsWriter(folder) as writer, PreemptionWatch():
     during = settings()
     writer.write(1, 8, {"train/loss": float("nan")})
     checkpoints.save(state, None)
     checkpoints.wait()
 after = settings()
-print([name for name in before if before[name] != after[name]])
-print([name for name in before if before[name] != during[name]])
+with contextlib.suppress(EnvironmentProblem):  # without libtpu
+    prepare_environment()
+planning = settings()
+for later in (after, during, planning):
+    print([name for name in before if before[name] != later[name]])
 '''
 
 
-def test_nothing_is_left_changed_and_only_the_watch_for_signals_changes_anything(tmp_path):
+@pytest.mark.process
+def test_only_what_says_so_changes_anything_and_only_planning_leaves_it_changed(tmp_path):
     said = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert said.stdout == "[]\n['signals']\n"
+    planning = ["environment", "jax"] if importlib.util.find_spec("libtpu") else []
+    assert said.stdout == f"[]\n['signals']\n{planning}\n"

@@ -1,13 +1,14 @@
 """The command in this process, its output, and config files for it."""
 
+import functools
 import hashlib
 import pathlib
 import textwrap
 
 import pytest
+from refusal import run_refused
 
-from lbopt._shown import one_line
-from lbopt.cli import _main, main
+from lbopt.cli import main
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
@@ -32,32 +33,9 @@ def lbopt(capsys):
 
 
 @pytest.fixture
-def refusing(lbopt, monkeypatch):
-    """Return a function that runs a refused command and raises the error that it has printed.
-
-    The error is the only line of the command's output, or the last of its `lines` (None: any).
-    """
-    ended_by = []
-    print_error = _main._print_error
-
-    def note(name, error):
-        ended_by.append(error)
-        print_error(name, error)
-
-    monkeypatch.setattr(_main, "_print_error", note)
-
-    def run(*arguments, lines=1):
-        ended_by.clear()
-        code, out, err = lbopt(*arguments)
-        assert ended_by, (code, err)
-        (error,) = ended_by
-        assert (code, out) == (error.exit_code, "")
-        assert err.endswith(one_line(f"lbopt {arguments[0]}: {error}") + "\n")
-        assert lines is None or err.count("\n") == lines, err
-        assert "Traceback" not in err
-        raise error
-
-    return run
+def refusing(capsys):
+    """Return `run_refused` of the command: a function (*arguments, lines=1) that raises."""
+    return functools.partial(run_refused, capsys)
 
 
 @pytest.fixture

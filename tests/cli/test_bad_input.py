@@ -8,6 +8,7 @@ from lbopt.cli import _sweep, _train
 from lbopt.errors import NO_VALUE
 
 DIGITS = "digits_cnn.py:lamb-256"
+LARS = "digits_cnn.py:lars-256"
 LIMIT = "sweeps/digits_limit.py:smoke"
 
 
@@ -15,8 +16,8 @@ def train(*overrides, config=DIGITS):
     return ("train", f"--config={{configs}}/{config}", "--workdir={workdir}", *overrides)
 
 
-def field(name, value):
-    return train(f"--config.{name}={value}")
+def field(name, value, config=DIGITS):
+    return train(f"--config.{name}={value}", config=config)
 
 
 def sweep(*overrides):
@@ -179,16 +180,20 @@ COMMAND_LINES = {
     "nan b2": (field("optimizer.b2", "nan"), ("config.optimizer.b2", float("nan"), "value")),
     "negative eps": (field("optimizer.eps", -1e-6), ("config.optimizer.eps", -1e-06, "value")),
     "trust coefficient 0": (
-        field("optimizer.trust_coefficient", 0),
-        ("config.optimizer.trust_coefficient", 0.0, "unused"),
+        field("optimizer.trust_coefficient", 0, LARS),
+        ("config.optimizer.trust_coefficient", 0.0, "value"),
     ),
     "nan trust coefficient": (
-        field("optimizer.trust_coefficient", "nan"),
-        ("config.optimizer.trust_coefficient", float("nan"), "unused"),
+        field("optimizer.trust_coefficient", "nan", LARS),
+        ("config.optimizer.trust_coefficient", float("nan"), "value"),
     ),
     "infinite trust coefficient": (
-        field("optimizer.trust_coefficient", "inf"),
-        ("config.optimizer.trust_coefficient", float("inf"), "unused"),
+        field("optimizer.trust_coefficient", "inf", LARS),
+        ("config.optimizer.trust_coefficient", float("inf"), "value"),
+    ),
+    "a trust coefficient for LAMB": (
+        field("optimizer.trust_coefficient", 0.1),
+        ("config.optimizer.trust_coefficient", 0.1, "unused"),
     ),
     "misspelt variant": (
         field("optimizer.variant", "albertt"),
@@ -232,8 +237,8 @@ COMMAND_LINES = {
         ("config.optimizer.trust_ratio_bounds", (1.0,), "type"),
     ),
     "stairs that go down": (
-        field("schedule.stair_epochs", "(3.0,2.0)"),
-        ("config.schedule.stair_epochs", (3.0, 2.0), "unused"),
+        train("--config.schedule.decay=exponential", "--config.schedule.stair_epochs=(3.0,2.0)"),
+        ("config.schedule.stair_epochs", (3.0, 2.0), "value"),
     ),
     "ramp of power 0": (
         field("schedule.warmup_power", 0.0),
@@ -244,8 +249,8 @@ COMMAND_LINES = {
         ("config.schedule.warmup_from", -1.0, "value"),
     ),
     "misspelt form": (
-        field("optimizer.trust_ratio_clip_mode", "larc"),
-        ("config.optimizer.trust_ratio_clip_mode", "larc", "unused"),
+        field("optimizer.trust_ratio_clip_mode", "larc", LARS),
+        ("config.optimizer.trust_ratio_clip_mode", "larc", "choice"),
     ),
     "misspelt origin": (
         field("schedule.decay_from", "begin"),
@@ -291,8 +296,8 @@ COMMAND_LINES = {
         ("config.schedule.warmup_power", 1e300, "value"),
     ),
     "a trust beyond fp32": (
-        field("optimizer.trust_coefficient", "1e300"),
-        ("config.optimizer.trust_coefficient", 1e300, "unused"),
+        field("optimizer.trust_coefficient", "1e300", LARS),
+        ("config.optimizer.trust_coefficient", 1e300, "value"),
     ),
     "endless warmup": (
         field("schedule.base_warmup_epochs", "1e308"),

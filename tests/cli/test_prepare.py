@@ -95,7 +95,8 @@ def whole(archive):
 
 
 def test_imagenet_says_which_files_the_user_has_to_download(refusing, tmp_path):
-    train, validation = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+    train = "ILSVRC2012_img_train.tar"
+    validation = "ILSVRC2012_img_val.tar"
     with troubled("DATASET", "imagenet2012", "missing") as caught:
         refusing("prepare", "imagenet2012", f"--data_dir={tmp_path}")
     assert {train, "138", validation, "6"} <= names_in(caught)  # files, each before its GiB

@@ -2,13 +2,15 @@
 
 import contextlib
 import re
+from unittest import mock
 from unittest.mock import ANY
 
 import pytest
 
+from lbopt._shown import one_line
 from lbopt.errors import EnvironmentProblem, UserError
 
-__all__ = ["ANY", "names_in", "numbers_in", "refused", "troubled"]
+__all__ = ["ANY", "names_in", "numbers_in", "refused", "run_refused", "troubled"]
 
 
 @contextlib.contextmanager
@@ -27,6 +29,33 @@ def refused(field, value=ANY, code=ANY, kind=UserError):
 def troubled(field, value=ANY, code=ANY):
     """Check as `refused` does, for a fault of the machine instead of the user."""
     return refused(field, value, code, EnvironmentProblem)
+
+
+def run_refused(capsys, *arguments, lines=1):
+    """Run a refused command and raise the error that it has printed.
+
+    The error is the only line of the command's output, or the last of its `lines` (None: any).
+    """
+    from lbopt.cli import _main
+
+    ended_by = []
+    print_error = _main._print_error
+
+    def note(name, error):
+        ended_by.append(error)
+        print_error(name, error)
+
+    capsys.readouterr()
+    with mock.patch.object(_main, "_print_error", note):
+        code = _main.main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    assert ended_by, (code, said.err)
+    (error,) = ended_by
+    assert (code, said.out) == (error.exit_code, "")
+    assert said.err.endswith(one_line(f"lbopt {arguments[0]}: {error}") + "\n")
+    assert lines is None or said.err.count("\n") == lines, said.err
+    assert "Traceback" not in said.err
+    raise error
 
 
 def numbers_in(caught):

@@ -69,7 +69,7 @@ def test_a_batch_that_does_not_split_over_the_devices_is_refused_before_the_work
     ]
     assert main(["sweep", *flags, "--config.global_batch_sizes=(6,128)"]) == 2
     err = capsys.readouterr().err
-    assert "config.global_batch_sizes = 6: " in err
+    assert err.startswith("lbopt sweep: config.global_batch_sizes = 6: ")
     assert "'momentum'" in err
     assert err.count("\n") == 1
     assert not (tmp_path / "study").exists()

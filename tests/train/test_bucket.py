@@ -89,16 +89,15 @@ def test_a_run_in_a_bucket_is_evaluated_and_mended(lbopt, cloud, command):
             remove(address, name)
     (out, err), code = lbopt(*arguments)
     assert code == 0, err
-    assert "gs://bucket/runs/one/checkpoints/20: this checkpoint cannot be read (" in err
+    assert "gs://bucket/runs/one/checkpoints/20: " in err
     assert "; moved to gs://bucket/runs/one/damaged/20; going back to step 18\n" in err
     assert any(name.startswith("runs/one/damaged/20/default/") for name in objects(address))
     assert "runs/one/checkpoints/20/commit_success.txt" in objects(address), "saved anew"
     other = [argument.replace("seed=7", "seed=8") for argument in arguments]
     (_, err), code = lbopt(*other)
     assert (code, err.count("\n")) == (2, 1)
-    assert (
-        "--workdir = 'gs://bucket/runs/one': it holds a training run of another config (seed" in err
-    )
+    assert err.startswith("lbopt train: --workdir = 'gs://bucket/runs/one': ")
+    assert re.search(r"\bseed\b.* 7 .* 8\b", err)
 
 
 def test_what_a_run_keeps_of_its_vocabulary_is_read_from_a_bucket_again():
@@ -139,7 +138,6 @@ def test_a_bucket_without_permission(cloud, start):
         (said,) = job.said(index)
         place = r"--workdir = 'gs://bucket/forbidden/one'"
         assert re.match(rf"lbopt train: (process \d of 2 \(.*\): )?{place}: ", said)
-        assert "give this machine's account the right to read and write its objects" in said
 
 
 @pytest.mark.parametrize(
@@ -149,10 +147,9 @@ def test_another_address_is_refused(workdir, command, capsys):
     from lbopt.cli import main
 
     assert main(command(workdir)) == 2
-    assert (
-        capsys.readouterr().err
-        == f"lbopt train: --workdir = '{workdir}': give a folder, or gs://BUCKET/FOLDER\n"
-    )
+    err = capsys.readouterr().err
+    assert re.fullmatch(f"lbopt train: --workdir = '{re.escape(workdir)}': .+\n", err)
+    assert "gs://BUCKET/FOLDER" in err
 
 
 @pytest.fixture

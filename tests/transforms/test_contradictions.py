@@ -307,10 +307,7 @@ def test_no_parameters(name):
     ],
 )
 def test_no_decay_turns_some_variants_into_another_optimizer_and_they_say_so(build, variant, what):
-    with pytest.warns(
-        UserWarning,
-        match=f'variant="{variant}".* weight_decay = 0 adapts no layer.* it is {what}',
-    ):
+    with pytest.warns(UserWarning, match=rf'variant="{variant}".* weight_decay\b.* {what}\b'):
         tx = build(0.1, weight_decay=0.0, variant=variant)
     assert not [name for name in lbopt.optimizer_metrics(tx.init(PARAMS)) if "trust_ratio" in name]
     with warnings.catch_warnings():

@@ -148,7 +148,7 @@ def test_summary_of_variants_that_adapt_only_what_they_decay(optimizer, name, ca
     rows, _ = summary(build(0.1, variant=name, weight_decay=0.1), capsys)
     assert all(adapted == decayed for _, decayed, adapted, _ in rows.values())
     assert rows["head/kernel"][1:3] == ("yes", "yes")
-    with pytest.warns(UserWarning, match="adapts no layer"):
+    with pytest.warns(UserWarning, match=rf'{optimizer}\(variant="{name}"\).* weight_decay\b'):
         rows, _ = summary(build(0.1, variant=name, weight_decay=0.0), capsys)
     assert {row[1:3] for row in rows.values()} == {("no", "no")}
 
