@@ -8,15 +8,10 @@ import pytest
 from refusal import refused
 
 from lbopt.data import Splits, TrainBatches
-from lbopt.data.squad import (
-    EvaluationWindows,
-    Question,
-    TrainingWindows,
-    choose_answers,
-    score_answers,
-)
+from lbopt.data.squad import EvaluationWindows, Question, TrainingWindows
 from lbopt.data.text import WordPiece, load_pydoc_topics
 from lbopt.data.text._pieces import CLS, PAD, SEP, SPECIAL_TOKENS
+from lbopt.evaluation import choose_answers, score_answers
 
 SIZES = [(64, 16, 12), (48, 100, 8), (128, 32, 64), (40, 7, 12)]
 """sequence_length, doc_stride, max_query_length."""
