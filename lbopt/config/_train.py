@@ -170,7 +170,8 @@ class TrainConfig:
         require_name("name", self.name)
         if self.init_from is not None:
             paths.local_or_bucket(self.init_from, "init_from")
-        _check_target(self)
+        if self.target_metric:
+            _check_metric("target_metric", self.target_metric)
         require_choice("about.status", self.about.status, STATUSES)
         for name, check in (
             ("data", check_data),
@@ -263,11 +264,10 @@ def naming_phase2() -> contextlib.AbstractContextManager[None]:
     return errors.under("", **ELSEWHERE)
 
 
-def _check_target(config: TrainConfig) -> None:
-    name = config.target_metric
-    known = not name or name.startswith("eval/")
+def _check_metric(field: str, name: str) -> None:
+    """Check the form of a metric's name; the data decide later whether there is such a metric."""
     fix = "name a metric of the evaluation, for instance 'eval/accuracy'"
-    require(known, "target_metric", name, fix, code="choice")
+    require(name.startswith("eval/"), field, name, fix, code="choice")
 
 
 def _check_carried_state(config: TrainConfig) -> None:
@@ -303,3 +303,4 @@ def _check_model_fits_data(config: TrainConfig) -> None:
 def _check_checkpoint(checkpoint: CheckpointConfig) -> None:
     at_least("every_steps", checkpoint.every_steps, 1)
     at_least("keep", checkpoint.keep, 1)
+    _check_metric("best_metric", checkpoint.best_metric)

@@ -219,7 +219,7 @@ def test_what_cannot_be_compiled_is_one_line(refusing, monkeypatch):
         raise NotImplementedError("no rule for TPUs")
 
     monkeypatch.setattr(Run, "lower", lower)
-    with refused("--config", NO_VALUE, "installation") as caught:
+    with refused("config", NO_VALUE, "installation") as caught:
         refusing("plan", CONFIG, "--topology=v3:2x2", lines=2)
     assert "no rule for TPUs" in str(caught.value)  # the compiler's words
 

@@ -156,7 +156,7 @@ def test_rows_that_do_not_fit_leave_no_part(tmp_path):
     ):
         results.add([row(1), row(2)])
     assert (tmp_path / "results.jsonl").stat().st_size == size
-    assert [kept["seed"] for kept in results.rows] == [0]
+    assert [kept["seed"] for kept in results.records] == [0]
     results.add([row(3)])  # of another thread, or after space was made
     assert [kept["seed"] for kept in read_results(tmp_path)] == [0, 3]
 
