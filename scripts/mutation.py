@@ -34,6 +34,7 @@ from reached_lines import ReachedLines, measure
 ROOT = pathlib.Path(__file__).parents[1]
 STAGES = (40, 400, None)
 """Number of tests in the first runs of pytest; most faults are caught by the nearest tests."""
+TEST_TIMEOUT_S = 300
 EVERYDAY = "not slow"
 SLOW = "slow and not exhaustive"
 
@@ -192,8 +193,8 @@ class Tests:
       folder: Folder of the copy.
       reached: The tests that execute each line.
       workers: Number of pytest processes.
-      timeout_s: Time limit of a run in seconds. A longer run counts as a failure, because a fault
-        may cause an endless loop.
+      timeout_s: Time limit of a run in seconds, in case more than a test hangs. A longer run counts
+        as a failure.
     """
 
     def __init__(self, folder: pathlib.Path, reached: ReachedLines, workers: str, timeout_s: float):
@@ -236,6 +237,9 @@ class Tests:
     def run(self, arguments: Sequence[str]) -> str | None:
         """Run pytest; return the first failing test or another reason, None if all passed."""
         options = ["-q", "-p", "no:cacheprovider", "-rfE"]
+        # A fault may cause an endless loop: the test's process then ends, and the test fails.
+        options += ["-o", f"faulthandler_timeout={TEST_TIMEOUT_S}"]
+        options += ["-o", "faulthandler_exit_on_timeout=true"]
         command = [sys.executable, "-m", "pytest", *options, *arguments]
         environment = {**os.environ, "PYTHONPATH": str(self.folder)}
         process = subprocess.Popen(
