@@ -239,7 +239,7 @@ class Tests:
         options = ["-q", "-p", "no:cacheprovider", "-rfE"]
         # A fault may cause an endless loop: the test's process then ends, and the test fails.
         options += ["-o", f"faulthandler_timeout={TEST_TIMEOUT_S}"]
-        options += ["-o", "faulthandler_exit_on_timeout=true"]
+        options += ["-o", "faulthandler_exit_on_timeout=true", "--max-worker-restart=0"]
         command = [sys.executable, "-m", "pytest", *options, *arguments]
         environment = {**os.environ, "PYTHONPATH": str(self.folder)}
         process = subprocess.Popen(
