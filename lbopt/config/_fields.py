@@ -26,6 +26,7 @@ class _Condition:
 
 GIVEN = _Condition("given", lambda value: value is not None)
 NOT_EMPTY = _Condition("set", bool)
+NOT_ZERO = _Condition("not 0", bool)
 
 When = Mapping[str, tuple[Any, ...] | _Condition]
 """Field -> the values of it, or the condition on it, under which another field applies.

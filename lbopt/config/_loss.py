@@ -6,7 +6,7 @@ import dataclasses
 from lbopt import errors, losses
 from lbopt.config._checks import at_least, in_range
 from lbopt.config._data import CLASSIFICATION
-from lbopt.config._fields import NOT_EMPTY, only
+from lbopt.config._fields import NOT_ZERO, only
 
 
 @dataclasses.dataclass
@@ -26,7 +26,7 @@ class LossConfig:
 
     label_smoothing: float = only(0.0, {"data.name": CLASSIFICATION})
     label_smoothing_rule: str = only(
-        "all_classes", {"data.name": CLASSIFICATION, "label_smoothing": NOT_EMPTY}
+        "all_classes", {"data.name": CLASSIFICATION, "label_smoothing": NOT_ZERO}
     )
     l2: float = 0.0
     mixup_alpha: float = only(0.0, {"data.name": CLASSIFICATION})

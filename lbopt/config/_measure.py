@@ -6,7 +6,7 @@ import dataclasses
 from lbopt import errors
 from lbopt.aggregators import require_halves
 from lbopt.config._checks import at_least
-from lbopt.config._fields import NOT_EMPTY, only
+from lbopt.config._fields import NOT_ZERO, only
 from lbopt.transforms import module_patterns
 
 
@@ -29,9 +29,9 @@ class MeasureConfig:
 
     distance: bool = True
     num_probes: int = 0
-    probe_parts: int = only(16, num_probes=NOT_EMPTY)
-    probe_part_size: int = only(32, num_probes=NOT_EMPTY)
-    phi_modules: tuple[tuple[str, str], ...] = only((), num_probes=NOT_EMPTY)
+    probe_parts: int = only(16, num_probes=NOT_ZERO)
+    probe_part_size: int = only(32, num_probes=NOT_ZERO)
+    phi_modules: tuple[tuple[str, str], ...] = only((), num_probes=NOT_ZERO)
 
 
 def check_measure(measure: MeasureConfig) -> None:

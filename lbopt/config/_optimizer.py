@@ -11,7 +11,7 @@ import optax
 
 from lbopt import _scalars, errors, masks, parallel, stacks, tree, types
 from lbopt.config._checks import DTYPES
-from lbopt.config._fields import GIVEN, NOT_EMPTY, When, only
+from lbopt.config._fields import GIVEN, NOT_ZERO, When, only
 from lbopt.errors import require, require_choice
 from lbopt.transforms import (
     VARIANTS,
@@ -39,7 +39,7 @@ _WITH_VELOCITY = ("lars", "momentum", "rmsprop")
 _DECAYED = tuple(name for name in OPTIMIZERS if name != "adam")
 _MASKED: tuple[When, ...] = (
     {"name": _LAYERWISE},  # the mask of the decay may also choose the layers to adapt
-    {"name": ("adamw", "momentum", "rmsprop"), "weight_decay": NOT_EMPTY},
+    {"name": ("adamw", "momentum", "rmsprop"), "weight_decay": NOT_ZERO},
 )
 
 
@@ -100,7 +100,7 @@ class OptimizerConfig:
     weight_decay_exclude: tuple[str, ...] = only((), *_MASKED)
     weight_decay_include: tuple[str, ...] = only((), *_MASKED)
     momentum: float = only(0.9, name=_WITH_VELOCITY)
-    nesterov: bool = only(False, name=_WITH_VELOCITY, momentum=NOT_EMPTY)
+    nesterov: bool = only(False, name=_WITH_VELOCITY, momentum=NOT_ZERO)
     b1: float = only(0.9, name=ADAM_LIKE)
     b2: float = only(0.999, name=ADAM_LIKE)
     eps: float = only(1e-6, name=(*ADAM_LIKE, "rmsprop"))

@@ -11,7 +11,7 @@ import optax
 
 from lbopt import errors
 from lbopt.config._checks import LARGEST_INTEGER, MOST_STEPS
-from lbopt.config._fields import NOT_EMPTY, When, only
+from lbopt.config._fields import NOT_EMPTY, NOT_ZERO, When, only
 from lbopt.errors import require, require_choice
 from lbopt.schedules import (
     Units,
@@ -30,18 +30,18 @@ _WARMS_UP: tuple[When, ...] = (
     {
         "warmup_steps": (None,),
         "warmup_rule": ("epochs", "legw"),
-        "base_warmup_epochs": NOT_EMPTY,
+        "base_warmup_epochs": NOT_ZERO,
     },
 )
 _DECAYING = (*_WITH_END, *_IN_STAIRS)
 _CHANGES: tuple[When, ...] = ({"decay": _DECAYING}, *_WARMS_UP)
 _TWO_ORIGINS: tuple[When, ...] = (
-    {"decay": _DECAYING, "start_step": NOT_EMPTY},
+    {"decay": _DECAYING, "start_step": NOT_ZERO},
     *({"decay": _DECAYING, **warms_up} for warms_up in _WARMS_UP),
 )
 _SCALES: tuple[When, ...] = (
     {"scaling_rule": ("linear", "sqrt")},
-    {"warmup_steps": (None,), "warmup_rule": ("legw",), "base_warmup_epochs": NOT_EMPTY},
+    {"warmup_steps": (None,), "warmup_rule": ("legw",), "base_warmup_epochs": NOT_ZERO},
 )
 
 
