@@ -251,7 +251,7 @@ def _check_length(config: TrainConfig) -> None:
 def check_epochs(config: TrainConfig) -> None:
     """Check the length in epochs."""
     epochs = config.num_epochs
-    require(0 < epochs < math.inf, "num_epochs", epochs, "give a number > 0")
+    require(0 < epochs < math.inf, "num_epochs", epochs, "give a finite number > 0")
 
 
 def _check_second_phase(config: TrainConfig) -> None:
