@@ -20,7 +20,6 @@ SETTINGS = f"""
 source = lbopt
 data_file = {{data}}
 parallel = true
-patch = subprocess
 context = ${{{{{TEST}-}}}}
 disable_warnings = module-not-imported,no-data-collected,module-not-measured
 """
@@ -72,6 +71,7 @@ def measure(root: pathlib.Path, data: pathlib.Path, arguments: Sequence[str]) ->
     environment = {
         **os.environ,
         TEST: "",
+        "COVERAGE_PROCESS_START": str(settings),  # each process reads its own context there
         "PYTHONPATH": os.pathsep.join([str(root), str(root / "scripts")]),
     }
     options = [f"--rcfile={settings}"]

@@ -197,6 +197,10 @@ def _become(request, descriptors, set_by_imports):
         os.setsid()
     if request["prepare"] is not None:
         request["prepare"]()
+    if "coverage" in sys.modules:  # this fork's lines belong to the test that started it
+        measuring = sys.modules["coverage"].Coverage.current()
+        if measuring is not None:
+            measuring.switch_context(os.environ.get("LBOPT_REACHING_TEST", ""))
     for name in _SETTINGS:
         value = os.environ.get(name)
         if value is not None:
