@@ -22,7 +22,7 @@ from typing import Any, TypedDict
 
 from lbopt import _typed_json, paths
 from lbopt.data.text import SETTINGS_FILE, VOCABULARY_FILE
-from lbopt.errors import EnvironmentProblem, LboptError, Preempted, UserError
+from lbopt.errors import EnvironmentProblem, LboptError, UserError
 from lbopt.job import Job, SoloJob
 
 _KEPT = (
@@ -85,15 +85,18 @@ def local_workdir(
                 yield folder
         except LboptError as error:
             # The user knows the folder in the bucket, not the mirror.
-            for name in ("field", "value", "reason"):
-                text = getattr(error, name)
-                if isinstance(text, str):
-                    setattr(error, name, text.replace(folder, workdir))
+            error.field = _moved(error.field, folder, workdir)
+            error.value = _moved(error.value, folder, workdir)
             raise
-        except Preempted as error:
-            raise Preempted(str(error).replace(folder, workdir)) from error
         finally:
             del _MIRRORS[mirror.folder]
+
+
+def _moved(place: Any, folder: str, workdir: str) -> Any:
+    """Return a path in a folder as the path in another; anything else as it is."""
+    if isinstance(place, str) and place.startswith(folder):
+        return workdir + place.removeprefix(folder)
+    return place
 
 
 def checkpoint_root(workdir: pathlib.Path) -> Any:

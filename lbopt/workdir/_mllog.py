@@ -131,7 +131,7 @@ class MlperfLog:
             "event_type": event_type,
             "key": key,
             "value": value,
-            "metadata": {"step": step, "epoch_num": round(self._epoch_at(step), 4), **metadata},
+            "metadata": {"step": step, "epoch_num": self._epoch_at(step), **metadata},
         }
         line = f"{PREFIX} {json.dumps(fields)}"
         with contextlib.suppress(OSError, ValueError):  # if nobody reads it, the file has it

@@ -13,7 +13,8 @@ from refusal import names_in, troubled
 
 from lbopt.data.text import Vocabulary
 from lbopt.data.text._vocabulary import UNCASED
-from lbopt.workdir import _bucket
+from lbopt.errors import EnvironmentProblem
+from lbopt.workdir import _bucket, read_config
 
 pytestmark = pytest.mark.process
 
@@ -150,6 +151,27 @@ def test_another_address_is_refused(workdir, command, capsys):
     err = capsys.readouterr().err
     assert re.fullmatch(f"lbopt train: --workdir = '{re.escape(workdir)}': .+\n", err)
     assert "gs://BUCKET/FOLDER" in err
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+def test_an_error_names_the_file_in_the_bucket(name, tmp_path, monkeypatch):
+    """The folder on this machine is gone when the user reads the line."""
+    monkeypatch.setattr(_bucket, "bucket_path", lambda address: tmp_path)
+    (tmp_path / "config.json").write_text("{")
+
+    def fail(folder):
+        if name == "config.json":
+            read_config(folder)
+        raise EnvironmentProblem(f"{folder}/{name}: line 3", reason="it is cut off")
+
+    with (
+        pytest.raises(EnvironmentProblem) as raised,
+        _bucket.local_workdir("gs://bucket/run", write=False, hold=False) as folder,
+    ):
+        fail(folder)
+    place = tmp_path if name == "config.json" else "gs://bucket/run"
+    assert f"{place}/{name}" in str(raised.value)
+    assert folder not in str(raised.value)
 
 
 @pytest.fixture
