@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import re
 import signal
 import time
@@ -172,6 +173,16 @@ def test_an_error_names_the_file_in_the_bucket(name, tmp_path, monkeypatch):
     place = tmp_path if name == "config.json" else "gs://bucket/run"
     assert f"{place}/{name}" in str(raised.value)
     assert folder not in str(raised.value)
+
+
+def test_hidden_files_of_a_mirror_stay_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(_bucket, "bucket_path", lambda address: tmp_path)
+    with _bucket.local_workdir("gs://bucket/run", hold=False) as folder:
+        mirror = pathlib.Path(folder)
+        for name in (".lock", "config.json", "metrics.jsonl"):
+            (mirror / name).write_text(name)
+        _bucket.copy_changes(mirror)
+    assert {file.name for file in tmp_path.iterdir()} == {"config.json", "metrics.jsonl"}
 
 
 @pytest.fixture
