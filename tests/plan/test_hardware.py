@@ -9,7 +9,7 @@ OPERATIONS = 2 * 128 * 128
 
 
 @pytest.mark.parametrize(
-    "generation, matrix_units", [("v2", 2), ("v3", 4), ("v4", 8), ("v5e", 4), ("v5p", 8)]
+    ("generation", "matrix_units"), [("v2", 2), ("v3", 4), ("v4", 8), ("v5e", 4), ("v5p", 8)]
 )
 def test_the_peak_is_that_of_all_matrix_units_at_the_clock(generation, matrix_units):
     """Google Cloud's pages of each generation give the units of a core and the cores of a chip."""
