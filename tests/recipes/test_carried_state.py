@@ -64,16 +64,18 @@ def nll(source, params, tokens, carry=None):
 def test_a_step_goes_on_where_the_one_before_ended(run, source):
     """At learning rate 0, the losses of successive steps are those of one pass over the text."""
     state = run.init()
-    state = state.replace(
-        params=jax.tree.map(lambda x: 8 * x, state.params)
-    )  # the state carries little information at first
+    # With the initial parameters the state carries little information.
+    state = state.replace(params=jax.tree.map(lambda x: 8 * x, state.params))
+
     params = jax.device_get(state.params)
     batches = [run.batches[step] for step in range(3)]
+
     found = []
     for batch in batches:
         state, metrics = run.train_step(state, batch)
         total, count = jax.device_get(jax.block_until_ready(metrics))["loss"]
         found.append(total / count)
+
     wanted = np.zeros((STREAMS, 3 * LENGTH))
     for stream in range(STREAMS):
         tokens = np.concatenate(
@@ -83,6 +85,7 @@ def test_a_step_goes_on_where_the_one_before_ended(run, source):
         wanted[stream] = nll(source, params, tokens)
     wanted = wanted.reshape(STREAMS, 3, LENGTH).mean((0, 2))
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
     alone = np.mean(
         [
             nll(source, params, np.append(row, last))
