@@ -87,8 +87,8 @@ def agvm(
 
     Returns:
       An `Aggregator` for an even number of replicas, which passes `agvm_scale`, `agvm_phi` and
-      `agvm_modules` to the optimizer. It refuses an optimizer without `scale_by_agvm`, and one that
-      takes a trust ratio after it.
+      `agvm_modules` to the optimizer. It refuses an optimizer without `scale_by_agvm`, and an
+      optimizer with a trust ratio after it.
 
     Raises:
       UserError: For an argument that is out of range; by its `init`, for an odd number of replicas,

@@ -71,9 +71,8 @@ def make_probe(
     slice starts from the same model state and has a key of its own, and all its measurements see
     the same random numbers.
 
-    With batch norm a slice is normalised by its own statistics, in training mode: the loss is the
-    one that a training step at batch b minimises, and the noise is that of slices, not of single
-    examples.
+    With batch norm a slice is normalised by its own statistics, in training mode: the loss is that
+    of a training step at batch b, and the noise is that of slices, not of single examples.
 
     Args:
       loss_fn: The loss, see `lbopt.types.LossFn`; metrics and the new model state are dropped.
