@@ -136,7 +136,7 @@ def test_one_stream_scores_every_token_as_the_text_read_in_one_piece(source):
     assert counted == 516
 
 
-def test_lanes_of_evaluation_cover_the_text_once():
+def test_streams_of_evaluation_cover_the_text_once():
     text = np.arange(100, dtype=np.int32)
     for streams in (1, 3, 4, 13, 40):
         seen = []
