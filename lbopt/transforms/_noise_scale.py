@@ -36,8 +36,8 @@ def estimate_noise(
         |G|^2     = (n |g_big|^2 - |g_small|^2) / (n - 1)
         tr(Sigma) = (|g_small|^2 - |g_big|^2) * B / (n - 1)
 
-    The batch of B examples has n parts of B / n examples; |g_small|^2 is averaged over the parts,
-    and g_big is the mean of the parts' gradients.
+    The batch of B examples has n slices of B / n examples; |g_small|^2 is averaged over the slices,
+    and g_big is the mean of the slices' gradients.
 
     Args:
       small_square_norm: Scalar, mean over the parts of the squared norm of their mean gradients.
