@@ -136,7 +136,7 @@ class Wire:
             self._rest = rest
             messages = [self._message(bytes(line)) for line in lines]
         if len(self._rest) > self._most_bytes:
-            raise ValueError("a message does not end")
+            raise ValueError(f"a message has more than {self._most_bytes} bytes")
         return messages
 
     def _message(self, line: bytes) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class QueuedWire(Wire):
         return self.flush()
 
     def flush(self) -> bool:
-        """Send queued bytes until the other end takes no more; False if the connection has ended."""
+        """Send queued bytes until the other end takes no more; False if the connection ended."""
         try:
             while self._queue:
                 sent = self._socket.send(self._queue[0])
