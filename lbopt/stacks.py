@@ -143,8 +143,8 @@ def stacked_paths(*patterns: str, axis: int = 0) -> StackedPaths:
       the same number of layers.
 
     Raises:
-      UserError: Without a pattern, for one that is no regular expression, or an axis that is no
-        whole number.
+      UserError: Without a pattern, for a pattern that is no regular expression, or for an axis that
+        is no whole number.
 
     >>> stacked_paths(r"encoder/layers/")("encoder/layers/Dense_0/kernel", None)
     1

@@ -27,9 +27,9 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
-from faults import SourceFault, all_faults
 from import_graph import ImportGraph
 from reached_lines import ReachedLines, measure
+from source_faults import SourceFault, all_faults
 
 ROOT = pathlib.Path(__file__).parents[1]
 STAGES = (40, 400, None)

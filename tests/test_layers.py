@@ -1,4 +1,4 @@
-"""Import directions, private modules, the places of heavy libraries, and assignments."""
+"""Import directions, private modules, the places of heavy libraries, and rules of style."""
 
 import ast
 import functools
@@ -108,6 +108,7 @@ USERS = [
     for folder in ("configs", "scripts", "tpu", "examples")
     for file in sorted((PACKAGE.parent / folder).rglob("*.py"))
 ]
+TESTS = sorted((PACKAGE.parent / "tests").rglob("*.py"))
 
 
 def package_of(file):
@@ -116,8 +117,15 @@ def package_of(file):
 
 @functools.cache
 def statements(file):
-    """Return the imports, assignments and classes of a file, also those inside functions."""
-    kinds = (ast.Import, ast.ImportFrom, ast.Assign, ast.ClassDef)
+    """Return a file's imports, assignments, classes and functions, also those inside functions."""
+    kinds = (
+        ast.Import,
+        ast.ImportFrom,
+        ast.Assign,
+        ast.ClassDef,
+        ast.FunctionDef,
+        ast.AsyncFunctionDef,
+    )
     nodes = ast.walk(ast.parse(file.read_text()))
     return [node for node in nodes if isinstance(node, kinds)]
 
@@ -195,18 +203,35 @@ def test_private_modules_are_known_below_their_own_package_only():
     assert not wrong, wrong
 
 
-def test_an_assignment_gives_one_name_its_value():
-    """Only swaps, and the unpacking of one value, have several names on their left."""
-    wrong = []
-    for file in [*FILES, *USERS, *sorted((PACKAGE.parent / "tests").rglob("*.py"))]:
-        for node in statements(file):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple | ast.List):
-                values = sorted(map(ast.unparse, node.value.elts))
-                for target in node.targets:
-                    names = getattr(target, "elts", None)
-                    swaps = names is None or sorted(map(ast.unparse, names)) == values
-                    if not swaps:
-                        wrong.append(f"{file}:{node.lineno}")
+def assigns_several_values(node, lines):
+    """Only swaps, and the unpacking of one value, may have several names on their left."""
+    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple | ast.List)):
+        return False
+    values = sorted(map(ast.unparse, node.value.elts))
+    names = [sorted(map(ast.unparse, getattr(target, "elts", ()))) for target in node.targets]
+    return any(of_one not in ([], values) for of_one in names)
+
+
+def lacks_paragraphs(node, lines):
+    """A function of three statements and 20 lines must have a blank line between its stages."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    body = node.body[ast.get_docstring(node) is not None :]
+    if len(body) < 3:
+        return False
+    own = lines[body[0].lineno - 1 : node.end_lineno]
+    return len(own) >= 20 and all(line.strip() for line in own)
+
+
+@pytest.mark.parametrize("breaks_rule", [assigns_several_values, lacks_paragraphs])
+def test_style(breaks_rule):
+    wrong = [
+        f"{file}:{node.lineno}"
+        for file in [*FILES, *USERS, *TESTS]
+        for lines in [file.read_text().splitlines()]
+        for node in statements(file)
+        if breaks_rule(node, lines)
+    ]
     assert not wrong, wrong
 
 

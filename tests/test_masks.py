@@ -559,6 +559,7 @@ def test_roles_of_hugging_faces_pytorch_names(family):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(family)
+
     for depth in (
         "num_hidden_layers",
         "n_layer",
@@ -569,8 +570,10 @@ def test_roles_of_hugging_faces_pytorch_names(family):
     ):
         if isinstance(getattr(config, depth, None), int):
             setattr(config, depth, 1)
+
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(config)
+
     expected = {}
     shapes = {}
     for path, module in model.named_modules():
@@ -578,6 +581,7 @@ def test_roles_of_hugging_faces_pytorch_names(family):
             full = f"{path}.{name}".lstrip(".").replace(".", "/")
             shapes[full] = tuple(leaf.shape)
             expected[full] = of_pytorch(module, name)
+
     stacks_of_two = {name: (2, *shape) for name, shape in shapes.items()}
     for names in (shapes, stacks_of_two):
         roles = role_names(names)
@@ -600,6 +604,7 @@ def test_a_gain_and_a_shift_of_one_shape_are_a_norm_whatever_their_module_is_cal
         "bias": (2,),
         "scale": (2,),
     }
+
     expected = [
         "weight",
         "bias",
@@ -613,6 +618,7 @@ def test_a_gain_and_a_shift_of_one_shape_are_a_norm_whatever_their_module_is_cal
         "bias",
         "norm",
     ]
+
     assert role_names(shapes) == dict(zip(shapes, expected, strict=True))
 
 
@@ -660,6 +666,7 @@ def test_roles_of_module_objects_come_from_their_classes():
     weight_norm = module("WeightNorm", "layer", "g")
     net = module("Net", "layers", "norm", "gain")
     box = module("Box", "value")
+
     matrix = np.zeros((2, 3))
     vector = np.zeros(3)
     params = net(
@@ -671,6 +678,7 @@ def test_roles_of_module_objects_come_from_their_classes():
         linear(matrix, None),
         layer_norm(box(matrix)),
     )
+
     assert dict(
         zip(tree.leaf_names(params), jax.tree.leaves(masks.tree_roles(params)), strict=True)
     ) == {

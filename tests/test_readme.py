@@ -50,16 +50,19 @@ def test_the_table_is_the_shipped_study():
     """`configs/sweeps/digits_limit.json` is the summary.json of the command in the README."""
     study = json.loads((ROOT / "configs" / "sweeps" / "digits_limit.json").read_text())
     assert study["complete"]
+
     expected = []
     for arm in study["arms"]:
         means = [f"{100 * point['test_accuracy_mean']:.2f}" for point in arm["points"]]
         limit, low, high = (arm["limit"][name] for name in ("global_batch_size", "low", "high"))
         shown = f"{limit:.0f} ({low:.0f} to {high:.0f})"
         expected.append(f"| {arm['arm']} | {' | '.join(means)} | {shown} |")
+
     sizes = [str(point["global_batch_size"]) for point in study["arms"][0]["points"]]
     header = f"| test accuracy, % | {' | '.join(sizes)} | limit |"
     start = README.splitlines().index(header)
     assert README.splitlines()[start + 2 : start + 2 + len(expected)] == expected
+
     best, *others = sorted(
         (arm["points"][-1] for arm in study["arms"]), key=lambda point: -point["test_accuracy_mean"]
     )
@@ -69,6 +72,7 @@ def test_the_table_is_the_shipped_study():
         in README
     )
     assert f"worst seed ({100 * best['test_accuracy_min']:.1f})" in README
+
     further = study["claims"][0]["sentence"].split("larger in ")[1].split(" of the resamples")[0]
     assert f"in only {further} of the resamples" in README
 
@@ -175,19 +179,23 @@ def test_the_summaries_are_of_the_configs_as_they_are(study, config):
         [],
         SweepConfig,
     )
+
     summary = summary_of(study)
     cells = [(arm.name, size) for arm in made.arms for size in made.global_batch_sizes]
     assert summary["complete"]
+
     assert [
         (arm["arm"], point["global_batch_size"])
         for arm in summary["arms"]
         for point in arm["points"]
     ] == cells
+
     runs = [
         search_cost(made.arm_search(index)).trials + len(made.final_seeds)
         for index in range(len(made.arms))
     ]
     assert summary["num_trials"] == sum(runs) * len(made.global_batch_sizes)
+
     assert re.search(rf"\| [^|]*\b{summary['num_trials']:,}\b[^|]* \| [^|]*\d+ (min|s)\b", README)
     assert made.about.status == "measured here"
 
@@ -220,22 +228,26 @@ def test_the_laws_of_diffusion_are_those_of_the_study():
         for arm in summary_of("diffusion_digits")["arms"]
         for point in arm["points"]
     ]
+
     others = [point["diffusion"]["log_r2"] >= 0.95 for arm, point in points if "LAMB" not in arm]
     assert (
         f"(R^2 of at least 0.95) in {sum(others)} of {len(others)} cells, at batch 16 in all"
         in README
     )
+
     assert all(
         point["diffusion"]["log_r2"] >= 0.95
         for arm, point in points
         if "LAMB" not in arm and point["global_batch_size"] == 16
     )
+
     lamb = [point["diffusion"] for arm, point in points if "LAMB" in arm]
     exponents, fits = ([one[name] for one in lamb] for name in ("exponent", "power_r2"))
     assert (
         f"t^{min(exponents):.2f} to t^{max(exponents):.2f} (R^2 {min(fits):.3f} to {max(fits):.3f})"
         in README
     )
+
     (claim,) = (
         one
         for one in summary_of("digits_limit-target")["claims"]
@@ -253,6 +265,7 @@ def test_the_table_of_bits_is_the_study():
         arm["arm"]: [100 * point["test_accuracy_mean"] for point in arm["points"]]
         for arm in summary_of("precision_digits")["arms"]
     }
+
     (header,) = (
         line for line in README.splitlines() if line.startswith("| test accuracy, % | 3 bits")
     )
@@ -260,6 +273,7 @@ def test_the_table_of_bits_is_the_study():
         re.findall(r"(\d+)(?: bits)?(?: \((\w+)\))?", cell)[0]
         for cell in header.strip("| ").split(" | ")[1:]
     ]
+
     for place, size in enumerate((64, 256, 1024)):
         for told, suffix in (("APS", ", APS"), ("without", "")):
             names = [
@@ -267,6 +281,7 @@ def test_the_table_of_bits_is_the_study():
             ]
             means = " | ".join(f"{arms[name][place]:.2f}" for name in names)
             assert f"| batch {size:,}, {told} | {means} |" in README
+
     (found,) = (
         text
         for text in summary_of("precision_digits")["findings"]
@@ -278,6 +293,7 @@ def test_the_table_of_bits_is_the_study():
         r'from 4 bits \(e3m0\), 3 bits \(e2m0\) and "3 bits',
         found,
     )
+
     same = {
         arm["arm"]: arm["points"][-1]["test_accuracy_mean"]
         for arm in summary_of("precision_digits-same")["arms"]

@@ -55,8 +55,10 @@ def test_norms_whose_squares_no_fp32_number_holds(sizes, dtype):
         1j * rng.normal(size=(4, 3, 5)) if dtype == "complex64" else 0
     )
     x = jnp.asarray(x * np.resize(SIZES[sizes], 4)[:, None, None], dtype)
+
     exact = np.asarray(x, np.complex128 if dtype == "complex64" else np.float64)
     per_layer = np.sqrt(np.sum(np.abs(exact) ** 2, (1, 2), keepdims=True))
+
     for wrap in (lambda fn: fn, jax.jit):
         for found, expected in (
             (wrap(tree.l2_norm)(x), np.linalg.norm(exact)),

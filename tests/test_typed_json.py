@@ -1,14 +1,16 @@
 """JSON is read by type and within bounds; an error is one line that names the field."""
 
 import json
+import re
 from typing import TypedDict
 
 import pytest
-from refusal import troubled
+from refusal import raised, troubled
 
 from lbopt import _typed_json
 
 DEEP = 10**5
+TYPES = {"object", "list", "str", "int", "float", "bool", "null"}
 
 
 @pytest.mark.parametrize(
@@ -16,14 +18,16 @@ DEEP = 10**5
     ["[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "[" * 900 + "NaN" + "]" * 900],
 )
 def test_deep_nesting_is_refused(nested):
-    with pytest.raises(ValueError, match="nested deeper than 64"):
+    with raised(ValueError, numbers=[64]):
         _typed_json.decode(nested.encode())
 
 
 def test_a_field_keeps_its_name_in_a_message():
-    with pytest.raises(ValueError, match="arrays: expected list, got int"):
+    """msgspec's messages call a list an array; only types are renamed."""
+    with raised(ValueError) as caught:
         _typed_json.convert({"arrays": 1}, TypedDict("Named", {"arrays": list}))
-    with pytest.raises(ValueError, match="missing required field arrays"):
+    assert field_and_types(caught) == ("arrays", ["list", "int"])
+    with raised(ValueError, names={"arrays"}):
         _typed_json.convert({}, TypedDict("Named", {"arrays": list}))
 
 
@@ -36,9 +40,9 @@ def test_as_deep_as_is_allowed():
     "data", [b"", b"{", b"\xff\xfe\x00", b"\x00\x00", b"[1,]", b"9" * 5000, b'{"a" 1}']
 )
 def test_what_is_no_json(data):
-    with pytest.raises(ValueError, match=r"^not JSON: ") as refused:
+    with raised(ValueError, names={"JSON"}) as caught:
         _typed_json.decode(data)
-    assert "\n" not in str(refused.value)
+    assert isinstance(caught.value.__cause__, ValueError)  # the error of Python's own reader
 
 
 @pytest.mark.parametrize(
@@ -66,19 +70,26 @@ class Outer(TypedDict, total=False):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "field", "types", "word"),
     [
-        ({"inner": {"sizes": [1, "x"]}}, r"^inner.sizes\[1\]: expected int, got str$"),
-        ({"inner": {}}, r"^inner: object missing required field sizes$"),
-        ({"rate": None}, "^rate: expected float, got null$"),
-        ({"rate": True}, "^rate: expected float, got bool$"),
-        ({"rate": 10**400}, "^rate: number out of range$"),
-        ([], "^expected object, got list$"),
+        ({"inner": {"sizes": [1, "x"]}}, "inner.sizes[1]", ["int", "str"], "got"),
+        ({"inner": {}}, "inner", ["object"], "sizes"),
+        ({"rate": None}, "rate", ["float", "null"], "got"),
+        ({"rate": True}, "rate", ["float", "bool"], "got"),
+        ({"rate": 10**400}, "rate", [], "range"),
+        ([], "", ["object", "list"], "got"),
     ],
 )
-def test_another_type_names_the_field(data, said):
-    with pytest.raises(ValueError, match=said):
+def test_another_type_names_the_field(data, field, types, word):
+    with raised(ValueError, names={word}) as caught:
         _typed_json.decode(json.dumps(data).encode(), Outer)
+    assert field_and_types(caught) == (field, types)
+
+
+def field_and_types(caught):
+    """Return the field with which a caught error's message begins, and the types in their order."""
+    *field, reason = str(caught.value).split(": ", 1)
+    return "".join(field), [word for word in re.findall(r"\w+", reason) if word in TYPES]
 
 
 def test_data_are_given_out_as_they_are():
@@ -90,7 +101,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
     file = tmp_path / "sparse.json"
     with file.open("wb") as stream:
         stream.truncate(1 << 40)
-    with pytest.raises(ValueError, match="it has more than 67108864 bytes"):
+    with raised(ValueError, numbers=[1 << 26]):
         _typed_json.read_file(file)
 
 

@@ -87,8 +87,8 @@ def agvm(
 
     Returns:
       An `Aggregator` for an even number of replicas, which passes `agvm_scale`, `agvm_phi` and
-      `agvm_modules` to the optimizer. It refuses an optimizer without `scale_by_agvm`, and one that
-      takes a trust ratio after it.
+      `agvm_modules` to the optimizer. It refuses an optimizer without `scale_by_agvm`, and an
+      optimizer with a trust ratio after it.
 
     Raises:
       UserError: For an argument that is out of range; by its `init`, for an odd number of replicas,
@@ -241,6 +241,7 @@ _MAY_FOLLOW = (LayerNormsState, EmaState)
 def _check_chain(opt_state: Any, params: types.Params) -> None:
     """Raise `UserError` unless `scale_by_agvm` applies the factors, and last in the chain."""
     order = _links(opt_state, jax.tree.structure(params))
+    # This comes first: MultiSteps hides a chain that is right but for the factors it never gets.
     if optax.MultiStepsState in order:
         fix = (
             "optax.MultiSteps passes no factors to scale_by_agvm; use num_microsteps of "

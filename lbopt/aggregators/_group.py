@@ -63,7 +63,7 @@ class Group:
         return here if self.axis_name is None else jax.lax.psum(here, self.axis_name)
 
     def sum_with_parts(self, rows: types.PyTree) -> types.PyTree:
-        """Sum arrays [r, ...] over all replicas and over the parts of their gradients."""
+        """Sum arrays [r, ...] over all replicas and over the shards of their gradients."""
         total = self.sum(rows)
         return total if self.part_axis is None else jax.lax.psum(total, self.part_axis)
 

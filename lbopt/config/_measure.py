@@ -18,9 +18,9 @@ class MeasureConfig:
       distance: Whether ||w_t - w_0|| is recorded at every step of every trial.
       num_probes: Number of log-spaced steps of every final trial at which gradients are probed
         (noise scale, phi, local Lipschitz constant and trust ratios); 0 for none.
-      probe_parts: Number of equal parts of the probed examples, even: the noise scale compares
+      probe_parts: Number of equal slices of the probed examples, even: the noise scale compares
         their gradients with that of all, phi compares the two halves.
-      probe_part_size: Examples in a part; all parts together have at most those of the training
+      probe_part_size: Examples in a slice; all slices together have at most those of the training
         set.
       phi_modules: (name, regular expression) of each module of the model whose phi is probed, in
         the form that AGVM takes; the first expression found in a parameter's path counts. Phi of

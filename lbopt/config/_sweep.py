@@ -209,11 +209,11 @@ class SweepConfig:
         if self.microstep_size is None:
             return
         at_least("microstep_size", self.microstep_size, 1)
-        parts = self.train.parallel.num_microsteps
+        microsteps = self.train.parallel.num_microsteps
         fix = "{microstep_size} says how many; leave it 1"
         place = "train.parallel.num_microsteps"
         also = ["microstep_size"]
-        require(parts == 1, place, parts, fix, code="conflict", also=also)
+        require(microsteps == 1, place, microsteps, fix, code="conflict", also=also)
 
     def _check_arms(self) -> None:
         names = [arm.name for arm in self.arms]
@@ -300,22 +300,24 @@ class SweepConfig:
         if self.microstep_size is None:
             return train
         replicas = num_devices * train.aggregator.replicas_per_device
-        parts = _fewest_parts(global_batch_size, self.microstep_size, replicas)
+        microsteps = _fewest_microsteps(global_batch_size, self.microstep_size, replicas)
         return dataclasses.replace(
-            train, parallel=dataclasses.replace(train.parallel, num_microsteps=parts)
+            train, parallel=dataclasses.replace(train.parallel, num_microsteps=microsteps)
         )
 
 
-def _fewest_parts(size: int, largest: int, num_devices: int) -> int:
-    """Return the least number of equal parts of at most `largest` examples a device.
+def _fewest_microsteps(size: int, largest: int, num_devices: int) -> int:
+    """Return the least number of equal microsteps of at most `largest` examples a device.
 
-    >>> _fewest_parts(1000, 300, 1), _fewest_parts(1000, 300, 2), _fewest_parts(200, 300, 1)
-    (4, 2, 1)
+    >>> _fewest_microsteps(1000, 300, 1), _fewest_microsteps(1000, 300, 2)
+    (4, 2)
+    >>> _fewest_microsteps(200, 300, 1)
+    1
     """
     if size % num_devices:
         return 1  # refused where the devices are known
     share = size // num_devices
-    return next(parts for parts in range(-(-share // largest), share + 1) if share % parts == 0)
+    return next(count for count in range(-(-share // largest), share + 1) if share % count == 0)
 
 
 def _check_alone(trained: TrainConfig) -> None:

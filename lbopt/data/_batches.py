@@ -28,7 +28,7 @@ _LEAST_SLICES = 4
 
 
 class Batches(Protocol):
-    """Random access to numbered global batches, of which this process has a part each.
+    """Random access to numbered global batches, of which this process has its shards.
 
     Attributes:
       dataset: Data set that the examples come from.
@@ -41,18 +41,18 @@ class Batches(Protocol):
     def __len__(self) -> int: ...
 
     def slice(self, number: int, start: int, stop: int) -> Batch:
-        """Return examples [start, stop) of this process's part of a batch."""
+        """Return examples [start, stop) of this process's shards of a batch."""
 
 
 def rows_of(parts: Sequence[int] | None, num_parts: int, global_batch_size: int) -> np.ndarray:
     """Return the places in a global batch of the examples that a process reads.
 
-    The batch is cut into equal contiguous parts, one for each device.
+    The batch is cut into equal contiguous shards, one for each device.
 
     Args:
-      parts: Numbers of the process's parts, in the order in which their examples are returned;
+      parts: Indices of the process's shards, in the order in which their examples are returned;
         None for all.
-      num_parts: Number of parts, a divisor of the batch size.
+      num_parts: Number of shards, a divisor of the batch size.
       global_batch_size: Number of examples in the batch.
 
     Returns:
@@ -68,19 +68,19 @@ def rows_of(parts: Sequence[int] | None, num_parts: int, global_batch_size: int)
 class TrainBatches:
     """Random access to the batches of a run.
 
-    Item s is this process's part of the global batch of step s.
+    Item s holds this process's shards of the global batch of step s.
 
     Args:
       dataset: Training set.
       seed: Seed of the shuffle and of the augmentation.
       global_batch_size: Examples per step over all processes.
       num_steps: Number of steps of the run.
-      num_parts: Number of equal contiguous parts of a global batch, one for each device.
-      parts: Numbers of this process's parts; None for all.
+      num_parts: Number of equal contiguous shards of a global batch, one for each device.
+      parts: Indices of this process's shards; None for all.
       first_example: Position in the stream of examples where step 0 begins.
 
     Raises:
-      ValueError: If the number of parts does not divide the batch.
+      ValueError: If the number of shards does not divide the batch.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class TrainBatches:
         return _joined([self.slice(int(step), 0, self.part_size)], self.part_size, self.dataset)
 
     def slice(self, number: int, start: int, stop: int) -> Batch:
-        """Return examples [start, stop) of this process's part of the batch of step `number`."""
+        """Return examples [start, stop) of this process's shards of the batch of step `number`."""
         positions = self.first_example + number * self.global_batch_size + self._rows[start:stop]
         epochs, indices = np.divmod(positions, len(self.dataset))
         if not self.dataset.reading.in_order:
@@ -129,15 +129,15 @@ def train_iterator(batches: TrainBatches, start_step: int = 0) -> Iterator[Batch
 class EvalBatches:
     """Every example exactly once, in order, in batches of one shape.
 
-    A process has a part of each batch. A batch has the data set's arrays and `mask` [part_size]
+    A process has its shards of each batch. A batch has the data set's arrays and `mask` [part_size]
     bool: False on padding, which repeats the last example, and on damaged records.
 
     Args:
       dataset: Data set of any size.
       global_batch_size: Examples of a batch over all processes, >= 1. It is cut to the size of the
         data set, and then rounded up to a multiple of `multiple_of`.
-      multiple_of: Number of devices that share a batch, each an equal contiguous part.
-      parts: Numbers of this process's parts; None for all.
+      multiple_of: Number of devices that share a batch; each has an equal contiguous shard.
+      parts: Indices of this process's shards; None for all.
 
     Raises:
       UserError: If the batch size is below 1.
@@ -161,7 +161,7 @@ class EvalBatches:
         return -(-len(self.dataset) // self._size)
 
     def slice(self, number: int, start: int, stop: int) -> Batch:
-        """Return examples [start, stop) of this process's part of batch `number`."""
+        """Return examples [start, stop) of this process's shards of batch `number`."""
         positions = number * self._size + self._rows[start:stop]
         batch = self.dataset.take(np.minimum(positions, len(self.dataset) - 1))
         return {**batch, "mask": (positions < len(self.dataset)) & batch.get("mask", True)}

@@ -234,6 +234,7 @@ def _checked(
         raise _missing(missing, len(found), family, config, folder)
 
     shapes = {name: tensor.layout.their_shape(tensor.shape) for name, tensor in found.items()}
+    # Files may also hold a copy of a tied tensor, under its own name.
     shapes |= {alias: shapes[source] for alias, source in family.tied.items() if alias in entries}
     unexpected = sorted(entries.keys() - shapes.keys())
     if unexpected:

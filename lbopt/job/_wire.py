@@ -136,7 +136,7 @@ class Wire:
             self._rest = rest
             messages = [self._message(bytes(line)) for line in lines]
         if len(self._rest) > self._most_bytes:
-            raise ValueError("a message does not end")
+            raise ValueError(f"a message has more than {self._most_bytes} bytes")
         return messages
 
     def _message(self, line: bytes) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Wire:
 
 
 class QueuedWire(Wire):
-    """A connection that queues what the other end does not take yet, so that sending never blocks.
+    """A connection that queues bytes until the other end takes them, so that sending never blocks.
 
     It is for use by one thread.
     """
@@ -177,7 +177,7 @@ class QueuedWire(Wire):
         self.queued_bytes = 0
 
     def send(self, **message: Any) -> bool:
-        """Queue a message and send what the other end takes; False if the connection has ended."""
+        """Queue a message, then `flush`; return False if the connection has ended."""
         return self._send(encode(**message))
 
     def send_line(self, line: Line) -> bool:
@@ -192,7 +192,7 @@ class QueuedWire(Wire):
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what the other end takes of the queue; False if the connection has ended."""
+        """Send queued bytes until the other end takes no more; False if the connection ended."""
         try:
             while self._queue:
                 sent = self._socket.send(self._queue[0])

@@ -309,6 +309,7 @@ class Block(nn.Module):
         depthwise = self.shape.kernel, self.shape.stride, self.padding, self.examples, self.dtype
         y = DepthwiseConv(*depthwise, name="depthwise_conv")(y)
         y = swish(norm(name="depthwise_norm")(y, use_running_average=not train))
+        # The squeeze is a share of the block's input channels, not of the expanded ones.
         y = SqueezeExcite(
             max(1, int(channels * self.squeeze_ratio)), self.examples, name="squeeze_excite"
         )(y)

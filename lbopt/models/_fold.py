@@ -104,12 +104,12 @@ def fold_examples(x: jax.Array, examples: int) -> jax.Array:
     if examples == 1:
         return x
     here = replicas.current() or replicas.Replicas()
-    part = batch // (1 if here.axis_name else here.count)
+    shard_size = batch // (1 if here.axis_name else here.count)
     require(
-        part % examples == 0,
+        shard_size % examples == 0,
         "fold_examples",
         examples,
-        f"use a divisor of a replica's {part} examples, or 1",
+        f"use a divisor of a replica's {shard_size} examples, or 1",
     )
     x = x.reshape(batch // examples, examples, height, width, channels).transpose(0, 2, 3, 1, 4)
     return x.reshape(batch // examples, height, width, examples * channels)

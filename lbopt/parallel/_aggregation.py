@@ -77,7 +77,7 @@ class Aggregation:
         with errors.about(field, replicas_per_device, code="mismatch"):
             aggregator.check_replicas(self.num_replicas)
         self._mesh = None if mesh is None else _two_axes(mesh, self._within)
-        self._in_parts = self._within > 1 and aggregator.takes_parts
+        self._in_shards = self._within > 1 and aggregator.takes_parts
         self._pmapped_on = mesh if pmapped else None
 
     def init(self, params: types.Params) -> AggregatorState:
@@ -122,7 +122,7 @@ class Aggregation:
         found = self.aggregator.wire_bytes(
             self._part_shapes(params), self.num_replicas // self.replicas_per_device
         )
-        return found if self._in_parts else found._replace(ring=found.ring / self._within)
+        return found if self._in_shards else found._replace(ring=found.ring / self._within)
 
     def sharding(self, state: AggregatorState) -> AggregatorState:
         """Return the sharding of each array of the aggregator's state, or of its shapes."""
@@ -174,22 +174,22 @@ class Aggregation:
         return Extra(nu)
 
     def _on_device(self, rows: types.PyTree, state: AggregatorState, extra: Extra) -> Aggregated:
-        group = Group(self.num_replicas, REPLICA_AXIS, WITHIN_AXIS if self._in_parts else None)
+        group = Group(self.num_replicas, REPLICA_AXIS, WITHIN_AXIS if self._in_shards else None)
         if self._within == 1:
             return self.aggregator.update(rows, state, group, extra)
 
         # All devices of a group send the same message if the aggregator needs whole leaves.
         wide = widened(rows)
-        if not self._in_parts:
+        if not self._in_shards:
             summed = jax.tree.map(lambda x: jax.lax.pmean(x, WITHIN_AXIS), wide)
             found = self.aggregator.update(summed, state, group, extra)
             return found._replace(updates=cast_like(found.updates, rows))
 
-        def part(x: jax.Array) -> jax.Array:
+        def shard(x: jax.Array) -> jax.Array:
             rows = _parts.leaf_as_rows(x[0], self._within)
             return jax.lax.psum_scatter(rows, WITHIN_AXIS, tiled=True)[None] / self._within
 
-        found = self.aggregator.update(jax.tree.map(part, wide), state, group, extra)
+        found = self.aggregator.update(jax.tree.map(shard, wide), state, group, extra)
 
         def whole(x: jax.Array, row: jax.Array) -> jax.Array:
             rows = jax.lax.all_gather(x, WITHIN_AXIS, tiled=True)
@@ -199,7 +199,7 @@ class Aggregation:
 
     def _specs(self) -> AggregatorState:
         # Without shards the state may have scalars, which have no axis to name.
-        split = (WITHIN_AXIS,) if self._in_parts else ()
+        split = (WITHIN_AXIS,) if self._in_shards else ()
         return AggregatorState(
             PartitionSpec(REPLICA_AXIS, *split), PartitionSpec(*split), PartitionSpec()
         )
@@ -208,13 +208,13 @@ class Aggregation:
         """Return the parameters in the aggregator's form: leaves, or rows for devices' shards."""
         return (
             jax.tree.map(lambda x: _parts.leaf_as_rows(x, self._within), params)
-            if self._in_parts
+            if self._in_shards
             else params
         )
 
     def _part_shapes(self, params: types.Params) -> types.Params:
         """Return the shapes of the arrays that one device sends."""
-        if not self._in_parts:
+        if not self._in_shards:
             return params
 
         def shape(p: jax.Array) -> jax.ShapeDtypeStruct:

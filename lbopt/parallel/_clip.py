@@ -65,7 +65,7 @@ def treat_microbatch(
 
     Args:
       clip: Clip of the step; stage "accumulated" has no effect here.
-      measure_noise: Whether to measure the squared norm of each part's gradient.
+      measure_noise: Whether to measure the squared norm of each microbatch's gradient.
       reduce: Function from a replica's `Gradients` to the mean over replicas, for stage "mean".
       axis_name: Axis over which replicas are mapped; None if they are not mapped.
     """

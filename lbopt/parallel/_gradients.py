@@ -243,7 +243,8 @@ def _divisor(weight: jax.Array) -> jax.Array:
 def _check_weight(program: Any, arguments: tuple[Any, ...], results: Gradients, parts: str) -> None:
     """Raise `UserError` if the loss is a mean and the metric `loss` has a weight from the batch.
 
-    Parts of such a batch may have unequal weights, and the mean of their means is not the batch's.
+    Microbatches of such a batch may have unequal weights: the mean of their means is not the
+    batch's.
     """
     if results.weight is not None or "loss" not in results.metrics:
         return

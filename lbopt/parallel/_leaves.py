@@ -1,4 +1,4 @@
-"""Leaves of a model's state: which have a mean, and how parts of a batch agree on each."""
+"""Leaves of a model's state: which have a mean, and how slices of a batch agree on each."""
 
 from __future__ import annotations
 

@@ -144,6 +144,7 @@ def check_mesh(mesh: Mesh, mapped: bool, by_compiler: bool = True) -> None:
         f"the batch is split along an axis {DATA_AXIS!r}; {fix}",
     )
 
+    # The compiler can also split the model, along further axes. A mapped replica is one device.
     alone = mesh.shape[DATA_AXIS] == mesh.size
     require(alone or not mapped, "mesh.axis_names", names, f"here each device is a replica; {fix}")
 
@@ -246,11 +247,12 @@ def check_divisible(
     batch_size: int, mesh: Mesh, num_microsteps: int = 1, replicas_per_device: int = 1
 ) -> None:
     """Raise `UserError` unless a batch splits evenly over devices, replicas and microsteps."""
-    parts = mesh.size * replicas_per_device * num_microsteps
+    microbatches = mesh.size * replicas_per_device * num_microsteps
     replicas = "" if replicas_per_device == 1 else f" x {replicas_per_device} replicas"
-    if batch_size < 1 or batch_size % parts:
+    if batch_size < 1 or batch_size % microbatches:
+        nearest = max(1, round(batch_size / microbatches)) * microbatches
         fix = (
             f"{mesh.size} devices{replicas} x {num_microsteps} microsteps need a multiple of "
-            f"{parts}; give {max(parts, round(batch_size / parts) * parts)}, the nearest"
+            f"{microbatches}; give {nearest}, the nearest"
         )
         raise UserError("global_batch_size", batch_size, fix)

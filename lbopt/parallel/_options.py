@@ -75,13 +75,11 @@ class StepOptions:
         self.check_parts(mesh.size * self.replicas_per_device)
 
     def check_parts(self, num_replicas: int) -> None:
-        """Raise `UserError` unless the batch has the parts that a noise measurement compares."""
+        """Raise `UserError` unless there are the microbatches that a noise measurement compares."""
         after_mean = self.clip is not None and self.clip.stage == "mean"
-        num_parts = self.num_microsteps * (1 if after_mean else num_replicas)
-        fix = (
-            "it compares gradients of parts of a batch, and there is one; use {num_microsteps} >= 2"
-        )
-        one = num_parts == 1
+        num_microbatches = self.num_microsteps * (1 if after_mean else num_replicas)
+        fix = "it compares gradients of microbatches, and there is one; use {num_microsteps} >= 2"
+        one = num_microbatches == 1
         require(
             not (self.measure_noise and one),
             "measure_noise",

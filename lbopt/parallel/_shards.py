@@ -70,10 +70,10 @@ def split_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     if not any(taken):
         return replicated_sharding(mesh)
     spec = [tuple(f"part{axis}" for axis in dim) or None for dim in taken]
-    return NamedSharding(_parts(mesh), PartitionSpec(*spec))
+    return NamedSharding(_prime_mesh(mesh), PartitionSpec(*spec))
 
 
-def _parts(mesh: Mesh) -> Mesh:
+def _prime_mesh(mesh: Mesh) -> Mesh:
     """Return the same devices in the same order, with an axis per prime factor of a slice's size.
 
     If there are several slices, their axis comes first.
@@ -127,7 +127,7 @@ def _taken(primes: list[int], shape: tuple[int, ...]) -> list[list[tuple[int, in
 
 @dataclasses.dataclass(frozen=True)
 class UpdateShards:
-    """The part of the parameters that each device of a step updates.
+    """The shard of the parameters that each device of a step updates.
 
     Attributes:
       mesh: Devices that update one shard each; None if every device updates everything.
@@ -220,27 +220,28 @@ def scatter_mean(mesh: Mesh, stacked: types.PyTree, dtype: Any) -> types.PyTree:
         arrays' own.
     """
     return jax.tree.map(
-        lambda x: tree.map_parts(lambda part: _scatter_one(mesh, part, dtype), x), stacked
+        lambda x: tree.map_parts(lambda real: _scatter_one(mesh, real, dtype), x), stacked
     )
 
 
 def _scatter_one(mesh: Mesh, stacked: jax.Array, dtype: Any) -> jax.Array:
     where = split_sharding(mesh, stacked.shape[1:])
-    parts = _parts(mesh)
+    prime_mesh = _prime_mesh(mesh)
     spec = where.spec if not where.is_fully_replicated else PartitionSpec()
 
     def summed(row: jax.Array) -> jax.Array:
         x = row[0].astype(dtype or row.dtype)
-        left = set(parts.axis_names)
+        left = set(prime_mesh.axis_names)
         for dim, names in _along_lines(mesh, spec):
             x = jax.lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
             left -= set(names)
         # The other axes split nothing: those between slices, and primes that divide no dimension.
-        x = jax.lax.psum(x, tuple(name for name in parts.axis_names if name in left)) if left else x
+        if left:
+            x = jax.lax.psum(x, tuple(name for name in prime_mesh.axis_names if name in left))
         return (x.astype(tree.wide_dtype(row.dtype)) / mesh.size).astype(row.dtype)
 
-    rows = PartitionSpec(parts.axis_names)
-    return jax.shard_map(summed, mesh=parts, in_specs=rows, out_specs=spec, check_vma=False)(
+    rows = PartitionSpec(prime_mesh.axis_names)
+    return jax.shard_map(summed, mesh=prime_mesh, in_specs=rows, out_specs=spec, check_vma=False)(
         stacked
     )
 

@@ -45,7 +45,7 @@ def make_step_fn(
     optimizer = optax.with_extra_args_support(tx)
 
     def train_step(state: TrainState, batch: types.Batch) -> tuple[TrainState, types.Metrics]:
-        # The gradient of the loss over the batch, or over each replica's part of it.
+        # The gradient of the loss over the batch, or over each replica's shard of it.
         found = gradients(state.params, state.model_state, batch, state.step_key())
 
         # One gradient for all: the mean over replicas, or an aggregator's.

@@ -142,7 +142,7 @@ def _roofline(plan: Plan) -> float | None:
 
 
 def assumptions(plan: Plan) -> list[str]:
-    """Return sentences about what the projection assumes and what it leaves out."""
+    """Return the assumptions and omissions of the projection, a sentence each."""
     chip = plan.topology.chip
     link = chip.link_bytes_per_second / 1e9
     found = [

@@ -83,8 +83,9 @@ class Topology:
 def prepare_environment() -> None:
     """Let this process compile for TPUs that it does not have; call before any device is used.
 
-    This changes the whole process, so call it only in one that makes plans: JAX uses the CPU from
-    then on, and the compilation cache is off, because it cannot store programs for absent devices.
+    This changes the whole process, so call it only in a process that makes plans: JAX uses the CPU
+    from then on, and the compilation cache is off, because it cannot store programs for absent
+    devices.
 
     Raises:
       EnvironmentProblem: If libtpu is not installed.

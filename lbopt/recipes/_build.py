@@ -146,7 +146,7 @@ def _build_phase(
             config.seed,
             size,
             resolved.num_steps,
-            *_batch_parts(mesh, trains),
+            *_batch_shards(mesh, trains),
             first_example=first_example,
         ),
         splits=problem.splits,
@@ -167,8 +167,8 @@ def _build_phase(
     )
 
 
-def _batch_parts(mesh: Mesh, trains: bool) -> tuple[int, list[int] | None]:
-    """Return the number of equal parts of a global batch, and the indices of this process's parts.
+def _batch_shards(mesh: Mesh, trains: bool) -> tuple[int, list[int] | None]:
+    """Return the number of equal shards of a global batch, and this process's shards by index.
 
     A run that does not train reads no batch of several devices: (1, None).
     """
@@ -178,14 +178,14 @@ def _batch_parts(mesh: Mesh, trains: bool) -> tuple[int, list[int] | None]:
 def check_batch_fits(config: TrainConfig, problem: _problem.Problem, mesh: Mesh) -> None:
     """Check the batch against data, devices and batch norm, and the names of metrics."""
     size = config.global_batch_size
-    parts = config.parallel.num_microsteps
+    microsteps = config.parallel.num_microsteps
     _problem.check_size(problem, size)
     simulated = config.aggregator.replicas_per_device
-    check_divisible(size, mesh, parts, simulated)
+    check_divisible(size, mesh, microsteps, simulated)
     _problem.check_batch(
         config.model,
         Replicas(mesh.size, grid=torus_grid(mesh), simulated=simulated),
-        size // (parts * simulated),
+        size // (microsteps * simulated),
     )
     known = [f"eval/{name}" for name in problem.metric_names]
     require_choice("checkpoint.best_metric", config.checkpoint.best_metric, known)

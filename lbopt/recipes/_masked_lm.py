@@ -50,13 +50,16 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
         used = batch["masked_weights"] > 0
         # Metrics leave out the examples that pad the last batch of an evaluation.
         counted = used & present[:, None]
+
         tokens = losses.softmax_cross_entropy(outputs["prediction_logits"], labels)
         hits = jnp.argmax(outputs["prediction_logits"], -1) == labels
         each = jnp.sum(jnp.where(used, tokens, 0), -1) / source.mean_predictions
+
         found = {
             "accuracy": metrics.summed(hits, counted),
             "masked_lm_loss": metrics.summed(tokens, counted),
         }
+
         if "next_sentence_label" in batch:
             logits = outputs["next_sentence_logits"]
             label = batch["next_sentence_label"]
@@ -64,6 +67,7 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
             each = each + following
             pairs = metrics.classification(logits, label, following, present)
             found |= {f"next_sentence_{name}": pair for name, pair in pairs.items()}
+
         return each, {"loss": metrics.summed(each, present), **found}
 
     def loss_fn(params, model_state, batch, rng):

@@ -155,9 +155,9 @@ def check_batch(model: ModelConfig, here: Replicas, num_examples: int) -> None:
     if model.name not in BATCH_NORMED:
         return
     folded = model.fold_examples if model.name == "efficientnet" else 1
-    part = num_examples // here.count
-    fix = f"use a divisor of a replica's {part} examples, or 1"
-    require(part % folded == 0, "model.fold_examples", folded, fix, code="mismatch")
+    shard_size = num_examples // here.count
+    fix = f"use a divisor of a replica's {shard_size} examples, or 1"
+    require(shard_size % folded == 0, "model.fold_examples", folded, fix, code="mismatch")
     with _naming_model():
         StatsScope.parse(model.batch_norm_scope).view(here, num_examples, folded)
 

@@ -469,7 +469,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn what the storage layers raise into an `EnvironmentProblem` of one line."""
+        """Turn an error of the storage layers into an `EnvironmentProblem` of one line."""
         try:
             yield
         except (UserError, EnvironmentProblem):

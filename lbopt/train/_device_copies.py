@@ -26,7 +26,7 @@ class DeviceCopies:
         self._job = job
         self._compiled: concurrent.futures.Future[Any] | None = None
         self._shapes: list[jax.ShapeDtypeStruct] = []
-        self._fit: bool | None = None  # unknown until a step has shown what it uses
+        self._fit: bool | None = None  # unknown until a step has shown its memory use
 
     def prepare(self, state: TrainState) -> None:
         """Start to compile for a state of this shape, and forget whether copies fit."""

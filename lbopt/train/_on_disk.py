@@ -22,8 +22,8 @@ SEAL = "seal"
 def check_name(workdir: str, read_only: bool = False) -> None:
     """Check that Orbax can find checkpoints in a workdir of this name again.
 
-    Orbax takes the name for a pattern. It would even put what a killed run has left in `runs/axb`
-    into the checkpoints of `runs/a*b`. In a path with a backslash it can read nothing.
+    Orbax takes the name for a pattern. It would even put the files that a killed run has left in
+    `runs/axb` into the checkpoints of `runs/a*b`. In a path with a backslash it can read nothing.
 
     Args:
       workdir: The workdir.
@@ -72,7 +72,7 @@ def check_files(checkpoint: Any) -> None:
         try:
             check_regular(file.stat().st_mode, str(file))
         except FileNotFoundError:
-            continue  # what reads it will miss it by name
+            continue  # the reader names the missing file itself
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ELOOP):
                 raise

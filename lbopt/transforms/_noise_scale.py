@@ -31,13 +31,13 @@ def estimate_noise(
     num_small: float | jax.Array,
     big_batch_size: float,
 ) -> NoiseEstimate:
-    r"""Estimate signal and noise from the gradients of equal parts of a batch and of the whole.
+    r"""Estimate signal and noise from the gradients of equal slices of a batch and of the whole.
 
         |G|^2     = (n |g_big|^2 - |g_small|^2) / (n - 1)
         tr(Sigma) = (|g_small|^2 - |g_big|^2) * B / (n - 1)
 
-    The batch of B examples has n parts of B / n examples; |g_small|^2 is averaged over the parts,
-    and g_big is the mean of the parts' gradients.
+    The batch of B examples has n slices of B / n examples; |g_small|^2 is averaged over the slices,
+    and g_big is the mean of the slices' gradients.
 
     Args:
       small_square_norm: Scalar, mean over the parts of the squared norm of their mean gradients.
@@ -98,7 +98,7 @@ def track_noise_scale(
 
     Returns:
       A transform whose `update` takes two more arguments by name: `small_square_norm`, the mean
-      squared norm of the gradients of n equal parts of the batch, and `num_small`, n >= 2.
+      squared norm of the gradients of n equal slices of the batch, and `num_small`, n >= 2.
       `make_train_step` passes them with `measure_noise=True`. `optimizer_metrics` shows
       `noise_scale`.
 

@@ -86,6 +86,8 @@ class _Options:
             _scalars.require_at_least("zero_norm_ratio", self.zero_norm_ratio, 0)
 
     def _check_conflicts(self) -> None:
+        # A later link of the chain applies the learning rate, so the two settings that need its
+        # value have no other source for it.
         also = ["learning_rate"]
         if self.clip_mode == "clip" and self.learning_rate is None:
             fix = "it compares the ratio with the learning rate; pass {learning_rate} too"

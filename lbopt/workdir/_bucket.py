@@ -369,7 +369,7 @@ class _Lease:
         """Return whether the object in the bucket is this process's lease."""
         found = self._read()
         if found.get("id") != self._ours["id"]:
-            self._taken_by = found or {"host": "one that has left", "pid": "unknown"}
+            self._taken_by = found or {"host": "unknown host", "pid": "unknown"}
         return not self._taken_by
 
     def check(self) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from lbopt.config import Arm, ModelConfig, OptimizerConfig, ScheduleConfig, SweepConfig, TrainConfig
-from lbopt.plan import HloProgram as Text, estimated_cycles, open_topology
+from lbopt.plan import HloProgram, estimated_cycles, open_topology
 from lbopt.sweep import make_cells, make_problems
 from lbopt.sweep.lanes import TRIALS_AXIS, Program, TrialBatching, most_lanes
 
@@ -51,7 +51,7 @@ def _cycles(model: str, batch_size: int, mode: str, devices, width: int) -> floa
         )
         for part, place in zip(program.shapes(), _places(batching), strict=True)
     ]
-    return estimated_cycles(Text(program.lower(*shapes).compile().as_text()))
+    return estimated_cycles(HloProgram(program.lower(*shapes).compile().as_text()))
 
 
 def _places(batching: TrialBatching) -> list:

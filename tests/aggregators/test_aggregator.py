@@ -151,6 +151,7 @@ def test_no_array_gets_more_axes_from_the_parameters_containers_than_it_has(
     name, gradients, params
 ):
     tx = _aggregator.as_optax(ALL[name], 8)
+
     for kind in boxes.KINDS:
         inside = boxes.boxed(kind, params)
         state = jax.eval_shape(tx.init, inside)
@@ -162,6 +163,7 @@ def test_no_array_gets_more_axes_from_the_parameters_containers_than_it_has(
             jax.tree.leaves(state),
             jax.tree.structure(state),
         )
+
     mapped = optax.tree_utils.tree_map_params(
         tx,
         lambda leaf, p: leaf.shape == p.shape,

@@ -40,6 +40,7 @@ def hook(grads, adam):
     scale = dict.fromkeys(names, 1.0)
     visited = []
     quotients = []
+
     for step, rows in enumerate(grads):
         active = OPTIONS["start"] <= step <= OPTIONS["stop"]
         if active and step % OPTIONS["interval"] == 0:
@@ -54,12 +55,14 @@ def hook(grads, adam):
                     halves.append(g * replicas)
                 a, b = halves
                 different[name] = 1 - a @ b / np.sqrt((a @ a) * (b @ b))
+
             anchor = different[names[0]]
             for name in names:
                 quotient = (anchor + 1e-6) / (different[name] + 1e-6)
                 quotients += [quotient] * (name != names[0])
                 new = np.sqrt(np.clip(quotient, 0.5, 10.0))
                 scale[name] = OPTIONS["alpha"] * scale[name] + (1 - OPTIONS["alpha"]) * new
+
         for name in names:
             g = rows[name].astype(np.float64).mean(0)
             rate = RATE * (scale[name] if active else 1.0)
@@ -73,7 +76,9 @@ def hook(grads, adam):
                 weights[name] = weights[name] - rate * debiased[0] / (np.sqrt(debiased[1]) + EPS)
             else:
                 weights[name] = weights[name] - rate * g
+
         visited.append({name: w.copy() for name, w in weights.items()})
+
     return visited, scale, np.array(quotients)
 
 
@@ -95,14 +100,17 @@ def test_equals_the_published_hook_over_200_steps(adam, noisy):
     wanted, scale, quotients = hook(noisy, adam)
     assert ((quotients > 0.5) & (quotients < 10)).sum() > 20  # the other ones of 30 are clipped
     assert (quotients < 0.5).any()
+
     of_adam = {"adam_b2": B2, "adam_eps": EPS} if adam else {}
     labels = {"body": "body", "head": "head"}
     aggregator = lbopt.agvm(labels, "body", **OPTIONS, **of_adam)
     base = optax.adam(RATE, B1, B2, EPS) if adam else optax.sgd(RATE)
     tx = lbopt.aggregate(aggregator, optax.chain(base, lbopt.scale_by_agvm(labels)), 8)
+
     params = {"body": jnp.zeros(30), "head": jnp.zeros(20)}
     state = tx.init(params)
     update = jax.jit(tx.update)
+
     for step, rows in enumerate(noisy):
         updates, state = update(rows, state, params)
         params = optax.apply_updates(params, updates)
@@ -110,6 +118,7 @@ def test_equals_the_published_hook_over_200_steps(adam, noisy):
             np.testing.assert_allclose(
                 params[name], theirs, rtol=2e-4, atol=2e-5, err_msg=f"{name} at {step}"
             )
+
     for name, value in scale.items():
         np.testing.assert_allclose(state[0].shared.scale[name], value, rtol=1e-5)
     assert abs(scale["head"] - 1) > 0.02

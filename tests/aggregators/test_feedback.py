@@ -32,6 +32,7 @@ def by_hand(rule, grads, momentum=0.0, eta=0.0, dense_start=False):
     e = 0.0
     h = 0.0
     v = 0.0
+
     for step, g in enumerate(grads):
         g = g.astype(np.float64)
         if rule == "ef":
@@ -39,6 +40,7 @@ def by_hand(rule, grads, momentum=0.0, eta=0.0, dense_start=False):
             e = e + g - u
             updates.append(u.mean(0))
             continue
+
         v = g if step == 0 else momentum * v + (1 - momentum) * g
         g = v if rule == "ef21" else g
         if step == 0 and dense_start:
@@ -47,7 +49,9 @@ def by_hand(rule, grads, momentum=0.0, eta=0.0, dense_start=False):
             d = top(g - h + eta * e)
             e = e + g - h - d
             h = h + d
+
         updates.append(h.mean(0))
+
     return updates
 
 

@@ -44,11 +44,13 @@ def test_equals_the_published_code(devices, gradients, params, run):
     first = aggregator.init(params, 8).shared
     grads = gradients(STEPS)
     ours, _, state = run(aggregator, grads, devices)
+
     names = ["body/bias", "body/kernel", "head/kernel"]
     for leaf, name in enumerate(names):
         module, kind = name.split("/")
         rows = [one[module][kind] for one in grads]
         got = [one[module][kind] for one in ours]
+
         if kind == "bias":
             wanted = [row.mean(0) for row in rows]
             errors = None
@@ -56,6 +58,7 @@ def test_equals_the_published_code(devices, gradients, params, run):
             wanted, errors = by_hand(
                 rows, np.asarray(first.left[leaf])[0], np.asarray(first.right[leaf])[0]
             )
+
         for mine, theirs in zip(got, wanted, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=2e-5, err_msg=name)
         if errors is not None:

@@ -50,6 +50,7 @@ def test_recipes_lists_every_config(lbopt, configs, given, tmp_path, monkeypatch
         monkeypatch.chdir(tmp_path)
     code, out, err = lbopt("recipes", *([f"--configs={configs}"] if given else []))
     assert (code, err) == (0, "")
+
     header, *rows, hint = out.splitlines()
     assert "lbopt recipes --config=CONFIG shows a row in full" in hint
     assert "lbopt train --config=CONFIG --workdir=DIR runs it" in hint
@@ -64,11 +65,13 @@ def test_recipes_lists_every_config(lbopt, configs, given, tmp_path, monkeypatch
         "time",
         "status",
     ]
+
     listed = [row.split()[0] for row in rows]
     assert len(set(listed)) == len(listed)
     assert list(dict.fromkeys(row.partition(":")[0] for row in listed)) == [
         str(file) for file in config_files(configs)
     ]
+
     for file in config_files(configs):
         assert f"{file}:smoke" in listed
     assert any(re.search(r"digits_cnn\.py:lars-32 +32 +lars ", row) for row in rows)
@@ -119,6 +122,7 @@ def test_recipes_shows_a_row_in_full(lbopt, configs, row, command, workdir, show
     flag = configs / row
     code, out, err = lbopt("recipes", f"--config={flag}")
     assert (code, err) == (0, "")
+
     found = {}
     name = ""
     for line in out.splitlines():
@@ -126,6 +130,7 @@ def test_recipes_shows_a_row_in_full(lbopt, configs, row, command, workdir, show
         text = line[18:]
         name = label or name
         found[name] = f"{found[name]} {text}" if name in found else text
+
     assert list(found) == FIELDS
     about = call_get_config(str(flag)).about
     assert found["command"] == f"lbopt {command} --config={flag} --workdir={workdir}"

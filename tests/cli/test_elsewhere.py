@@ -45,8 +45,10 @@ def test_evaluated_and_exported_on_one_device(name, small, tmp_path, capsys):
     flags += ["--config.schedule.warmup_rule=none"]
     flags += ["--config.checkpoint.every_steps=2", f"--workdir={tmp_path / 'run'}"]
     here = f"--config.parallel.num_devices={devices}"
+
     assert main(["train", *flags, here]) == 0
     capsys.readouterr()
+
     scores = []
     elsewhere = ELSEWHERE if name == "parts of the batch" else ["one"]
     for where in (
@@ -55,8 +57,10 @@ def test_evaluated_and_exported_on_one_device(name, small, tmp_path, capsys):
     ):
         assert main(["evaluate", *flags, *where]) == 0
         scores.append(json.loads(capsys.readouterr().out))
+
     for others in scores[1:]:
         assert others == pytest.approx(scores[0], rel=1e-5)
+
     output = tmp_path / "exported"
     assert (
         main(

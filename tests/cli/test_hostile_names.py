@@ -223,9 +223,11 @@ def test_commands_to_copy_mean_what_was_given(tmp_path):
         "--config.model.widths=(4,)",
         "--workdir=a b\udcff\u00e9",
     ]
+
     line = _flags.command_line("train", words[1:])
     assert not unprintable(line)
     assert "\n" not in line
+
     done = subprocess.run(
         ["bash", "-c", f'printf "%s\\0" {line}'], capture_output=True, cwd=tmp_path, check=True
     )
@@ -233,6 +235,7 @@ def test_commands_to_copy_mean_what_was_given(tmp_path):
         word.encode("utf-8", "surrogateescape") for word in words
     ]
     assert not list(tmp_path.iterdir())
+
     assert prepare_command("mnist", HOSTILE).count("\n") == 0
     assert shlex.split(_flags.command_line("train", ["--workdir=my runs"])) == [
         "lbopt",

@@ -175,12 +175,14 @@ def functions():
     root = pathlib.Path(package.__file__).parent
     for file in sorted(root.rglob("*.py")):
         module = ".".join(("lbopt", *file.relative_to(root).with_suffix("").parts))
+
         for node in ast.parse(file.read_text()).body:
             inits = [
                 part
                 for part in getattr(node, "body", ())
                 if getattr(part, "name", "") == "__init__"
             ]
+
             for function in [node] if isinstance(node, ast.FunctionDef) else inits:
                 for argument in (*function.args.args, *function.args.kwonlyargs):
                     kind = ast.unparse(argument.annotation) if argument.annotation else ""
@@ -193,6 +195,7 @@ def functions():
                         module in ("lbopt.paths", "lbopt._regular")
                         or (node.name, argument.arg) in FOR_MESSAGES
                     )
+
                     if takes and not known and not node.name.startswith("_"):
                         yield f"{module}.{node.name}", argument.arg
 
@@ -357,6 +360,7 @@ def test_files_for_folders_and_folders_for_files(refusing, tmp_path_factory, con
     (folder / "file").write_text("a file")
     config = f"--config={configs / 'digits_cnn.py'}:smoke"
     text = ["prepare", "text", "--name=x", f"--data_dir={folder}"]
+
     for code, flags in (
         ("resource", ["plan", config, f"--output={folder}"]),
         ("resource", ["plan", config, f"--output={folder / 'missing' / 'plan.json'}"]),
@@ -372,6 +376,7 @@ def test_files_for_folders_and_folders_for_files(refusing, tmp_path_factory, con
         flag, _, given = flags[-1].partition("=")
         with refused(flag, given, code):
             refusing(*flags)
+
     assert [entry.name for entry in folder.iterdir()] == ["file"]
 
 

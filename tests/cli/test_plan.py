@@ -24,6 +24,7 @@ CONFIG = f"--config={PLANNED}:cnn"
 
 def test_a_plan_is_printed_and_written(lbopt, tmp_path):
     file = tmp_path / "plan.json"
+
     code, out, err = lbopt("plan", CONFIG, "--topology=v3:1x1", f"--output={file}", "--breakdown")
     assert code == 0
     assert err.splitlines() == compiled("v3:1x1")
@@ -38,9 +39,11 @@ def test_a_plan_is_printed_and_written(lbopt, tmp_path):
     ):
         assert said in out
     assert f"{PLANNED}:cnn on v3:1x1: 2 x TPU v3, 1 hosts" in out
+
     written = json.loads(file.read_text())
     assert written["fits"]
     assert (written["topology"], written["num_devices"], written["steps"]) == ("v3:1x1", 2, 782)
+
     evaluation = written["phases"][0]["evaluation"]
     assert (evaluation["batches"], evaluation["times"]) == (10, 16)
     seconds = 782 * (written["compute_seconds_per_step"] + written["collective_seconds_per_step"])

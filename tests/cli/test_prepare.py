@@ -72,18 +72,21 @@ def test_a_data_set_of_tfds_is_written_where_its_default_config_belongs(
     ]
     file = tmp_path / "file.json"
     file.write_text(json.dumps({"data": [article]}))
+
     monkeypatch.setattr(urllib.request, "urlopen", lambda *arguments, **named: io.BytesIO())
     monkeypatch.setattr(
         tfds.download.DownloadManager,
         "download_and_extract",
         lambda self, urls: dict.fromkeys(urls, str(file)),
     )
+
     code, out, err = lbopt("prepare", "squad", f"--data_dir={tmp_path}/data")
     assert code == 0
     assert (
         err == f"squad/v1.1:3.0.0 is downloaded and prepared in {tmp_path}/data/squad/v1.1/3.0.0\n"
     )
     assert "config.data.builder = 'squad/v1.1'; records: train 3, validation 3" in out
+
     for name in ("squad", "squad/v1.1"):
         assert "is there already" in lbopt("prepare", name, f"--data_dir={tmp_path}/data")[1]
 
@@ -334,17 +337,20 @@ def test_text_of_a_folder_with_a_learned_vocabulary(lbopt, articles_folder, tmp_
         f"--folder={articles_folder}",
         f"--data_dir={tmp_path}",
     ]
+
     code, out, err = lbopt(*arguments, "--vocab_size=80")
     assert code == 0, err
     assert [line for line in err.splitlines() if line] == [
         "learning the vocabulary",
         "writing tokens",
     ]
+
     store = open_store(tmp_path / "lbopt_text" / "mine")
     assert (len(store), store.made_from) == (2, "texts of books")
     assert decoded(store)[0] == "the cat sat on the mat . it was warm there . a dog came in ."
     assert f"2 documents, {len(store.tokens)} tokens" in out
     assert f"config.data.builder = 'mine', config.data.vocab_size = {len(store.pieces)}" in out
+
     before = fingerprint(tmp_path)
     code, again, err = lbopt(*arguments)
     assert (code, err) == (0, "")
@@ -451,6 +457,7 @@ def test_damaged_articles_are_left_out_and_counted(lbopt, refusing, with_article
     # The articles lie in the first thousand bytes.
     whole[300:308] = bytes(byte ^ 255 for byte in whole[300:308])
     file.write_bytes(bytes(whole))
+
     arguments = [
         "prepare",
         "text",
@@ -459,9 +466,11 @@ def test_damaged_articles_are_left_out_and_counted(lbopt, refusing, with_article
         "--vocab_size=80",
         f"--data_dir={folder}",
     ]
+
     with troubled("--max_damaged_records", 0, "damaged") as caught:
         refusing(*arguments, lines=None)
     assert {"articles", "train"} <= names_in(caught)
+
     code, out, _ = lbopt(*arguments, "--max_damaged_records=5")
     assert code == 0
     left = 5 - len(open_store(folder / "lbopt_text" / "x"))

@@ -129,20 +129,24 @@ def test_a_smoke_row_goes_the_whole_way(family, configs, data_dir, tmp_path, cap
     run = build_run(load_config(config.removeprefix("--config="), overrides, TrainConfig))
     last = run.phases()[-1].last_step
     kills = [phase.first_step + phase.num_steps // 2 + 1 for phase in run.phases()]
+
     for step in kills:
         monkeypatch.setattr(_train, "build_run", lambda config, step=step, **_: stopping(run, step))
         with pytest.raises(Killed):
             main(["train", *flags])
         assert lines(workdir)[-1]["step"] == step - 1
+
     monkeypatch.setattr(_train, "build_run", lambda config, **_: run)
     capsys.readouterr()
     assert main(["train", *flags]) == 0
     resumed = re.search(r"resuming at step (\d+)", capsys.readouterr().err)
     assert resumed is not None
     assert run.phases()[-1].first_step < int(resumed[1]) < last
+
     found = lines(workdir)
     assert [line["step"] for line in found] == list(range(1, last + 1))
     assert all(line[name] is not None for line in found for name in line)
+
     assert main(["evaluate", *flags]) == 0
     scores = json.loads(capsys.readouterr().out)
     evaluated = {
@@ -154,6 +158,7 @@ def test_a_smoke_row_goes_the_whole_way(family, configs, data_dir, tmp_path, cap
         {name: scores[f"validation/{name}"] for name in evaluated}, rel=1e-5
     )
     assert all(math.isfinite(value) for value in scores.values())
+
     if family not in REPORTED:
         return
     assert main(["report", f"--workdir={workdir}"]) == 0

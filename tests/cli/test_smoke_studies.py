@@ -39,6 +39,7 @@ def test_a_smoke_row_goes_the_whole_way(study, configs, data_dir, tmp_path, caps
     config = call_get_config(flag)
     largest = config.global_batch_sizes[-1]
     seed = config.final_seeds[0]
+
     flags = [
         f"--config={flag}",
         f"--workdir={tmp_path / 'study'}",
@@ -50,14 +51,17 @@ def test_a_smoke_row_goes_the_whole_way(study, configs, data_dir, tmp_path, caps
             f"--config.train.data.data_dir={data_dir}",
             "--config.train.data.reader_threads=2",
         ]
+
     assert main(["sweep", *flags]) == 0
     out, _ = capsys.readouterr()
+
     rows = [
         json.loads(line) for line in (tmp_path / "study" / "results.jsonl").read_text().splitlines()
     ]
     final = [row for row in rows if row["phase"] == "final"]
     assert sorted(row["arm"] for row in final) == sorted(arm.name for arm in config.arms)
     assert ("probes" in final[0]) == (config.measure.num_probes > 0)
+
     summary = json.loads((tmp_path / "study" / "summary.json").read_text())
     assert summary["complete"]
     assert all(finding in out for finding in summary["findings"])

@@ -59,11 +59,13 @@ def test_the_plan_of_a_study_is_of_its_cells_as_they_are(monkeypatch):
     (study,) = MAKE["studies"]()
     found = json.loads(MAKE["plan_file"](study).read_text())
     config = call_get_config(study)
+
     assert (found["study"], found["topology"], found["fits"]) == (
         config.name,
         config.about.topology,
         True,
     )
+
     cells = [
         (index, size) for index in range(len(config.arms)) for size in config.global_batch_sizes
     ]
@@ -76,6 +78,7 @@ def test_the_plan_of_a_study_is_of_its_cells_as_they_are(monkeypatch):
             config.arms[index].name,
             train.parallel.num_microsteps,
         )
+
     runs = sum(cell["search_trials"] + cell["final_runs"] for cell in found["cells"])
     first, last = (
         found["cells"][place]["run"] for place in (0, len(config.global_batch_sizes) - 1)

@@ -148,6 +148,7 @@ def actual(config: TrainConfig, numbers: ResolvedSchedule, field: str):
     data = config.data
     options = VARIANTS.get(optimizer.name, {}).get(optimizer.variant)
     options = vars(options.options) if options else {}
+
     ours = {
         "global_batch_size": config.global_batch_size,
         "num_steps": numbers.num_steps,
@@ -187,6 +188,7 @@ def actual(config: TrainConfig, numbers: ResolvedSchedule, field: str):
         "target_metric": config.target_metric,
         "target_value": config.target_value,
     }
+
     return ours[field]
 
 
@@ -363,6 +365,7 @@ def test_a_row_has_the_published_values(row):
     config = load(row["config"])
     wrong = []
     compared = 0
+
     for field, entry in row["values"].items():
         if entry["mark"] not in SOURCED or field in ELSEWHERE:
             continue
@@ -373,11 +376,13 @@ def test_a_row_has_the_published_values(row):
             wrong.append(f"{field}: {message} ({entry['where']})")
         if reason and not message:
             wrong.append(f"{field}: agrees now; take it out of KNOWN ({reason})")
+
     if row["first_step"] is not None:
         first = float(make(config, resolved(config))(0))
         theirs = row["first_step"]["value"]
         if first != theirs:
             wrong.append(f"first_step: rate {first} at the first update here, {theirs} published")
+
     assert not wrong, "\n".join([row["config"], *wrong])
     recalled_row = all("recalled" in entry["mark"] for entry in row["values"].values())
     assert compared or recalled_row, f"{row['config']}: nothing was compared"
@@ -387,14 +392,15 @@ def test_a_row_has_the_published_values(row):
 def test_about_says_what_is_published_and_what_is_recalled(row):
     about = load(row["config"]).about
     published = row["published"]
+
     if published and published["mark"] in SOURCED:
-        result = re.sub(
-            r"\([^)]*\)|, loss.*", "", published["result"]
-        )  # drop repetitions in brackets, and losses
+        # Drop repetitions in brackets, and losses.
+        result = re.sub(r"\([^)]*\)|, loss.*", "", published["result"])
         for number in re.findall(r"\d*\.?\d+", result):
             assert number in about.published_result, (
                 f"{row['config']}: {number} of {published['result']!r} is missing"
             )
+
     for field in ("hardware", "time"):
         entry = row[field]
         if entry:
@@ -404,6 +410,7 @@ def test_about_says_what_is_published_and_what_is_recalled(row):
             assert ("recalled" in entry["mark"]) == ("[recalled" in said), (
                 f"{row['config']}: {field} {said!r}"
             )
+
     if published and "recalled" in published["mark"]:
         assert f"[{published['mark']}]" in about.published_result, (
             f"{row['config']}: {about.published_result!r}"

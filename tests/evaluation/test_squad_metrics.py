@@ -166,6 +166,7 @@ def dataset():
             ".",
         ],
     )
+
     questions = [
         Question(f"id{n}", "q", context, ("x",), (0,)) for n, context in enumerate(CONTEXTS)
     ]

@@ -27,6 +27,7 @@ def saved(tmp_path_factory):
         "num_attention_heads": 2,
         "intermediate_size": 16,
     }
+
     models = {
         "bert": torch_side.bert(transformers.BertForPreTraining, vocab_size=20, **tiny),
         "answers": torch_side.bert(transformers.BertForQuestionAnswering, vocab_size=20, **tiny),
@@ -38,6 +39,7 @@ def saved(tmp_path_factory):
             transformers.RobertaConfig(vocab_size=20, **tiny)
         ),
     }
+
     root = tmp_path_factory.mktemp("saved")
     for name, model in models.items():
         model.save_pretrained(root / name)
@@ -421,8 +423,10 @@ def test_what_killed_processes_have_left_is_removed(tmp_path):
     for folder in (ours, held, young, other):
         folder.mkdir()
         (folder / "half").write_text("half")
+
     for folder in (ours, held, other):
         os.utime(folder, (0, 0))
+
     descriptor = os.open(held, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -433,8 +437,10 @@ def test_what_killed_processes_have_left_is_removed(tmp_path):
             (partial / "whole").write_text("whole")
     finally:
         os.close(descriptor)
+
     left = [".new.2.partial", ".new.3.partial", ".new.x.partial", "new"]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == left
+
     save_safetensors(tmp_path / "new" / "w", {"params": {"w": np.zeros(2)}})
     assert sorted(entry.name for entry in (tmp_path / "new").iterdir()) == ["w", "whole"]
     with troubled("file", str(tmp_path / "new" / "w" / "x"), "resource"):

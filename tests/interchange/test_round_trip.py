@@ -176,6 +176,7 @@ def test_names_from_tensorflow_and_tied_copies(tmp_path):
     model = SAVED["BertForPreTraining"]()
     model.save_pretrained(tmp_path / "new")
     _, expected = lbopt.load_huggingface(tmp_path / "new")
+
     state = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma"): x
         for name, x in model.state_dict().items()
@@ -184,9 +185,11 @@ def test_names_from_tensorflow_and_tied_copies(tmp_path):
         name.replace("LayerNorm.bias", "LayerNorm.beta"): x.clone() for name, x in state.items()
     }
     state["bert.embeddings.position_ids"] = torch.arange(512)[None]
+
     config = json.loads((tmp_path / "new" / "config.json").read_text()) | {
         "architectures": ["BertForMaskedLM"]
     }
+
     for place, drop in (
         ("both", ()),
         ("one", ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias")),

@@ -173,6 +173,7 @@ def test_a_failure_of_one_is_said_by_all(start, tmp_path):
     broken.write_text(
         "import os\ndef get_config(arg=''):\n    1 / (1 - int(os.environ['WHICH']))\n"
     )
+
     command = [*train_command(tmp_path / "run")]
     job = start(
         lambda index: [
@@ -182,8 +183,10 @@ def test_a_failure_of_one_is_said_by_all(start, tmp_path):
         ],
         change=lambda index, variables: {**variables, "WHICH": str(index)},
     )
+
     assert job.codes(60) == [2, 2]
     assert [len(job.said(index)) for index in range(2)] == [1, 1]
+
     said = f"lbopt train: --config = {str(broken)!r}: ZeroDivisionError: division by zero"
     assert job.said(1)[0].startswith(said)
     assert re.match(

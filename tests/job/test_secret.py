@@ -131,17 +131,21 @@ def test_it_is_said_nowhere(start, tmp_path):
     job.wait_for(
         lambda: (workdir / "metrics.jsonl").exists() and (workdir / "metrics.jsonl").read_text()
     )
+
     for index in range(2):
         environment = pathlib.Path(f"/proc/{job.child(index)}/environ").read_bytes()
         assert MEMBER.encode() in environment
         assert words not in environment
+
     for used in (port, port + 1):
         (address,) = listening(used)
         # 127.0.0.1, also as an IPv6 address
         assert address in ("0100007F", "0000000000000000FFFF00000100007F"), used
+
     for process in job.processes:
         process.terminate()
     assert job.codes() == [75, 75]
+
     files = [path for path in (*workdir.rglob("*"), *job.logs) if path.is_file()]
     assert workdir / "config.json" in files
     assert not [path for path in files if words in path.read_bytes()]

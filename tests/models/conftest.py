@@ -28,6 +28,7 @@ def reference():
             np.asarray(array, np.float64) for array in (x, scale, bias, weights)
         )
         groups = np.split(np.arange(len(x)), groups) if isinstance(groups, int) else groups
+
         out = {
             "y": np.empty_like(x),
             "dx": np.empty_like(x),
@@ -36,6 +37,7 @@ def reference():
             "mean": 0.0,
             "var": 0.0,
         }
+
         for rows in groups:
             group = x[rows]
             axes = tuple(range(group.ndim - 1))
@@ -46,6 +48,7 @@ def reference():
             y = normal * scale + bias
             dy = weights[rows] * (1 - np.tanh(y) ** 2)
             dnormal = dy * scale
+
             out["y"][rows] = y
             out["dx"][rows] = inverse * (
                 dnormal - dnormal.mean(axes) - normal * (dnormal * normal).mean(axes)
@@ -54,6 +57,7 @@ def reference():
             out["dbias"] = out["dbias"] + dy.sum(axes)
             out["mean"] = out["mean"] + mean / len(groups)
             out["var"] = out["var"] + var / len(groups)
+
         return out
 
     return normalize

@@ -99,24 +99,29 @@ def their_resnet(module, theirs, x):
 
 def their_efficientnet(module, theirs, x):
     x = F.silu(theirs.norm("stem_norm", theirs.conv("stem_conv", x, 2, same=True)))
+
     number = 0
     for stage in module.stages:
         for repeat in range(stage.depth):
             block = functools.partial("block{}/{}".format, number)
             stride = 1 if repeat else stage.stride
+
             y = x
             if stage.expansion != 1:
                 y = F.silu(theirs.norm(block("expand_norm"), theirs.conv(block("expand_conv"), y)))
             y = theirs.conv(block("depthwise_conv"), y, stride, same=True, groups=y.shape[1])
             y = F.silu(theirs.norm(block("depthwise_norm"), y))
+
             gate = F.silu(theirs.dense(block("squeeze_excite/reduce"), y.mean((2, 3))))
             y = (
                 y
                 * torch.sigmoid(theirs.dense(block("squeeze_excite/expand"), gate))[..., None, None]
             )
+
             y = theirs.norm(block("project_norm"), theirs.conv(block("project_conv"), y))
             x = x + y if repeat else y
             number += 1
+
     x = F.silu(theirs.norm("head_norm", theirs.conv("head_conv", x)))
     return theirs.dense("head", x.mean((2, 3)))
 

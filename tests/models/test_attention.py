@@ -84,6 +84,7 @@ def test_bf16_is_as_near_to_fp32_as_it_usually_is():
     mask = jnp.ones((8, 32), bool)
     keep = jnp.asarray(rng.random((8, 2, 32, 32)) < SHARE)
     weights = jnp.asarray(rng.standard_normal(shapes[0]), jnp.float32)
+
     exact = results(
         rounding_probabilities,
         *(array.astype(jnp.float32) for array in inputs),
@@ -91,6 +92,7 @@ def test_bf16_is_as_near_to_fp32_as_it_usually_is():
         keep,
         weights,
     )
+
     gaps = {}
     for fn in (in_few_passes, rounding_probabilities):
         found = results(fn, *inputs, mask, keep, weights)
@@ -99,6 +101,7 @@ def test_bf16_is_as_near_to_fp32_as_it_usually_is():
         gaps[fn] = np.array(
             [np.linalg.norm(np.float32(a) - b) / np.linalg.norm(b) for a, b in pairs]
         )
+
     assert np.all(gaps[in_few_passes] < 1.3 * gaps[rounding_probabilities])
     assert np.all(gaps[in_few_passes] < 2**-7)
 

@@ -338,12 +338,14 @@ def test_padding_is_not_seen(head, params, inputs):
     module = network(head=head, **NO_DROPS)
     params = params if head == "pretraining" else random_params(module, inputs)
     mask = inputs["attention_mask"].astype(bool)
+
     arrays = {name: array for name, array in inputs.items() if name != "masked_positions"}
     other = {
         **arrays,
         "input_ids": np.where(mask, inputs["input_ids"], 49 - inputs["input_ids"]),
         "token_type_ids": np.where(mask, inputs["token_type_ids"], 1 - inputs["token_type_ids"]),
     }
+
     outputs = jax.jit(
         lambda arrays: module.apply({"params": params}, arrays, False), compiler_options=UNOPTIMIZED
     )
@@ -352,10 +354,12 @@ def test_padding_is_not_seen(head, params, inputs):
     unmasked = jax.device_get(
         [outputs({**some, "attention_mask": everything}) for some in (arrays, other)]
     )
+
     for name, logits in one.items():
         seen = mask if logits.shape[:2] == mask.shape else np.full(BATCH, True)
         np.testing.assert_array_equal(logits[seen], two[name][seen])
         assert np.abs(unmasked[0][name] - unmasked[1][name])[seen].max() > 1e-4
+
     assert {name: logits.shape for name, logits in one.items()} == (
         {"prediction_logits": (BATCH, LENGTH, 50), "next_sentence_logits": (BATCH, 2)}
         if head == "pretraining"

@@ -70,6 +70,7 @@ def test_folded_columns_are_convolved_alike(images, stride, columns_in, columns_
                 or HEIGHT + sum(padding) < size
             ):
                 continue
+
             kernel = (
                 np.random.default_rng(size)
                 .standard_normal((size, size, CHANNELS, OUT))
@@ -79,11 +80,13 @@ def test_folded_columns_are_convolved_alike(images, stride, columns_in, columns_
             found = _fold.convolve(
                 folded, jnp.asarray(kernel), stride, (padding, padding), columns_in, columns_out
             )
+
             expected = in_float64(images, kernel, stride, padding)
             np.testing.assert_allclose(
                 _fold.unfold_columns(found, columns_out), expected, rtol=1e-5, atol=2e-5
             )
             tried += 1
+
     assert tried >= 2 or stride * columns_out % columns_in
 
 

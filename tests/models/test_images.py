@@ -120,10 +120,12 @@ def test_heads():
             num_classes=64,
         ),
     }
+
     drawn_heads = {
         name: initialised(Evaluated(module), (1, 4, 4, 3))["network"]["head"]["kernel"]
         for name, module in networks.items()
     }
+
     assert_deviation(drawn_heads["resnet"], 0.01)
     kernel = drawn_heads["efficientnet"]
     assert_deviation(kernel, 1 / np.sqrt(64) / np.sqrt(3))

@@ -40,6 +40,7 @@ def test_logits_and_state_are_pytorchs(params, tokens):
     """Gates in the order i, f, g, o, from a given state; one of PyTorch's two biases is zero."""
     torch = pytest.importorskip("torch")
     theirs = torch.nn.LSTM(HIDDEN, HIDDEN, num_layers=LAYERS, batch_first=True)
+
     weights = {}
     for number in range(LAYERS):
         layer = params[f"layer{number}"]
@@ -50,6 +51,7 @@ def test_logits_and_state_are_pytorchs(params, tokens):
             f"bias_hh_l{number}": torch.zeros(4 * HIDDEN),
         }
     theirs.load_state_dict(weights)
+
     rng = np.random.default_rng(2)
     cell, hidden = (np.float32(rng.normal(size=(LAYERS, BATCH, HIDDEN))) for _ in range(2))
     with torch.no_grad():
@@ -57,6 +59,7 @@ def test_logits_and_state_are_pytorchs(params, tokens):
         states, (their_hidden, their_cell) = theirs(
             embedded, (torch.tensor(hidden), torch.tensor(cell))
         )
+
     logits = states.numpy() @ params["head"]["kernel"] + params["head"]["bias"]
     found = outputs(params, {"tokens": tokens, "carry": tuple(zip(cell, hidden, strict=True))})
     np.testing.assert_allclose(found["logits"], logits, rtol=1e-5, atol=1e-5)

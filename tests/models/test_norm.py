@@ -83,9 +83,9 @@ def test_other_groups_give_other_numbers(arrays, reference):
 
 def test_bf16_inputs_have_fp32_statistics(backend, arrays, reference, normalized):
     x, scale, bias, weights = arrays
-    narrow = (x + 20).astype(
-        jnp.bfloat16
-    )  # in bf16, E[x^2] - E[x]^2 would be off by more than the variance
+    # In bf16, E[x^2] - E[x]^2 would be off by more than the variance.
+    narrow = (x + 20).astype(jnp.bfloat16)
+
     found, _ = normalized(backend, DEVICES, list(GROUPS), (narrow, scale, bias, weights))
     for scope, result in found.items():
         expected = reference(narrow.astype(np.float64), scale, bias, weights, GROUPS[scope])
@@ -93,6 +93,7 @@ def test_bf16_inputs_have_fp32_statistics(backend, arrays, reference, normalized
         assert {result[name].dtype for name in ("dscale", "dbias", "mean", "var")} == {
             np.dtype(np.float32)
         }
+
         np.testing.assert_allclose(result["mean"], moved(5.0, expected["mean"]), rtol=2e-6)
         np.testing.assert_allclose(result["var"], moved(3.0, expected["var"]), rtol=1e-4)
         np.testing.assert_allclose(
@@ -101,6 +102,7 @@ def test_bf16_inputs_have_fp32_statistics(backend, arrays, reference, normalized
         np.testing.assert_allclose(
             np.asarray(result["dx"], np.float64), expected["dx"], rtol=2**-7, atol=4e-3
         )
+
         for name in ("dscale", "dbias"):
             np.testing.assert_allclose(
                 result[name], expected[name], rtol=2e-2, atol=2e-2, err_msg=f"{scope} {name}"

@@ -64,6 +64,7 @@ def arrays():
 def on_eight(arrays, normalized_on_eight):
     """Return (case, backend) -> (results by scope, collectives), all from one process."""
     narrow = [(arrays[0] + 20).astype(jnp.bfloat16), *arrays[1:]]
+
     jobs = {
         ("wide", "jit"): (("jit", DEVICES, WIDE + GROUPED, arrays), {}),
         ("wide", "pmap"): (("pmap", DEVICES, WIDE + GROUPED, arrays), {}),
@@ -86,6 +87,7 @@ def on_eight(arrays, normalized_on_eight):
         ("within", "jit"): (("jit", DEVICES, WITHIN, arrays), {}),
         ("within", "pmap"): (("pmap", DEVICES, WITHIN, arrays), {}),
     }
+
     return dict(zip(jobs, normalized_on_eight(list(jobs.values())), strict=True))
 
 

@@ -43,6 +43,7 @@ class Browser:
     def __init__(self, folder):
         ours_in, theirs_out = os.pipe()
         theirs_in, self._out = os.pipe()
+
         command = [
             sys.executable,
             "-c",
@@ -56,6 +57,7 @@ class Browser:
         self._process = subprocess.Popen(
             command, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL
         )
+
         os.close(theirs_in)
         os.close(theirs_out)
         self._in = ours_in
@@ -63,6 +65,7 @@ class Browser:
         self._count = 0
         self._session = None
         self.events = []
+
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
             "sessionId"

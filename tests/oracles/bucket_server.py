@@ -73,15 +73,18 @@ class Server(http.server.BaseHTTPRequestHandler):
         url = urllib.parse.urlsplit(self.path)
         query = {name: values[-1] for name, values in urllib.parse.parse_qs(url.query).items()}
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
         if self.headers.get("Transfer-Encoding") == "chunked":
             body = self.chunks()
         if "forbidden" in self.path or b"forbidden/" in body:
             return self.refuse(403, "the caller does not have storage.objects access to the bucket")
+
         match = re.fullmatch(BASE + r"(?:/o(?:/(?P<name>.*))?)?", url.path)
         if not match:
             return self.refuse(404, f"no such place: {self.path}")
         bucket = match["bucket"]
         name = match["name"] and urllib.parse.unquote(match["name"])
+
         with LOCK:
             if match["way"] == "upload/":
                 return self.upload(bucket, query, body)
@@ -91,6 +94,7 @@ class Server(http.server.BaseHTTPRequestHandler):
                 return self.one(bucket, name, query)
             if url.path.endswith("/o"):
                 return self.listing(bucket, query)
+
         return self.reply(
             200,
             {
@@ -127,20 +131,24 @@ class Server(http.server.BaseHTTPRequestHandler):
             return None
         if name not in OBJECTS:
             return self.refuse(404, f"No such object: {bucket}/{name}")
+
         if self.command == "DELETE":
             del OBJECTS[name]
             return self.reply(204)
         if query.get("alt") != "media":
             return self.reply(200, described(bucket, name))
+
         generation, data, kind = OBJECTS[name]
         headers = {"x-goog-generation": str(generation), "Content-Type": kind}
         found = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+
         if not found:
             return self.reply(200, data, headers)
         first = int(found[1]) if found[1] else max(len(data) - int(found[2]), 0)
         last = min(int(found[2]) if found[1] and found[2] else len(data) - 1, len(data) - 1)
         if first > last:
             return self.refuse(416, "the range is empty")
+
         headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
         return self.reply(206, data[first : last + 1], headers)
 
@@ -168,6 +176,7 @@ class Server(http.server.BaseHTTPRequestHandler):
             if re.search(r"/\*$", self.headers.get("Content-Range", "")):
                 return self.reply(308, b"", {"Range": f"bytes=0-{len(data) - 1}"})
             return self.store(bucket, name, bytes(data), begun)
+
         kind = query.get("uploadType", "media")
         if kind == "multipart":
             message = email.message_from_bytes(
@@ -177,6 +186,7 @@ class Server(http.server.BaseHTTPRequestHandler):
             return self.store(
                 bucket, json.loads(about).get("name", query.get("name")), content, query
             )
+
         if kind == "resumable":
             name = query.get("name") or json.loads(body)["name"]
             number = str(len(UPLOADS))
@@ -186,6 +196,7 @@ class Server(http.server.BaseHTTPRequestHandler):
                 f"?uploadType=resumable&upload_id={number}"
             )
             return self.reply(200, b"", {"Location": place})
+
         return self.store(bucket, query["name"], body, query)
 
     def store(self, bucket, name, data, query):

@@ -22,12 +22,14 @@ def serving():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
+
     process = subprocess.Popen(
         [sys.executable, str(SERVER), str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     address = f"http://127.0.0.1:{port}"
+
     try:
         _wait_for(port)
         variables = {

@@ -12,19 +12,23 @@ def exchanges(text, num_devices):
             op = one.op.removesuffix("-start")
             if op not in OPS:
                 continue
+
             arrays = one.arrays
             if one.op.endswith("-start") and op != "all-reduce":
                 arrays = [array for array in arrays if array.dims or array.dtype != "u32"]
                 arrays = arrays[len(arrays) // 2 :]
+
             elements = 0
             for array in arrays:
                 size = 1
                 for dim in array.dims:
                     size *= dim
                 elements += size
+
             found.append(
                 (op, arrays[0].dtype, elements, len(first_group(one.attributes, num_devices)))
             )
+
     return sorted(found)
 
 

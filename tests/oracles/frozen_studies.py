@@ -62,6 +62,7 @@ def _warmups():
         "three": lambda size: 2048 // size,
         "four": lambda size: 32,
     }
+
     truths = {
         name: legw(
             (0.98, 0.973, 0.969, 0.9),
@@ -77,9 +78,11 @@ def _warmups():
     truths["adam"] = Truth(
         (0.98, 0.975, 0.97, 0.96), optimizer="adam", scaling_rule="sqrt", spread=0.03
     )
+
     config, rows = synthetic.make_study(
         truths, sizes=(16, 64, 256, 1024), warmup_factors=[0.0, 0.25, 0.5, 1.0, 2.0, 4.0]
     )
+
     config["arms"][3]["model"] = {"name": "mlp"}
     config["arms"][4]["search"] = config["search"] | {"learning_rate_factors": [1.0, 2.0, 4.0]}
     return config, rows

@@ -25,6 +25,7 @@ def paper(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, phi=None, skipped=la
     def step(w, g, lr):
         nonlocal t
         t += 1
+
         new = {}
         for name in w:
             x = np.asarray(w[name], dtype=np.float64)
@@ -34,6 +35,7 @@ def paper(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, phi=None, skipped=la
             m_hat = m[name] / (1.0 - b1**t)
             v_hat = v[name] / (1.0 - b2**t)
             u = m_hat / (np.sqrt(v_hat) + eps)
+
             ratio = 1.0
             if not skipped(name):
                 u = u + weight_decay * x
@@ -44,7 +46,9 @@ def paper(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, phi=None, skipped=la
                 u_norm = np.sqrt(np.sum(u**2))
                 if phi_w > 0 and u_norm > 0:
                     ratio = phi_w / u_norm
+
             new[name] = np.asarray(x - lr * ratio * u)
+
         return new
 
     return step
@@ -105,6 +109,7 @@ def tfa(
     def step(w, g, lr):
         nonlocal iterations
         iterations += 1
+
         new = {}
         for name in w:
             var = np.asarray(w[name], dtype=np.float64)
@@ -114,15 +119,19 @@ def tfa(
             first_hat = first[name] / (1.0 - b1**iterations)
             second_hat = second[name] / (1.0 - b2**iterations)
             update = first_hat / (np.sqrt(second_hat) + epsilon)
+
             if not excluded_from_decay(name):
                 update = update + weight_decay * var
+
             ratio = 1.0
             if not not_adapted(name):
                 w_norm = np.sqrt((var * var).sum())
                 u_norm = np.sqrt((update * update).sum())
                 if w_norm > 0 and u_norm > 0:
                     ratio = w_norm / u_norm
+
             new[name] = np.asarray(var - ratio * lr * update)
+
         return new
 
     return step
@@ -150,6 +159,7 @@ def albert(
         if max_grad_norm is not None:
             total = sum(float(np.sum(np.asarray(one, dtype=np.float64) ** 2)) for one in g.values())
             divisor = max(1.0, np.sqrt(total) / max_grad_norm)
+
         new = {}
         for name in w:
             x = np.asarray(w[name], dtype=np.float64)
@@ -157,6 +167,7 @@ def albert(
             m[name] = b1 * m.get(name, 0.0) + (1.0 - b1) * grad
             v[name] = b2 * v.get(name, 0.0) + (1.0 - b2) * grad * grad
             update = m[name] / (np.sqrt(v[name]) + eps)
+
             ratio = 1.0
             if not excluded(name):
                 update = update + weight_decay * x
@@ -164,7 +175,9 @@ def albert(
                 u_norm = np.linalg.norm(np.asarray(update).reshape(-1))
                 if w_norm > 0 and u_norm > 0:
                     ratio = w_norm / u_norm
+
             new[name] = np.asarray(x - lr * ratio * update)
+
         return new
 
     return step
@@ -196,6 +209,7 @@ def you_rn50(
                 sum(np.square(np.asarray(d, dtype=np.float64)).sum() for d in g.values())
             )
             scale = max_grad_norm / max(global_norm, max_grad_norm)
+
         new = {}
         for name in w:
             x = np.asarray(w[name], dtype=np.float64)
@@ -203,13 +217,16 @@ def you_rn50(
             m[name] = b1 * m.get(name, 0.0) + (1.0 - b1) * d
             v[name] = b2 * v.get(name, 0.0) + (1.0 - b2) * np.square(d)
             u = m[name] / (np.sqrt(v[name]) + eps)
+
             if weight_decay != 0 and not excluded(name):
                 u = u + weight_decay * x
                 norm_x = np.sqrt(np.square(x).sum())
                 norm_u = np.sqrt(np.square(u).sum())
                 if norm_x > 0 and norm_u > 0:
                     u = norm_x / norm_u * u
+
             new[name] = np.asarray(x - lr * u)
+
         return new
 
     return step
@@ -281,34 +298,42 @@ def apex(
     def step(w, g, lr):
         nonlocal t
         t += 1
+
         clip = 1.0
         if max_grad_norm is not None:
             g_norm = np.sqrt(sum(np.sum(np.asarray(d, dtype=np.float64) ** 2) for d in g.values()))
             if g_norm > max_grad_norm:
                 with np.errstate(divide="ignore"):
                     clip = np.float64(g_norm) / np.float64(max_grad_norm)
+
         beta3 = 1.0 - b1 if grad_averaging else 1.0
         correction1 = 1.0 - b1**t if bias_correction else 1.0
         correction2 = 1.0 - b2**t if bias_correction else 1.0
+
         new = {}
         for name in w:
             decay = 0.0 if no_decay(name) else weight_decay
             p = np.asarray(w[name], dtype=np.float64)
             scaled = np.asarray(g[name], dtype=np.float64) / clip
+
             if not adam_w_mode:
                 scaled = scaled + decay * p
             m[name] = b1 * m.get(name, 0.0) + beta3 * scaled
             v[name] = b2 * v.get(name, 0.0) + (1.0 - b2) * scaled * scaled
             u = (m[name] / correction1) / (np.sqrt(v[name] / correction2) + eps)
+
             if adam_w_mode:
                 u = u + decay * p
+
             ratio = 1.0
             if decay != 0:
                 p_norm = np.sqrt(np.sum(p * p))
                 u_norm = np.sqrt(np.sum(u * u))
                 if p_norm != 0 and u_norm != 0:
                     ratio = p_norm / u_norm
+
             new[name] = np.asarray(p - lr * ratio * u)
+
         return new
 
     return step
@@ -338,14 +363,17 @@ def nvlamb(
     def step(w, g, lr):
         nonlocal steps
         steps += 1
+
         all_gradients = [np.ravel(np.asarray(d, dtype=np.float64)) for d in g.values()]
         overall = np.linalg.norm(np.concatenate(all_gradients))
         too_long = max_grad_norm is not None and overall > max_grad_norm
+
         new = {}
         for name, p in w.items():
             p = np.asarray(p, dtype=np.float64)
             wd = weight_decay * (not no_decay(name))
             d = np.asarray(g[name], dtype=np.float64)
+
             if too_long:
                 d = d * (max_grad_norm / overall)
             if not adam_w_mode:
@@ -355,19 +383,24 @@ def nvlamb(
             else:
                 exp_avg[name] = b1 * exp_avg.get(name, 0.0) + d
             exp_avg_sq[name] = b2 * exp_avg_sq.get(name, 0.0) + (1 - b2) * np.square(d)
+
             mean = exp_avg[name]
             square = exp_avg_sq[name]
             if bias_correction:
                 mean = mean / (1 - b1**steps)
                 square = square / (1 - b2**steps)
             u = mean / (np.sqrt(square) + eps)
+
             if adam_w_mode:
                 u = u + wd * p
+
             norm_p = np.linalg.norm(np.ravel(p))
             norm_u = np.linalg.norm(np.ravel(u))
             if norm_p > 0 and norm_u > 0:
                 u = u * (norm_p / norm_u)
+
             new[name] = np.asarray(p - lr * u)
+
         return new
 
     return step
@@ -399,12 +432,14 @@ def timm(
     def step(w, g, lr):
         nonlocal t
         t += 1
+
         divide_by = 1.0
         if max_grad_norm is not None:
             norm = np.sqrt(
                 sum(np.square(np.asarray(d, dtype=np.float64)).sum() for d in g.values())
             )
             divide_by = max(norm / max_grad_norm, 1.0)
+
         new = {}
         for name in w:
             wd = 0.0 if no_decay(name) else weight_decay
@@ -412,16 +447,19 @@ def timm(
             grad = np.asarray(g[name], dtype=np.float64) / divide_by
             m[name] = b1 * m.get(name, 0.0) + (1.0 - b1) * grad
             v[name] = b2 * v.get(name, 0.0) + (1.0 - b2) * np.square(grad)
+
             if bias_correction:
                 denominator = np.sqrt(v[name]) / np.sqrt(1.0 - b2**t) + eps
                 update = (m[name] / (1.0 - b1**t)) / denominator
             else:
                 update = m[name] / (np.sqrt(v[name]) + eps)
+
             if wd != 0:
                 if decoupled_decay:
                     p = p - lr * wd * p
                 else:
                     update = update + wd * p
+
             if wd != 0 or always_adapt:
                 w_norm = np.sqrt(np.sum(np.square(p)))
                 u_norm = np.sqrt(np.sum(np.square(update)))
@@ -429,7 +467,9 @@ def timm(
                 if trust_clip:
                     trust = min(trust, 1.0)
                 update = trust * update
+
             new[name] = np.asarray(p - lr * update)
+
         return new
 
     return step
@@ -459,10 +499,12 @@ def nus(
     def step(w, g, lr):
         nonlocal t
         t += 1
+
         factor = 1.0
         if max_grad_norm is not None:
             g_norm = np.sqrt(sum(np.sum(np.asarray(d, dtype=np.float64) ** 2) for d in g.values()))
             factor = min(1.0, max_grad_norm / (g_norm + clip_eps))
+
         new = {}
         for name in w:
             group_decay = 0.0 if no_decay(name) else weight_decay
@@ -470,10 +512,12 @@ def nus(
             d = factor * np.asarray(g[name], dtype=np.float64)
             m[name] = b1 * m.get(name, 0.0) + (1.0 - b1) * d
             v[name] = b2 * v.get(name, 0.0) + (1.0 - b2) * d**2
+
             if bias_correction:
                 m[name] = m[name] / (1.0 - b1**t)
                 v[name] = v[name] / (1.0 - b2**t)
             u = m[name] / (np.sqrt(v[name]) + eps)
+
             ratio = 1.0
             if group_decay != 0:
                 u = u + group_decay * p
@@ -481,7 +525,9 @@ def nus(
                 u_norm = np.sqrt(np.sum(u**2))
                 if p_norm > 0 and u_norm > 0:
                     ratio = p_norm / u_norm
+
             new[name] = np.asarray(p - lr * ratio * u)
+
         return new
 
     return step
@@ -540,10 +586,12 @@ def mlperf_tf(
     def step(w, g, lr):
         nonlocal t
         t += 1
+
         shrink = 1.0
         if max_grad_norm is not None:
             norm = np.sqrt(sum(np.sum(np.asarray(d, dtype=np.float64) ** 2) for d in g.values()))
             shrink = max(1.0, norm / max_grad_norm)
+
         new = {}
         for name in w:
             var = np.asarray(w[name], dtype=np.float64)
@@ -551,6 +599,7 @@ def mlperf_tf(
             m[name] = b1 * m.get(name, 0.0) + (1.0 - b1) * grad
             v[name] = b2 * v.get(name, 0.0) + (1.0 - b2) * grad**2
             update = (m[name] / (1.0 - b1**t)) / (np.sqrt(v[name] / (1.0 - b2**t)) + eps)
+
             if not excluded(name):
                 update = update + weight_decay * var
                 if var.ndim > 1 and var.shape[0] == 24:
@@ -564,7 +613,9 @@ def mlperf_tf(
                     u_norm = np.sqrt(np.sum(update**2))
                     ratio = w_norm / u_norm if w_norm > 0 and u_norm > 0 else 1.0
                 update = ratio * update
+
             new[name] = np.asarray(var - lr * update)
+
         return new
 
     return step
@@ -592,17 +643,20 @@ def mlperf_jax(
     def step(w, g, lr):
         nonlocal count
         count += 1
+
         grads = {name: np.array(one, dtype=np.float64) for name, one in g.items()}
         if max_grad_norm is not None:
             length = np.sqrt(sum(np.square(one).sum() for one in grads.values()))
             if length > max_grad_norm:
                 grads = {name: one * max_grad_norm / length for name, one in grads.items()}
+
         new = {}
         for name, param in w.items():
             param = np.asarray(param, dtype=np.float64)
             grad = grads[name]
             grad_ema[name] = (1 - b1) * grad + b1 * grad_ema.get(name, 0.0)
             grad_sq_ema[name] = (1 - b2) * grad * grad + b2 * grad_sq_ema.get(name, 0.0)
+
             update = (
                 grad_ema[name]
                 / (1 - b1**count)
@@ -610,6 +664,7 @@ def mlperf_jax(
             )
             if not excluded(name):
                 update = update + weight_decay * param
+
             if param.ndim > 1 and param.shape[0] == 24:
                 rows = [np.zeros_like(param[0])] * 24
                 for i in range(24):
@@ -623,6 +678,7 @@ def mlperf_jax(
                 update_norm = np.linalg.norm(np.ravel(update))
                 trust = param_norm / update_norm if param_norm > 0 and update_norm > 0 else 1.0
                 new[name] = np.asarray(param - lr * trust * update)
+
         return new
 
     return step
@@ -674,18 +730,22 @@ def lans(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, skipped=lambda name: 
     def step(w, g, lr):
         nonlocal t
         t += 1
+
         new = {}
         for name in w:
             x = np.asarray(w[name], dtype=np.float64)
             d = np.asarray(g[name], dtype=np.float64)
+
             d_norm = np.linalg.norm(d.ravel())
             if d_norm > 0:
                 d = d / d_norm
+
             m[name] = b1 * m.get(name, 0.0) + (1.0 - b1) * d
             v[name] = b2 * v.get(name, 0.0) + (1.0 - b2) * d * d
             root = np.sqrt(v[name] / (1.0 - b2**t)) + eps
             along_momentum = (m[name] / (1.0 - b1**t)) / root
             along_gradient = d / root
+
             momentum_ratio = gradient_ratio = 1.0
             if not skipped(name):
                 along_momentum = along_momentum + weight_decay * x
@@ -697,10 +757,12 @@ def lans(*, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01, skipped=lambda name: 
                     momentum_ratio = x_norm / momentum_norm
                 if x_norm > 0 and gradient_norm > 0:
                     gradient_ratio = x_norm / gradient_norm
+
             mixed = (
                 b1 * momentum_ratio * along_momentum + (1.0 - b1) * gradient_ratio * along_gradient
             )
             new[name] = np.asarray(x - lr * mixed)
+
         return new
 
     return step

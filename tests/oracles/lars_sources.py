@@ -182,6 +182,7 @@ def mlperf_tf2(
         for name in w:
             var = np.asarray(w[name], dtype=np.float64)
             grad = np.asarray(g[name], dtype=np.float64)
+
             if skipped(name):
                 scaled = grad * lr
             else:
@@ -196,11 +197,13 @@ def mlperf_tf2(
                 else:
                     trust = 1.0
                 scaled = (grad + weight_decay * var) * trust * lr
+
             velocity[name] = velocity.get(name, 0.0) * momentum + scaled
             if nesterov:
                 new[name] = np.asarray(var - scaled - momentum * velocity[name])
             else:
                 new[name] = np.asarray(var - velocity[name])
+
         return new
 
     return step
@@ -227,10 +230,12 @@ def flax(
         for name in w:
             param = np.asarray(w[name], dtype=np.float64)
             grad = np.asarray(g[name], dtype=np.float64)
+
             if skipped(name):
                 buffers[name] = momentum * buffers.get(name, 0.0) + grad
                 new[name] = np.asarray(param - lr * buffers[name])
                 continue
+
             param_norm = np.sqrt(np.sum(np.square(param)))
             grad_norm = np.sqrt(np.sum(np.square(grad)))
             ratio = 1.0
@@ -238,12 +243,14 @@ def flax(
                 ratio = (
                     trust_coefficient * param_norm / (grad_norm + weight_decay * param_norm + eps)
                 )
+
             s = lr * ratio * (grad + weight_decay * param)
             buffers[name] = momentum * buffers.get(name, 0.0) + s
             if nesterov:
                 new[name] = np.asarray(param - (s + momentum * buffers[name]))
             else:
                 new[name] = np.asarray(param - buffers[name])
+
         return new
 
     return step
@@ -358,6 +365,7 @@ def timm(
             wd = 0.0 if skipped(name) else weight_decay
             p = np.asarray(w[name], dtype=np.float64)
             d = np.asarray(g[name], dtype=np.float64)
+
             if wd != 0 or always_adapt:
                 w_norm = np.sqrt(np.square(p).sum())
                 g_norm = np.sqrt(np.square(d).sum())
@@ -368,12 +376,15 @@ def timm(
                     with np.errstate(divide="ignore"):
                         ratio = min(np.float64(ratio) / np.float64(lr), 1.0)
                 d = ratio * (d + wd * p)
+
             if name in buffer:
                 buffer[name] = momentum * buffer[name] + (1.0 - dampening) * d
             else:
                 buffer[name] = np.array(d, dtype=np.float64)
             direction = d + momentum * buffer[name] if nesterov else buffer[name]
+
             new[name] = np.asarray(p - lr * direction)
+
         return new
 
     return step

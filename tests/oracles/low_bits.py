@@ -8,6 +8,7 @@ def rounded(x, exponent_bits, mantissa_bits, overflow="inf"):
     with np.errstate(invalid="ignore"):
         x = np.asarray(x, np.float64)
     top = 2 ** (exponent_bits - 1) - 1
+
     with np.errstate(invalid="ignore", over="ignore"):
         exponent = np.maximum(np.frexp(x)[1] - 1, 1 - top)
         unit = np.ldexp(1.0, exponent - mantissa_bits)
@@ -19,12 +20,14 @@ def rounded(x, exponent_bits, mantissa_bits, overflow="inf"):
                 np.abs(scaled) >= 1, np.floor(np.abs(scaled) + 0.5), np.ceil(np.abs(scaled) - 0.5)
             )
             out = np.copysign(out, x) * unit
+
     largest = (2 - 2.0**-mantissa_bits) * 2.0**top
     past = np.abs(out) > largest
     if overflow == "inf":
         out = np.where(past, np.copysign(np.inf, x), out)
     elif overflow == "saturate":
         out = np.where(past & np.isfinite(x), np.copysign(largest, x), out)
+
     return np.where(np.isfinite(x), out, x)
 
 
@@ -34,18 +37,22 @@ def cpd_cast(value, exponent_bits, mantissa_bits):
     field = bits >> 23 & 0xFF
     mantissa = bits & 0x7FFFFF
     negative = bits >> 31
+
     if field == 0xFF or bits & 0x7FFFFFFF == 0:
         return np.float32(value)
     if field == 0:
         return np.float32(0)
+
     mantissa |= 1 << 23
     bias = (1 << exponent_bits - 1) - 1
     exponent = field - 127 + bias
+
     if exponent >= (1 << exponent_bits) - 1:
         return np.float32(-np.inf if negative else np.inf)
     if exponent <= 0:
         mantissa >>= 1 - exponent
         exponent = 1
+
     dropped = 23 - mantissa_bits
     if dropped:
         half = 1 << dropped - 1
@@ -54,6 +61,7 @@ def cpd_cast(value, exponent_bits, mantissa_bits):
         mantissa -= low
         if low > half or (low == half and odd):
             mantissa += 1 << dropped
+
     with np.errstate(over="ignore"):
         result = np.float32(np.ldexp(mantissa / 2**23, exponent - bias))
     return -result if negative else result

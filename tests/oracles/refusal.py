@@ -1,4 +1,4 @@
-"""Checks of a refusal: by field, value, code, and what it names; never by its sentence."""
+"""Checks of a refusal: by field, value, code, and the words it names; never by its sentence."""
 
 import contextlib
 import re
@@ -8,9 +8,9 @@ from unittest.mock import ANY
 import pytest
 
 from lbopt._shown import one_line
-from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.errors import EnvironmentProblem, LboptError, UserError
 
-__all__ = ["ANY", "names_in", "numbers_in", "refused", "run_refused", "troubled"]
+__all__ = ["ANY", "names_in", "numbers_in", "raised", "refused", "run_refused", "troubled"]
 
 
 @contextlib.contextmanager
@@ -29,6 +29,16 @@ def refused(field, value=ANY, code=ANY, kind=UserError):
 def troubled(field, value=ANY, code=ANY):
     """Check as `refused` does, for a fault of the machine instead of the user."""
     return refused(field, value, code, EnvironmentProblem)
+
+
+@contextlib.contextmanager
+def raised(kind, numbers=ANY, names=()):
+    """Check that the block raises a `kind` of one line with these whole numbers and these words."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    assert "\n" not in str(caught.value)
+    assert numbers_in(caught) == numbers, caught.value
+    assert set(names) <= names_in(caught), caught.value
 
 
 def run_refused(capsys, *arguments, lines=1):
@@ -59,15 +69,20 @@ def run_refused(capsys, *arguments, lines=1):
 
 
 def numbers_in(caught):
-    """Return the whole numbers in the reason of a caught refusal."""
+    """Return the whole numbers in the reason of a caught refusal, or in another error's message."""
     return [int(number) for number in re.findall(r"\d+", _reason(caught.value))]
 
 
 def names_in(caught):
-    """Return the words of the reason of a caught refusal; paths of leaves count as words."""
+    """Return the words of the reason of a caught refusal, or of another error's message.
+
+    Paths of leaves count as words.
+    """
     return set(re.findall(r"[\w./-]*\w", _reason(caught.value)))
 
 
 def _reason(error):
     """Return the reason as it is shown: with the places of the other fields that it names."""
+    if not isinstance(error, LboptError):
+        return str(error)
     return str(UserError(error.reason, also=error.also))

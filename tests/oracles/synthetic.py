@@ -91,17 +91,20 @@ def make_study(
             "target_value": 0.0,
         },
     }
+
     if any(truth.steps_to_target for truth in truths.values()):
         config["train"] |= {
             "target_metric": "eval/accuracy",
             "target_value": 0.9,
             "stop_at_target": stops,
         }
+
     rows = []
     for name, truth in truths.items():
         for place, size in enumerate(sizes):
             cell = _Cell(config, name, truth, place, size, perplexity)
             rows += [*cell.search(), *cell.final()]
+
     return config, rows
 
 
@@ -174,6 +177,7 @@ class _Cell:
     def candidates(self):
         """Return (learning rate, warmup, weight decay) factors and fidelity."""
         search = self.config["search"]
+
         if search["method"] == "grid":
             factors = [
                 search[f"{name}_factors"] for name in ("learning_rate", "warmup", "weight_decay")
@@ -184,17 +188,20 @@ class _Cell:
                 for warmup in factors[1]
                 for decay in factors[2]
             ]
+
         draw = random.Random(self.size)
         ranges = [search[f"{name}_range"] for name in ("learning_rate", "warmup", "weight_decay")]
         drawn = [
             tuple(low * (high / low) ** draw.random() for low, high in ranges)
             for _ in range(search["num_candidates"])
         ]
+
         fidelities = (
             [1.0, 1 / 3, 1 / 9]
             if search["method"] in ("hyperband", "successive_halving")
             else [1.0]
         )
+
         return [
             (factors, fidelities[place % len(fidelities)])
             for place, factors in enumerate([(1.0, 1.0, 1.0), *drawn])
@@ -243,6 +250,7 @@ class _Cell:
         rate, warmup, decay = factors
         steps = max(1, round(self.steps * fidelity))
         diverged = phase == "final" and self.size in self.truth.diverges
+
         return {
             "arm": self.name,
             "optimizer": self.truth.optimizer,
@@ -320,6 +328,7 @@ class _Cell:
         truth = self.truth
         steps = _fits.log_spaced_steps(self.steps, 9)
         probes = {"step": list(steps)}
+
         if truth.noise_scale is not None:
             # A single seed's |G|^2 is off by more than its own size; only sums over seeds are
             # accurate.
@@ -332,9 +341,11 @@ class _Cell:
             probes["gradient_square_norm"] = [share / scale for scale in scales]
             probes["noise_trace"] = [1.0] * len(steps)
             probes["phi"] = [0.5] * len(steps)
+
         if truth.peak_step is not None:
             peak = truth.peak_step(self.size)
             probes["lipschitz"] = [10 / (1 + math.log2(step / peak) ** 2) for step in steps]
+
         if truth.layers:
             probes["trust_ratio"] = {
                 layer: [(place + 1) * (1 + step / self.steps) for step in steps]
@@ -343,6 +354,7 @@ class _Cell:
             probes["phi_layers"] = {
                 layer: [0.1 * (place + 1)] * len(steps) for place, layer in enumerate(truth.layers)
             }
+
         return probes
 
 

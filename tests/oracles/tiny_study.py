@@ -29,9 +29,11 @@ def make_config(**changes):
         final_seeds=(7, 8),
         trials_per_program=3,
     )
+
     for name, value in changes.items():
         setattr(config, name, value)
     if config.trial_batching == "none" or config.trial_devices == "all":
         config.trials_per_program = SweepConfig.trials_per_program  # it has no effect there
+
     config.validate()
     return config

@@ -262,14 +262,17 @@ def test_parts_of_a_slice_are_compressed_for_themselves(mlp, batches):
     step = lbopt.make_train_step(
         loss_fn, tx, lbopt.make_mesh(4), reduction=lbopt.Aggregate(aggregator, over=2), donate=False
     )
+
     state = step.place(state_of(tx))
     after, _ = step(state, batches[0])
+
     rows = {}
     for part in range(2):  # the gradient of each group of two devices is that of half of the batch
         half = {name: value[16 * part : 16 * part + 16] for name, value in batches[0].items()}
         rows[part] = jax.grad(lambda p, half=half: loss_fn(p, {}, half, jax.random.key(0))[0])(
             params
         )
+
     for leaf, error in enumerate(jax.tree.leaves(after.aggregator_state.local.error)):
         each = np.stack([np.ravel(jax.tree.leaves(rows[part])[leaf]) for part in range(2)])
         padded = np.pad(each, [(0, 0), (0, -each.shape[1] % 2)]).reshape(2, 2, -1)
@@ -278,6 +281,7 @@ def test_parts_of_a_slice_are_compressed_for_themselves(mlp, batches):
         np.put_along_axis(left, np.argsort(-np.abs(padded), -1, kind="stable")[..., :k], 0, -1)
         np.testing.assert_allclose(np.asarray(error).reshape(2, 2, -1), left, atol=1e-6)
         assert error.sharding.shard_shape(error.shape) == (1, padded.shape[-1])
+
     assert step.aggregation.wire_bytes(params).sent < aggregator.wire_bytes(params, 2).sent / 1.8
 
 

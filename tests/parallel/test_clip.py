@@ -162,12 +162,14 @@ def test_noise_is_measured_from_the_parts(backend, microsteps, parts, start):
     loss_fn, create, batch = start
     tx = optax.chain(lbopt.track_noise_scale(32), optax.sgd(1.0))
     state = create(tx)
+
     mapped = backend == "pmap" or microsteps == 1
     examples = [part for row in parts_of(32, REPLICAS if mapped else 1, microsteps) for part in row]
     assert len(examples) == parts
     small = [gradient(loss_fn, state, batch, part) for part in examples]
     mean_square = np.mean([g @ g for g in small])
     big = np.mean(small, 0) @ np.mean(small, 0)
+
     step = lbopt.make_train_step(
         loss_fn,
         tx,
@@ -177,6 +179,7 @@ def test_noise_is_measured_from_the_parts(backend, microsteps, parts, start):
         measure_noise=True,
     )
     state, metrics = jax.block_until_ready(step(state, batch))
+
     noise = state.opt_state[0]
     assert np.isclose(noise.square_norm, (parts * big - mean_square) / (parts - 1), rtol=1e-4)
     assert np.isclose(noise.trace, (mean_square - big) * 32 / (parts - 1), rtol=1e-4)

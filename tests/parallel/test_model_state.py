@@ -88,16 +88,19 @@ def test_a_state_of_all_kinds_keeps_dtypes_and_is_traced_once(option):
     loss_fn, traces = traced_loss()
     tx = optax.sgd(0.1)
     step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(4), donate=False, **OPTIONS[option])
+
     weights = {"w": jnp.full((2, 2), 0.5)}  # a weak type, which an update would make strong
     state = step.place(lbopt.TrainState.create(weights, first_state(), tx))
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(state.model_state)]
     first_traces = 0
     expected = first_state()
+
     for done in range(STEPS):
         state, _ = jax.block_until_ready(step(state, {"x": np.ones((16, 2), np.float32)}))
         first_traces = first_traces or len(traces)
         expected = next_state(expected, 1.0)
         assert len(traces) == first_traces <= 2, f"traced again in step {done}"
+
     assert jax.tree.structure(state.model_state) == jax.tree.structure(expected)
     assert [leaf.dtype for leaf in jax.tree.leaves(state.model_state)] == dtypes
     for got, wanted in zip(

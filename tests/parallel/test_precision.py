@@ -39,6 +39,7 @@ def test_bf16_computation_keeps_an_fp32_state_and_gets_near_the_fp32_loss(
     narrow_loss, _ = (
         problem(module.clone(dtype=jnp.bfloat16)) if how == "model" else (wide_loss, None)
     )
+
     tx = lbopt.lamb(0.05)
     mesh = lbopt.make_mesh(4)
     options = {"compute_dtype": jnp.bfloat16} if how == "compute_dtype" else {}
@@ -46,8 +47,10 @@ def test_bf16_computation_keeps_an_fp32_state_and_gets_near_the_fp32_loss(
     narrow_step = lbopt.make_train_step(
         narrow_loss, tx, mesh, backend, num_microsteps=num_microsteps, **options
     )
+
     _, wide = train(wide_step, create(tx), batches)
     state, narrow = train(narrow_step, create(tx), batches)
+
     assert floating_dtypes((state.params, state.opt_state, state.model_state)) == {
         jnp.dtype(jnp.float32)
     }

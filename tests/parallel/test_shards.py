@@ -194,16 +194,19 @@ def test_a_checkpoint_does_not_know_how_it_was_sharded(
             lambda x: (x + jnp.arange(x.size).reshape(x.shape)).astype(x.dtype), state.opt_state
         )
     )
+
     where = [
         _shards.state_sharding(lbopt.make_mesh(n), state, parts)
         for n, parts in ((saved_on, saved_in_parts), (read_on, read_in_parts))
     ]
+
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(jax.device_put(state.replace(step=jnp.int32(3)), where[0]), None)
         checkpoints.wait()
         restored = checkpoints.restore(
             _shards.with_shardings(jax.eval_shape(lambda: state), where[1]), 3
         )
+
     for before, after, there in zip(
         *map(jax.tree.leaves, (state.opt_state, restored.opt_state, where[1].opt_state)),
         strict=True,

@@ -35,23 +35,26 @@ def test_the_dual_certifies_the_tile(nest, memory_words):
     sizes, arrays = nest
     found = tile(sizes, arrays, memory_words)
     beta = {loop: math.log(size, memory_words) for loop, size in sizes.items()}
+
     for loops in arrays.values():  # the tile is feasible
         assert sum(found.exponents[loop] for loop in loops) <= 1 + 1e-6
         assert math.prod(found.sides[loop] for loop in loops) <= memory_words
+
     assert all(-1e-9 <= found.exponents[loop] <= beta[loop] + 1e-6 for loop in sizes)
     assert sum(found.exponents.values()) == pytest.approx(found.exponent, abs=1e-5)
-    for loop in sizes:  # and so is the dual point,
+
+    for loop in sizes:  # and so is the dual point
         covered = found.dual_loops[loop] + sum(
             found.dual_arrays[name] for name in arrays if loop in arrays[name]
         )
         assert covered >= 1 - 1e-6
     assert min(*found.dual_arrays.values(), *found.dual_loops.values(), 0) >= -1e-9
+
     value = sum(found.dual_arrays.values()) + sum(
         beta[loop] * found.dual_loops[loop] for loop in sizes
     )
-    assert value == pytest.approx(
-        found.exponent, abs=1e-5
-    )  # with the same value: neither can be better
+    # Their values are equal: neither can be better.
+    assert value == pytest.approx(found.exponent, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +127,12 @@ def test_no_grid_receives_less(sizes, processors):
         if math.prod(parts) == processors
         and all(part <= size for part, size in zip(parts, sizes, strict=True))
     ]
+
     if not every:
         with refused("num_processors", processors, "conflict"):
             grid(loops, MATMUL, processors)
         return
+
     m, n, k = sizes
     words = min(
         m * k / (pm * pk)
@@ -136,6 +141,7 @@ def test_no_grid_receives_less(sizes, processors):
         - (m * k + k * n + m * n) / processors
         for pm, pn, pk in every
     )
+
     found = grid(loops, MATMUL, processors)
     assert found.words == pytest.approx(words, abs=1e-6)
     assert words_each_receives(loops, MATMUL, found.parts) == pytest.approx(words, abs=1e-6)

@@ -63,23 +63,28 @@ def test_train_and_plan_lower_the_same_program(make):
 def test_what_is_counted(plan, place):
     (phase,) = plan.phases
     step = phase.step
+
     assert plan.fits
     assert plan.num_devices == 8
     state = jax.tree.leaves(shapes(planned.bert(), place))
     held = sum(
         x.size * x.dtype.itemsize for x in state if jax.numpy.issubdtype(x.dtype, jax.numpy.number)
     )
+
     # Rows are padded to the tiles of the memory.
     assert held <= step.argument_bytes <= 1.3 * held + 2**20
     assert step.argument_bytes + step.temporary_bytes <= step.hbm_bytes <= plan.hbm_limit_bytes
+
     # One forward pass and two products for each of its own in the backward pass. The scan has two
     # iterations.
     assert step.matrix_flops == pytest.approx(phase.model_flops, rel=0.03)
     assert step.flops >= step.matrix_flops
     assert step.hbm_bytes_moved >= 2 * held
+
     assert 0 < step.seconds < 1
     assert step.unknown_loops == 0
     assert plan.seconds == pytest.approx(100 * step.step_seconds)
+
     assert sum(operation.seconds for operation in step.operations) == pytest.approx(step.seconds)
     assert 0 < step.update_seconds < step.seconds
     assert any("Bert" in operation.path for operation in step.operations)
@@ -176,16 +181,18 @@ def test_batch_norm_talks_within_its_groups(place, scope, dtype, groups):
     config = planned.cnn(scope, order="torus" if "tiles" in scope else "given", reduce_dtype=dtype)
     run = build_run(config, place.devices, known_source)
     program = HloProgram(run.lower().compile().as_text())
+
     found = [
         part.instruction
         for part in program.executed
         if part.instruction.op == "all-reduce"
         and _collectives.source_of(part.instruction.path) == "batch norm"
     ]
-    running = [
-        one for one in found if replicas.STATE in one.path.split("/")
-    ]  # averaged over all replicas if they are mapped
+
+    # Running statistics are averaged over all replicas if these are mapped.
+    running = [one for one in found if replicas.STATE in one.path.split("/")]
     forward = [one for one in found if "transpose(" not in one.path and one not in running]
+
     assert forward
     for one in forward:
         assert {array.dtype for array in one.arrays} == {"f32"}
@@ -231,6 +238,7 @@ def test_what_does_not_fit_is_refused():
 
 def test_a_plan_as_data(plan):
     found = plan_document(plan)
+
     names = {
         "recipe",
         "topology",
@@ -252,14 +260,17 @@ def test_a_plan_as_data(plan):
         "compile_seconds",
         "assumptions",
     }
+
     assert names <= found.keys()
     assert all(
         {"op", "dtype", "bytes", "count", "group_size", "source"} <= one.keys()
         for one in found["collectives"]
     )
+
     assert found["published_source"] == "a paper: 1 min on 2 x 2 chips"
     assert found["phases"][0]["evaluation"]["batches"] is None, "nobody knows how long a corpus is"
     assert any("evaluation" in said for said in found["assumptions"])
+
     whole = found["compute_seconds_per_step"] + found["collective_seconds_per_step"]
     used = found["model_flops_per_step_per_device"] / whole / 61.5e12
     assert found["model_flops_utilization"] == pytest.approx(used, abs=2e-4)

@@ -112,6 +112,7 @@ def check_rates(schedule, batch_size, num_epochs, num_examples=NUM_EXAMPLES):
     built = make_schedule(schedule, resolved)
     values = np.asarray(jax.vmap(built)(np.arange(resolved.num_steps)))
     peak, warmup, steps = closed_form(schedule, batch_size, num_epochs, num_examples)
+
     assert (resolved.warmup_steps, resolved.num_steps) == (warmup, steps)
     assert resolved.learning_rate == pytest.approx(peak, rel=1e-12)
     assert (schedule.decay, schedule.power, schedule.end_factor, schedule.first_step) == (
@@ -120,12 +121,14 @@ def check_rates(schedule, batch_size, num_epochs, num_examples=NUM_EXAMPLES):
         0,
         1,
     )
+
     # The first step is step 1: a rise to the peak at step `warmup`, then a line to 0 at step
     # `steps` + 1.
     t = np.arange(1, steps + 1)
     line = (steps + 1 - t) / (steps + 1 - warmup)
     expected = peak * np.where(t < warmup, t / max(warmup, 1), line)
     np.testing.assert_allclose(values, expected, rtol=1e-6, atol=1e-7 * peak)
+
     if warmup:
         assert values[0] == pytest.approx(peak / warmup, rel=1e-6)
         assert values.max() == values[warmup - 1] == pytest.approx(peak, rel=1e-6)

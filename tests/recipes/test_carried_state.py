@@ -64,16 +64,18 @@ def nll(source, params, tokens, carry=None):
 def test_a_step_goes_on_where_the_one_before_ended(run, source):
     """At learning rate 0, the losses of successive steps are those of one pass over the text."""
     state = run.init()
-    state = state.replace(
-        params=jax.tree.map(lambda x: 8 * x, state.params)
-    )  # the state carries little information at first
+    # With the initial parameters the state carries little information.
+    state = state.replace(params=jax.tree.map(lambda x: 8 * x, state.params))
+
     params = jax.device_get(state.params)
     batches = [run.batches[step] for step in range(3)]
+
     found = []
     for batch in batches:
         state, metrics = run.train_step(state, batch)
         total, count = jax.device_get(jax.block_until_ready(metrics))["loss"]
         found.append(total / count)
+
     wanted = np.zeros((STREAMS, 3 * LENGTH))
     for stream in range(STREAMS):
         tokens = np.concatenate(
@@ -83,6 +85,7 @@ def test_a_step_goes_on_where_the_one_before_ended(run, source):
         wanted[stream] = nll(source, params, tokens)
     wanted = wanted.reshape(STREAMS, 3, LENGTH).mean((0, 2))
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
     alone = np.mean(
         [
             nll(source, params, np.append(row, last))
@@ -133,7 +136,7 @@ def test_one_stream_scores_every_token_as_the_text_read_in_one_piece(source):
     assert counted == 516
 
 
-def test_lanes_of_evaluation_cover_the_text_once():
+def test_streams_of_evaluation_cover_the_text_once():
     text = np.arange(100, dtype=np.int32)
     for streams in (1, 3, 4, 13, 40):
         seen = []

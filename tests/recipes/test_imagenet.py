@@ -166,16 +166,19 @@ def test_every_good_image_is_evaluated_once(run, trained, flags):
     """Compare with a plain loop over the files, one at a time, with float64 sums of the logits."""
     state = restored(run, trained)
     found = run.evaluate(state)
+
     file, *overrides = flags()
     config = load_config(file.removeprefix("--config="), overrides, TrainConfig)
     dataset = _images.load_images(config.data)[0].validation
     network = from_linen(make_network(config.model, 1000))
+
     scores = {"loss": [], "accuracy": [], "top_5_accuracy": []}
     forward = jax.jit(lambda params, stats, x: network.apply(params, stats, x, train=False)[0])
     params, stats = jax.device_get((state.params, state.model_state))
     mean, std = (
         np.asarray(part * 4, np.float32) for part in (config.data.pixel_mean, config.data.pixel_std)
     )
+
     for number in range(NUM_VALIDATION):
         one = dataset.take(np.asarray([number]))
         assert bool(one["mask"][0]) == (number not in BAD_VALIDATION)
@@ -188,6 +191,7 @@ def test_every_good_image_is_evaluated_once(run, trained, flags):
             rank = int(np.sum(logits[0] > logits[0, label]))
             scores["accuracy"].append(rank == 0)
             scores["top_5_accuracy"].append(rank < 5)
+
     assert len(scores["loss"]) == NUM_VALIDATION - len(BAD_VALIDATION)
     assert found["accuracy"] == np.mean(scores["accuracy"])
     assert found["top_5_accuracy"] == np.mean(scores["top_5_accuracy"])

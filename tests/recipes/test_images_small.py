@@ -85,12 +85,15 @@ def test_the_parts_of_the_training_set_are_what_the_notation_says(splits, pictur
 def test_a_training_draw_is_a_place_in_the_padded_image_or_its_mirror_image(splits, pictures):
     index = 5
     count = 64
+
     drawn = splits.train.draw(np.full(count, index), np.arange(count), seed=3)
     assert drawn["image"].shape == (count, 32, 32, 3)
     assert drawn["image"].dtype == np.uint8
     assert set(drawn["label"].tolist()) == {index}
+
     padded = np.zeros((40, 40, 3), np.uint8)
     padded[4:36, 4:36] = pictures["train"][index]
+
     found = set()
     for image in drawn["image"]:
         fits = [
@@ -104,6 +107,7 @@ def test_a_training_draw_is_a_place_in_the_padded_image_or_its_mirror_image(spli
         ]
         assert len(fits) == 1
         found.add(fits[0])
+
     tops, lefts, mirrored = (set(values) for values in zip(*found, strict=True))
     # 64 draws of 9 places miss a given place with probability 1 in 1900. The draws are always the
     # same.

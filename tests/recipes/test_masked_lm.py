@@ -161,6 +161,7 @@ def test_one_gradient_by_jit_by_pmap_and_in_microsteps(dropout):
     batch = problem.splits.train.draw(np.arange(16), np.zeros(16, int), 0)
     tx = optax.sgd(1.0)
     ways = [("jit", 1, 1), ("pmap", 4, 1)] + ([] if dropout else [("jit", 4, 2)])
+
     moved = []
     for backend, devices, microsteps in ways:
         mesh = make_mesh(devices)
@@ -174,11 +175,13 @@ def test_one_gradient_by_jit_by_pmap_and_in_microsteps(dropout):
             donate=False,
             key_per_replica=False,
         )
+
         state = jax.device_put(
             TrainState.create(params, model_state, tx), jax.sharding.NamedSharding(mesh, jax.P())
         )
         after, pairs = step(state, put_batch(mesh, batch))
         moved.append((jax.device_get(after.params), metrics.means([jax.device_get(pairs)]), params))
+
     for after, means, params in moved[1:]:
         assert means == pytest.approx(moved[0][1], rel=1e-4)
         for ours, theirs, before in zip(

@@ -60,15 +60,18 @@ def test_a_full_batch_learns(row, data_dir, tmp_path, capsys):
         "--config.model.hidden=16",
         "--config.parallel.num_devices=1",
     ]
+
     assert main(["train", *flags]) == 0
     lines = [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     ]
+
     steps = 35 if row.startswith("lamb") else 30
     assert lines[-1]["step"] == steps
     assert lines[-1]["examples_seen"] == steps * size
     assert lines[0]["train/learning_rate"] == 0.0
     assert lines[-1]["eval/accuracy"] > 0.75
+
     capsys.readouterr()
     assert main(["evaluate", *flags]) == 0
     scores = json.loads(capsys.readouterr().out)
@@ -148,11 +151,13 @@ def test_the_study_goes_to_the_whole_training_set(data_dir, tmp_path):
     config = call_get_config(str(FILE.parent / "sweeps" / "mnist_limit.py"))
     data = config.train.data
     model = config.train.model
+
     data.data_dir = str(data_dir)
     data.validation_split = "test[:200]"
     data.test_split = "test[200:]"
     model.widths = (4,)
     model.hidden = 16
+
     config.global_batch_sizes = (NUM_TRAIN,)
     config.microstep_size = 300
     config.final_seeds = (100,)
@@ -162,8 +167,10 @@ def test_the_study_goes_to_the_whole_training_set(data_dir, tmp_path):
     for arm in config.arms:
         arm.schedule.base_batch_size = NUM_TRAIN
     config.validate()
+
     cells = make_cells(config, make_problems(config))
     assert {cell.train.parallel.num_microsteps for cell in cells} == {4}
+
     rows = run_sweep(config, cells, tmp_path)
     assert [row["steps"] for row in rows] == [35] * 8
     best = {row["arm"]: row["test_accuracy"] for row in rows if row["phase"] == "final"}

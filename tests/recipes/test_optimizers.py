@@ -157,9 +157,11 @@ def test_rmsprop_is_tensorflows():
     """In float64: squares start at 1, eps is under the root, the rate is inside the momentum."""
     config = OptimizerConfig("rmsprop", rmsprop_decay=0.9, momentum=0.8, eps=1e-3)
     got = descend(make_optimizer(config, SCHEDULE))
+
     params = jax.tree.map(np.asarray, make_params())
     squares = jax.tree.map(np.ones_like, params)
     velocity = jax.tree.map(np.zeros_like, params)
+
     for step in range(5):
         rng = np.random.default_rng(step + 1)
         grads = jax.tree.map(lambda w: rng.normal(size=w.shape), params)  # noqa: B023
@@ -172,6 +174,7 @@ def test_rmsprop_is_tensorflows():
             grads,
         )
         params = jax.tree.map(lambda w, v: w - v, params, velocity)
+
     for ours, theirs, start in zip(
         *map(jax.tree.leaves, (got, params, make_params())), strict=True
     ):

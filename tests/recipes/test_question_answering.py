@@ -243,6 +243,7 @@ def test_answers_of_bert_do_not_depend_on_the_batch(dataset):
     network = from_linen(
         Bert(vocab_size=16, head="question_answering", attention_dropout_rate=0.0, **options)
     )
+
     task = _question_answering.make(network, Source(Splits(None, None, None), 16), LossConfig())
     everything = dataset.take(np.arange(len(dataset)))
     params, model_state = jax.jit(network.init)(jax.random.key(0), task.inputs(everything))
@@ -250,6 +251,7 @@ def test_answers_of_bert_do_not_depend_on_the_batch(dataset):
         lambda x: x + 0.5 * jax.random.normal(jax.random.key(x.size), x.shape), params
     )
     state = lbopt.TrainState.create(params, model_state, optax.sgd(0.1))
+
     found = [
         evaluate_answers(
             lbopt.make_eval_step(predict_fn(network, 3), lbopt.make_mesh(devices)),
@@ -259,6 +261,7 @@ def test_answers_of_bert_do_not_depend_on_the_batch(dataset):
         )
         for devices, size in ((1, 1000), (4, 7))
     ]
+
     apply = jax.jit(network.apply, static_argnames="train")
     outputs = jax.device_get(apply(params, model_state, task.inputs(everything), train=False)[0])
     wanted = by_all_spans(dataset, everything, outputs)
@@ -275,9 +278,11 @@ def by_all_spans(dataset, everything, outputs):
         everything["may_end"],
         strict=True,
     )
+
     spans = [all_spans(*row, 3) for row in rows]
     same = 0
     overlap = 0.0
+
     for number, question in enumerate(dataset.questions):
         windows = np.flatnonzero(dataset.question_of == number)
         best = max(windows, key=lambda window: spans[window][0])
@@ -285,6 +290,7 @@ def by_all_spans(dataset, everything, outputs):
         words = [NAMES[piece - len(SPECIAL_TOKENS)] for piece in ids]
         same += words == list(question.answers)
         overlap += 2 / (1 + len(words)) * (question.answers[0] in words)
+
     count = len(dataset.questions)
     return {
         "exact_match": pytest.approx(100 * same / count),

@@ -146,6 +146,7 @@ def test_answers_are_cut_out_of_the_text_as_it_is_written(data_dir):
         doc_stride=16,
         max_query_length=16,
     )
+
     splits, _ = _text.load_questions(data)
     windows = splits.validation
     batch = splits.validation.take(np.arange(len(splits.validation)))
@@ -153,6 +154,7 @@ def test_answers_are_cut_out_of_the_text_as_it_is_written(data_dir):
     chosen = evaluation.choose_answers(
         windows, scores, batch["start_position"], batch["end_position"]
     )
+
     found = [
         evaluation.exact_match(chosen[question.id], question.answers[0])
         for question in windows.questions
@@ -277,6 +279,7 @@ def test_records_without_answers_are_refused(flags, tmp_path, capsys, data_dir):
         "question": tfds.features.Text(),
     }
     record = {"id": "1", "context": "a b", "question": "c"}
+
     write(
         folder,
         "pydoc_squad",
@@ -285,6 +288,7 @@ def test_records_without_answers_are_refused(flags, tmp_path, capsys, data_dir):
         version="2.0.0",
     )
     overrides = [f"--config.data.data_dir={folder}", "--config.data.train_split=train"]
+
     assert main(["train", *flags, *overrides, f"--workdir={tmp_path / 'run'}"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("lbopt train: config.data.builder = 'pydoc_squad': ")
@@ -321,6 +325,7 @@ def test_a_question_without_an_answer_is_counted_by_its_number(data_dir, tmp_pat
     good = {"context": "a b", "question": "c", "answers": {"text": ["a"], "answer_start": [0]}}
     records = [{**good, "id": str(index)} for index in range(6)]
     records[4]["answers"] = {"text": [], "answer_start": []}
+
     write(tmp_path, "pydoc_squad", {"train": records, "validation": records[:3]}, features)
     sizes = {"sequence_length": 64, "doc_stride": 16, "max_query_length": 16}
     data = DataConfig(
@@ -331,8 +336,10 @@ def test_a_question_without_an_answer_is_counted_by_its_number(data_dir, tmp_pat
         **sizes,
         max_damaged_records=1,
     )
+
     splits, _ = _text.load_questions(data)
     assert (len(splits.train.questions), len(splits.train.damaged)) == (5, 1)
+
     data.max_damaged_records = 0
     with troubled("max_damaged_records", 0, "damaged") as caught:
         _text.load_questions(data)
@@ -346,6 +353,7 @@ def test_an_unreadable_question_is_counted(data_dir, tmp_path):
     middle = len(whole) // 2
     whole[middle : middle + 40] = bytes(byte ^ 255 for byte in whole[middle : middle + 40])
     file.write_bytes(bytes(whole))
+
     data = DataConfig(
         "squad",
         "pydoc_squad",
@@ -354,10 +362,12 @@ def test_an_unreadable_question_is_counted(data_dir, tmp_path):
         sequence_length=64,
         max_damaged_records=400,
     )
+
     splits, _ = _text.load_questions(data)
     assert 0 < len(splits.train.damaged) < 400
     assert len(splits.train.questions) + len(splits.train.damaged) == 400
     assert len(splits.validation.damaged) == 0
+
     data.max_damaged_records = 0
     with troubled("max_damaged_records", 0, "damaged"):
         _text.load_questions(data)

@@ -44,9 +44,11 @@ def data_dir(tmp_path_factory):
     """Return a folder with a prepared corpus of 24 plain-text files and a small Penn Treebank."""
     folder = tmp_path_factory.mktemp("data")
     books = tmp_path_factory.mktemp("books")
+
     topics = sorted(split_pydoc_topics()[0], key=len, reverse=True)
     for number, topic in enumerate(topics[:24]):
         (books / f"{number:02d}.txt").write_text("\n\n".join(topic))
+
     command = [
         "prepare",
         "text",
@@ -56,12 +58,14 @@ def data_dir(tmp_path_factory):
         f"--data_dir={folder}",
     ]
     assert main(command) == 0
+
     (folder / "ptb").mkdir()
     for part, topic in zip(("train", "valid", "test"), topics, strict=False):
         words = [" ".join(sentence.split()[:40]).replace("<unk>", "unk") for sentence in topic[:60]]
         (folder / "ptb" / f"ptb.{part}.txt").write_text(
             "".join(f" {line} <unk> \n" for line in words)
         )
+
     return folder
 
 
@@ -119,11 +123,13 @@ def test_an_lstm_reads_penn_treebank_through(data_dir, tmp_path):
         "--config.checkpoint.every_steps=30",
         "--config.parallel.num_devices=1",
     ]
+
     assert main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 0
     scores = [
         line["eval/perplexity"] for line in lines(tmp_path / "run") if "eval/perplexity" in line
     ]
     assert scores[-1] < len(words_of(data_dir))
+
     assert main(["report", f"--workdir={tmp_path / 'run'}"]) == 0
     assert (tmp_path / "run" / "perplexity.png").exists()
 

@@ -40,20 +40,24 @@ def test_a_legend_of_many_layers_fits_beside_the_curves(count, drawn, tmp_path, 
     monkeypatch.setattr(
         _training._page, "save_figure", lambda figure, file: legends.append(figure) or ""
     )
+
     names = [f"train/trust_ratio/stage0_block{number}/conv1/kernel" for number in range(count)]
     lines = [
         {"step": step, **{name: 1.0 + step * i for i, name in enumerate(names)}}
         for step in range(3)
     ]
+
     _training._draw(tmp_path, "trust_ratio", lines, names, log=True)
     (figure,) = legends
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure.savefig(tmp_path / "trust_ratio.png")
+
     (axes,) = figure.axes
     said = [text.get_text() for text in axes.get_legend().get_texts()]
     assert said == (names if count == 20 else [*names[:-11:-1], *names[9::-1]])
     assert len(drawn) == count
+
     box = axes.get_legend().get_window_extent()
     assert 0 <= box.y0 < box.y1 <= figure.bbox.height
     assert axes.get_window_extent().width > figure.bbox.width / 3

@@ -24,6 +24,7 @@ def test_lamb_resnet50_warms_up_for_782_steps_at_every_batch(capsys):
     for row, rate in zip(rows[3:], (0.01414, 0.02, 0.02828, 0.04), strict=True):
         assert math.isclose(row.learning_rate, rate, rel_tol=5e-4)
     assert rows[-1].total_steps == 3519
+
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split() == [
         "batch",

@@ -43,6 +43,7 @@ def test_two_shards_in_a_bucket_are_one_study(lbopt, cloud, config_file, tmp_pat
     whole = lbopt(*sweep, f"--workdir={tmp_path / 'whole'}")
     said = [process.communicate(timeout=300) for process in (*shards, whole)]
     assert [process.returncode for process in (*shards, whole)] == [0, 0, 0], said
+
     expected = (tmp_path / "whole" / "results.jsonl").read_text()
     found = objects(address)
     assert {
@@ -50,17 +51,20 @@ def test_two_shards_in_a_bucket_are_one_study(lbopt, cloud, config_file, tmp_pat
         for name in ("results.jsonl", "report.html", "summary.json", "config.json")
     } <= set(found)
     assert without_time(read(address, "studies/tiny/results.jsonl")) == without_time(expected)
+
     shares = [
         read(address, f"studies/tiny/shards/{number}-of-2/results.jsonl").splitlines()
         for number in (1, 2)
     ]
     assert all(shares)
     assert sum(map(len, shares)) == len(expected.splitlines())  # no trial runs twice
+
     summaries = [
         read(address, "studies/tiny/summary.json"),
         (tmp_path / "whole" / "summary.json").read_text(),
     ]
     assert json.loads(summaries[0])["arms"] == json.loads(summaries[1])["arms"]
+
     report = lbopt("report", f"--workdir={STUDY}")
     output, errors = report.communicate(timeout=120)
     assert report.returncode == 0, errors

@@ -14,8 +14,8 @@ from lbopt.sweep import Probes, noise_scales
 from lbopt.sweep.lanes import _gauges
 
 KEY = jax.random.key(0)
-NUM_PARTS = 8
-PART_SIZE = 4
+NUM_SLICES = 8
+SLICE_SIZE = 4
 DIM = 4000
 SIGNAL = 0.5
 NOISE = {"quiet": 0.5, "loud": 3.0}
@@ -31,12 +31,12 @@ def squares(params, model_state, batch, rng):
 @functools.cache
 def gaussian_probes():
     """Probe 60 batches of Gaussian gradients, with |G| = SIGNAL in each of the two leaves."""
-    probe = _gauges.make_probe(squares, NUM_PARTS)
+    probe = _gauges.make_probe(squares, NUM_SLICES)
     params = {name: jnp.full(DIM, SIGNAL / np.sqrt(DIM)) for name in NOISE}
 
     def one(key):
         keys = dict(zip(NOISE, jax.random.split(key, 2), strict=True))
-        shape = (NUM_PARTS * PART_SIZE, DIM)
+        shape = (NUM_SLICES * SLICE_SIZE, DIM)
         batch = {
             name: sigma / np.sqrt(DIM) * jax.random.normal(keys[name], shape)
             for name, sigma in NOISE.items()
@@ -71,7 +71,7 @@ def test_phi_of_gaussian_gradients():
     """phi is q / (1 + q) up to 1/4,000 for 4,000 numbers; q is a half's noise over its signal."""
     probes = gaussian_probes()
     assert list(probes.phi_layers) == ["loud", "quiet"]
-    variances = {name: sigma**2 / (NUM_PARTS * PART_SIZE / 2) for name, sigma in NOISE.items()}
+    variances = {name: sigma**2 / (NUM_SLICES * SLICE_SIZE / 2) for name, sigma in NOISE.items()}
     for name, variance in variances.items():
         q = variance / SIGNAL**2
         assert_mean(probes.phi_layers[name], q / (1 + q), 0.01)
@@ -120,7 +120,7 @@ def test_example_i_belongs_to_part_i_over_b():
 def test_gradients_of_parts_are_numpys():
     rng = np.random.default_rng(0)
     parts = rng.normal(size=(6, 5)).astype(np.float32)
-    found = _gauges.gradient_parts(
+    found = _gauges.slice_gradients(
         lambda w, part: {"w": w["w"] * part}, {"w": jnp.arange(5.0)}, jnp.asarray(parts)
     )
     each = np.arange(5.0) * parts
@@ -132,7 +132,7 @@ def test_gradients_of_parts_are_numpys():
 def test_bf16_gradients_are_summed_in_fp32():
     """In bf16, 256 + 1 is 256."""
     parts = jnp.array([256.0, 1, 1, 1, 1, 1, 1, 1], jnp.bfloat16)[:, None]
-    found = _gauges.gradient_parts(lambda w, part: part, jnp.zeros(1, jnp.bfloat16), parts)
+    found = _gauges.slice_gradients(lambda w, part: part, jnp.zeros(1, jnp.bfloat16), parts)
     assert (found.first_half.dtype, found.first_half[0]) == (jnp.float32, 259 / 4)
     assert found.mean_square_norm == pytest.approx((256**2 + 7) / 8, rel=1e-6)
 
@@ -174,12 +174,12 @@ def split(w):
     return {"a": jnp.float32(w[:2]), "b": jnp.float32(w[2:])}
 
 
-@pytest.mark.parametrize("num_parts", [2, 4, 8])
-def test_lipschitz_is_exact_on_a_quadratic(num_parts):
+@pytest.mark.parametrize("num_slices", [2, 4, 8])
+def test_lipschitz_is_exact_on_a_quadratic(num_slices):
     batch, matrix, vector = make_quadratic()
     w = np.random.default_rng(1).normal(size=SIDE)
     g = matrix @ w + vector
-    probe = jax.jit(_gauges.make_probe(quadratic, num_parts))(split(w), {}, batch, KEY)
+    probe = jax.jit(_gauges.make_probe(quadratic, num_slices))(split(w), {}, batch, KEY)
     assert probe.lipschitz == pytest.approx(abs(g @ matrix @ g) / (g @ g), rel=1e-5)
 
 
@@ -200,7 +200,7 @@ def test_lipschitz_does_not_depend_on_the_size_of_the_gradient():
     batch, matrix, vector = make_quadratic()
     w = np.random.default_rng(1).normal(size=SIDE)
     g = matrix @ w + vector
-    parts = _gauges.split_parts(batch, 2)
+    parts = _gauges.split_slices(batch, 2)
     loss = lambda params, part: quadratic(params, {}, part, KEY)[0]  # noqa: E731
     for scale in (1e-12, 1.0, 1e12):
         found = _gauges.local_lipschitz(loss, split(w), split(scale * g), parts)
@@ -221,11 +221,11 @@ def test_each_part_has_random_numbers_of_its_own_and_both_passes_the_same():
         del batch
         return jax.random.uniform(rng) * 0.5 * jnp.sum(params**2), (model_state, {})
 
-    num_parts = 4
+    num_slices = 4
     w = jnp.array([3.0, 4.0])
-    probe = _gauges.make_probe(loss_fn, num_parts)(w, {}, jnp.zeros(num_parts), KEY)
+    probe = _gauges.make_probe(loss_fn, num_slices)(w, {}, jnp.zeros(num_slices), KEY)
     norm = np.sqrt(
-        probe.gradient_square_norm + probe.noise_trace / num_parts
+        probe.gradient_square_norm + probe.noise_trace / num_slices
     )  # of the mean gradient
     assert probe.lipschitz == pytest.approx(norm / 5, rel=1e-5)
     assert probe.noise_trace > 0.01
@@ -266,7 +266,7 @@ def vdot(one, other):
 def test_lipschitz_is_the_finite_difference_of_two_gradients(name):
     """Differences over 3e-4 round by about 2e-4; larger ones cross kinks of ReLU or a maximum."""
     loss_fn, params, model_state, batch, probe = make_model(name)
-    parts = _gauges.split_parts(batch, 2)
+    parts = _gauges.split_slices(batch, 2)
 
     @jax.jit
     def gradient(params):
@@ -304,26 +304,26 @@ def test_every_leaf_has_its_phi(name):
     assert all(0 <= value <= 2 for value in found.phi_layers.values())
 
 
-def test_memory_does_not_grow_with_the_number_of_parts():
+def test_memory_does_not_grow_with_the_number_of_slices():
     """100,000 parameters are 400 kB, and a gradient for each slice would be 6 MB more."""
 
-    def scratch(num_parts):
+    def scratch(num_slices):
         params = {"x": jnp.zeros(100_000)}
-        batch = {"x": jnp.zeros((num_parts, 1))}
+        batch = {"x": jnp.zeros((num_slices, 1))}
         compiled = (
-            jax.jit(_gauges.make_probe(squares, num_parts)).lower(params, {}, batch, KEY).compile()
+            jax.jit(_gauges.make_probe(squares, num_slices)).lower(params, {}, batch, KEY).compile()
         )
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert scratch(16) <= scratch(2) + 100_000
 
 
-@pytest.mark.parametrize("num_parts", [-2, 0, 1, 3])
-def test_an_odd_number_of_parts_is_refused(num_parts):
-    with refused("num_parts", num_parts):
-        _gauges.make_probe(squares, num_parts)
+@pytest.mark.parametrize("num_slices", [-2, 0, 1, 3])
+def test_an_odd_number_of_parts_is_refused(num_slices):
+    with refused("num_slices", num_slices):
+        _gauges.make_probe(squares, num_slices)
 
 
 def test_parts_of_unequal_size_are_refused():
-    with refused("num_parts", 4):
+    with refused("num_slices", 4):
         _gauges.make_probe(squares, 4)({"x": jnp.zeros(1)}, {}, {"x": jnp.zeros((6, 1))}, KEY)

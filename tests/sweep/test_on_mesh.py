@@ -35,9 +35,11 @@ def test_all_devices_find_what_one_finds(tmp_path):
         folder.mkdir()
         found = run_sweep(config, cells, folder)
         rows.append({_trials.trial_identity(row): row for row in found})
+
     ours, theirs = rows
     assert ours.keys() == theirs.keys()
     assert len(ours) == 2 * (3 + 2)
+
     for key, row in theirs.items():
         np.testing.assert_allclose(ours[key]["distance"], row["distance"], rtol=RTOL)
         np.testing.assert_allclose(ours[key]["last_epoch_loss"], row["last_epoch_loss"], rtol=RTOL)
@@ -46,6 +48,7 @@ def test_all_devices_find_what_one_finds(tmp_path):
                 np.testing.assert_allclose(
                     ours[key][f"{split}_loss"], row[f"{split}_loss"], rtol=10 * RTOL
                 )
+
         if row["phase"] == "final":
             assert ours[key]["probes"].keys() == row["probes"].keys()
             np.testing.assert_allclose(
@@ -90,6 +93,7 @@ def test_two_processes_train_every_trial_together(
     ]
     rates = "--config.search.learning_rate_factors=(1.0,)"
     command = ["sweep", f"--config={config_file}", f"--workdir={tmp_path / 'study'}", rates, *flags]
+
     job = start(command, count=2, devices=2)
     assert job.codes(300) == [0, 0], job.said(0)
     rows = [
@@ -98,6 +102,7 @@ def test_two_processes_train_every_trial_together(
     assert sorted((row["arm"], row["phase"]) for row in rows) == [
         (arm, phase) for arm in ("lamb", "momentum") for phase in ("final", "search")
     ]
+
     alone = [
         f"--workdir={tmp_path / 'alone'}" if flag.startswith("--workdir") else flag
         for flag in command
@@ -106,6 +111,7 @@ def test_two_processes_train_every_trial_together(
     expected = [
         json.loads(line) for line in (tmp_path / "alone" / "results.jsonl").read_text().splitlines()
     ]
+
     by_key = {_trials.trial_identity(row): row for row in expected}
     for row in rows:
         np.testing.assert_allclose(
@@ -117,6 +123,7 @@ def test_two_processes_train_every_trial_together(
 
 def test_arms_whose_searches_differ_share_a_program(tmp_path):
     """One arm has five candidates at a time and the other one; batching changes no result."""
+
     rows = []
     for batching in ("none", "vmap"):
         config = make_config(
@@ -127,10 +134,12 @@ def test_arms_whose_searches_differ_share_a_program(tmp_path):
         other.search = SearchConfig(learning_rate_factors=(1.0,))
         config.arms = (other, config.arms[1])
         config.search = SearchConfig(learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0))
+
         (tmp_path / batching).mkdir()
         cells = _trials.make_cells(config, _trials.make_problems(config))
         found = run_sweep(config, cells, tmp_path / batching)
         rows.append({_trials.trial_identity(row): row for row in found})
+
     assert rows[0].keys() == rows[1].keys()
     assert len(rows[0]) == (1 + 2) + (5 + 2)
     for key, row in rows[0].items():

@@ -50,28 +50,29 @@ def test_two_processes_find_what_one_finds(
         f"--config.final_seeds={seeds}",
         f"--workdir={tmp_path / 'study'}",
     ]
+
     job = start(command, count=2, devices=1)
     results = tmp_path / "study" / "results.jsonl"
     job.wait_for(lambda: results.exists() and results.stat().st_size, 120)
     os.kill(job.child(1), signal.SIGKILL)
     assert job.codes(60) == [3, 3]
+
     before = len(results.read_text().splitlines())
     assert 0 < before < 4 * (3 + len(seeds))
+
     again = start(command, count=2, devices=1)
     assert again.codes(200) == [0, 0], again.said(0)
     assert any(f"{before} trials finished before" in line for line in again.said(0))
     assert again.said(1) == []
+
     alone = start([*command[:-1], f"--workdir={tmp_path / 'alone'}"], count=1, devices=1)
     assert alone.codes(200) == [0]
+
     ours = rows_of(tmp_path / "study")
     theirs = rows_of(tmp_path / "alone")
     assert ours.keys() == theirs.keys()
-    for (
-        key,
-        row,
-    ) in (
-        theirs.items()
-    ):  # which trials share a program depends on the kill, and rounding on the program
+    # Which trials share a program depends on the kill, and rounding depends on the program.
+    for key, row in theirs.items():
         assert ours[key].keys() == row.keys()
         for name, value in row.items():
             assert same(ours[key][name], value), (key, name)

@@ -192,21 +192,25 @@ def test_a_lane_that_is_free_early_takes_the_next_trial_and_disturbs_nobody(cell
     cell = named(cells, "momentum", 128)
     equipped = config, program, equipment = equip(cell, False, "vmap", width=2)
     session = Session(program, equipment)
+
     ours, short, late = (
         cell.trial(SEARCH, Proposal(Factors(rate, 1.0, 1.0), fidelity), seed)
         for rate, fidelity, seed in ((1.0, 1.0, 0), (2.0, 1 / 3, 0), (1.0, 2 / 3, 7))
     )
     assert [trial.num_steps for trial in (ours, short, late)] == [24, 8, 16]
+
     session.begin({0: ours, 1: short})
     lanes = {0: RunningTrial(config, cell, ours), 1: RunningTrial(config, cell, short)}
     while not lanes[1].ended:
         session.advance(lanes)
     assert lanes[0].done == 8
+
     session.begin({1: late})
     last = RunningTrial(config, cell, late)
     while not last.ended:
         session.advance({0: lanes[0], 1: last})
     assert lanes[0].ended
+
     params = session._variables()[0]
     for index, running in ((0, lanes[0]), (1, last)):
         ((expected, _, other),) = run(cell, [running.trial], "vmap", equipped)

@@ -58,12 +58,16 @@ def test_four_writers_of_which_two_die_in_a_line(tmp_path):
         )
         for who, count in rows.items()
     ]
+
     assert [writer.stdout.readline() for writer in writers] == ["begun\n"] * 4
+    # A line lets a writer begin: all write at the same time.
     for writer in writers:
         writer.stdin.write("\n")
         writer.stdin.flush()
+
     ends = [(writer.communicate(timeout=120), writer.returncode)[1] for writer in writers]
     assert ends == [0, 0, -9, -9]
+
     found = [(row["seed"], row["phase"]) for row in read_results(tmp_path)]
     assert found[1::2] == [(seed, "final") for seed, _ in found[::2]]
     for who, count in rows.items():

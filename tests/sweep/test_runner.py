@@ -89,6 +89,7 @@ def test_a_row_says_what_was_measured(rows):
             None,
         )
         assert row["distance"] > 0
+
         if row["phase"] == "search":
             assert "curve" not in row
         else:
@@ -138,6 +139,7 @@ def test_killed_again_and_again_it_equals_the_uninterrupted_study(tmp_path, lbop
         wait_for_rows(workdir, count, process)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
+
         found = [
             json.loads(line)
             for line in (workdir / "results.jsonl").read_text().splitlines()
@@ -146,13 +148,16 @@ def test_killed_again_and_again_it_equals_the_uninterrupted_study(tmp_path, lbop
         assert found[: len(survived)] == survived
         survived = found
         assert count <= len(survived) <= TRIALS
+
         with open(workdir / "results.jsonl", "a") as stream:
             stream.write('{"arm": "lamb", "global_ba')  # a line that a kill cut off
+
     process = lbopt_sweep(workdir)
     errors = process.communicate(timeout=300)[1]
     assert process.returncode == 0, errors
     again = read(workdir)
     assert again[: len(survived)] == survived  # nothing finished was run again or rewritten
+
     tested = {_trials.trial_identity(row) for row in rows if row["phase"] == "final"}
     assert set(read_examples(workdir)) == tested
     assert without_time(again) == without_time(rows)

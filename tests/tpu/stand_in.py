@@ -27,6 +27,7 @@ def main():
     parser.add_argument("--fail-at", default="")
     parser.add_argument("--preempt-every", type=int, default=0)
     arguments = parser.parse_args()
+
     asked = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
     process = int(os.environ.get("JAX_PROCESS_ID", "0"))
@@ -35,8 +36,10 @@ def main():
     state = (
         json.loads(saved.read_text()) if saved.exists() else {"step": 0, "value": 1, "lines": []}
     )
+
     fail_step, _, fail_code = arguments.fail_at.partition(":")
     print(f"process {process} starts at step {state['step']}", flush=True)
+
     while state["step"] < arguments.steps:
         if fail_step and state["step"] == int(fail_step):
             print(f"process {process} fails at step {fail_step}", flush=True)
@@ -45,11 +48,13 @@ def main():
             asked or (arguments.workdir / "go").exists()
         ):
             time.sleep(0.02)
+
         state["step"] += 1
         if arguments.preempt_every and state["step"] % arguments.preempt_every == 0:
             asked.append(True)
         state["value"] = (state["value"] * 1103515245 + state["step"]) % 2**31
         state["lines"].append(json.dumps({"step": state["step"], "train/loss": state["value"]}))
+
         if state["step"] % 5 == 0 or asked or state["step"] == arguments.steps:
             _write(saved, json.dumps(state))
             if process == 0:
@@ -57,10 +62,12 @@ def main():
                     arguments.workdir / "metrics.jsonl",
                     "".join(f"{line}\n" for line in state["lines"]),
                 )
+
         if asked:
             print(f"process {process} saved step {state['step']}", flush=True)
             sys.exit(75)
         time.sleep(arguments.sleep)
+
     print(f"process {process} is done", flush=True)
 
 

@@ -88,20 +88,24 @@ def test_the_schema_check_is_strict(cloud):
 def test_pods(cloud):
     manifest = _manifest(cloud)
     job = manifest["spec"]["replicatedJobs"][0]
+
     assert job["replicas"] == 2
     assert (job["template"]["spec"]["parallelism"], job["template"]["spec"]["completions"]) == (
         4,
         4,
     )
+
     pod = _pod(manifest)
     assert pod["restartPolicy"] == "Never"  # a pod failure policy requires it
     assert pod["terminationGracePeriodSeconds"] == 300
+
     (container,) = pod["containers"]
     assert container["resources"] == {
         "requests": {"google.com/tpu": 4},
         "limits": {"google.com/tpu": 4},
     }
     assert container["image"] == SETTINGS["IMAGE"]
+
     assert {
         "name": "JAX_COMPILATION_CACHE_DIR",
         "value": "gs://bucket/lbopt/lamb/compiled",
@@ -130,9 +134,11 @@ def _outcome(manifest, exit_code=None, condition=None, failed_before=0):
     The job's first matching rule decides; it counts failures that match no rule. Then the set's
     rules decide.
     """
+
     job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
     reason = "BackoffLimitExceeded"
     message = "Job has reached the specified backoff limit"
+
     for index, rule in enumerate(job["podFailurePolicy"]["rules"]):
         assert rule["action"] == "FailJob"
         codes = rule.get("onExitCodes", {"values": []})
@@ -154,6 +160,7 @@ def _outcome(manifest, exit_code=None, condition=None, failed_before=0):
             )
             reason = "PodFailurePolicy"
             break
+
     if reason == "BackoffLimitExceeded" and failed_before < job["backoffLimit"]:
         return "a new pod in its place"
     for rule in manifest["spec"]["failurePolicy"]["rules"]:
@@ -230,16 +237,19 @@ def test_wrong_settings(cloud, script, changes, message):
 def test_xpk(cloud):
     cloud.set(**SETTINGS)
     assert cloud.tpu("gke/xpk").returncode == 0
+
     ((_, _, _, *flags),) = cloud.calls("xpk")
     environment = json.loads((cloud.root / "xpk.json").read_text())
     secret = environment.pop("LBOPT_JOB_SECRET")
     assert re.fullmatch("[0-9a-f]{64}", secret)
     assert secret not in (cloud.root / "calls.jsonl").read_text()
+
     assert environment == {
         "WORKDIR": "gs://bucket/run",
         "JAX_COMPILATION_CACHE_DIR": "gs://bucket/lbopt/lamb/compiled",
         "LBOPT_START_TIMEOUT_S": "900",
     }
+
     for flag in (
         "--restart-on-exit-codes=3,75",
         "--max-restarts=100",

@@ -24,6 +24,7 @@ def test_install_steps(tmp_path):
     image = tmp_path / "image"
     image.mkdir()
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -31,6 +32,7 @@ def test_install_steps(tmp_path):
     }
     environment["PATH"] = f"{tmp_path / 'venv/bin'}:{os.environ['PATH']}"
     environment["PIP_COMPILE"] = "0"  # to bytecode, for a second time that never comes
+
     copied = run = 0
     for word, rest in _instructions():
         if word == "ARG":
@@ -41,9 +43,8 @@ def test_install_steps(tmp_path):
                 _copy(ROOT / source, image / target)
             copied += 1
         elif word == "RUN":
-            steps = [
-                step for step in rest.split(" && ") if not step.startswith("useradd ")
-            ]  # the container engine creates users
+            # The container engine creates users; a test must not.
+            steps = [step for step in rest.split(" && ") if not step.startswith("useradd ")]
             subprocess.run(
                 ["bash", "-o", "pipefail", "-ec", " && ".join(steps)],
                 cwd=image,
@@ -51,6 +52,7 @@ def test_install_steps(tmp_path):
                 check=True,
             )
             run += 1
+
     assert (copied, run) == (4, 2)
     # The entry point runs lbopt from the folder of COPY, at the pinned versions.
     environment |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
@@ -63,6 +65,7 @@ def test_install_steps(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "resnet50_lamb" in done.stdout
+
     where = subprocess.run(
         ["python", "-c", "import lbopt, libtpu; print(lbopt.__file__)"],
         cwd=tmp_path,
@@ -71,6 +74,7 @@ def test_install_steps(tmp_path):
         text=True,
     )
     assert pathlib.Path(where.stdout.strip()).is_relative_to(image), where
+
     constraints = (ROOT / "scripts/constraints.txt").read_text()
     freeze = subprocess.run(
         ["python", "-m", "pip", "freeze", "--exclude-editable"],
@@ -79,6 +83,7 @@ def test_install_steps(tmp_path):
         text=True,
         check=True,
     ).stdout
+
     pinned = set(re.findall(r"^[\w.-]+==[^\s;]+", constraints.lower().replace("_", "-"), re.M))
     loose = [
         line

@@ -126,15 +126,18 @@ def test_done_before_its_machines_were_lost(cloud):
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     cloud.until(lambda: all(cloud.said(worker).startswith("done of ") for worker in (0, 1)))
+
     cloud.preempt()
     cloud.script(busy={"user cat": 3})  # asked until the bucket answers
     done = cloud.tpu("babysit")
+
     assert done.returncode == 0, done
     assert done.stdout.count("HTTPError 503") == 3
     assert "0 preemptions, 0 failures" in done.stdout
     assert "all workers are done" in done.stdout
     assert not (cloud.root / "buckets/bucket/lbopt/lamb/wanted").exists()
     assert len(cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")) == 1
+
     # Another request for a run starts another run; reports about the earlier one do not count.
     cloud.set(COMMAND="python stand_in.py $WORKDIR 50 --hold-at=45")
     cloud.play("with cloud.state() as value:\n    value['requests'].clear()")
@@ -142,6 +145,7 @@ def test_done_before_its_machines_were_lost(cloud):
     assert cloud.tpu("run").returncode == 0
     cloud.preempt()
     cloud.go()
+
     done = cloud.tpu("babysit")
     assert done.returncode == 0, done
     assert "1 preemptions, 0 failures" in done.stdout
@@ -206,6 +210,7 @@ def test_failures_count_in_a_row(cloud):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 9999 --sleep=0.1", MAX_FAILURES=1, HEALTHY_S=1)
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
+
     shown = cloud.root / "shown.txt"
     run = cloud.worker(0) / "lbopt/run"
     with open(shown, "w") as out:
@@ -216,6 +221,7 @@ def test_failures_count_in_a_row(cloud):
                     (run / "state").exists() and (run / "state").read_text().startswith("running")
                 )
             )
+
             time.sleep(2)
             looks = len(cloud.calls("gcloud", "compute", "tpus", "tpu-vm", "ssh"))
             cloud.until(  # it is seen to run, for longer than HEALTHY_S
@@ -223,6 +229,7 @@ def test_failures_count_in_a_row(cloud):
                     len(cloud.calls("gcloud", "compute", "tpus", "tpu-vm", "ssh")) > looks + 5
                 )
             )
+
             os.kill(int((run / "pid").read_text()), signal.SIGKILL)
             cloud.until(
                 lambda number=number: (
@@ -234,8 +241,10 @@ def test_failures_count_in_a_row(cloud):
                     (run / "log").read_text().count("starts at step") == 1 + number
                 )
             )
+
         assert cloud.tpu("stop").returncode == 0
         done = cloud.finish(babysit)
+
     assert done.returncode == 0, done
     assert "0 preemptions, 2 failures" in shown.read_text()
 
@@ -398,16 +407,19 @@ def test_silent_and_nothing_new_in_the_bucket(cloud):
         SYNC_S=1,
         POLL_S=1,
     )
+
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     state = cloud.root / "buckets/bucket/lbopt/lamb/workers/0-1/state"
     cloud.until(state.exists)
+
     cloud.script(unreachable=["lamb/1"])
     babysit = cloud.start("babysit")
     first = state.read_text()
     cloud.until(lambda: state.read_text() != first)
     time.sleep(5)  # longer than SETUP_S, and its word in the bucket is news every time
     assert babysit.poll() is None
+
     cloud.play("cloud.power_off('lamb', 1)")
     done = cloud.finish(babysit)
     assert done.returncode == 1, done
@@ -537,6 +549,7 @@ def test_a_worker_is_missing_at_the_start(cloud):
     cloud.ready()
     cloud.script(unreachable=["lamb/1"])
     begin = time.monotonic()
+
     done = cloud.tpu("preflight")
     assert done.returncode == 3
     assert time.monotonic() - begin < 15
@@ -545,10 +558,12 @@ def test_a_worker_is_missing_at_the_start(cloud):
         "(ssh: connect to host 10.0.0.1 port 22: "
         "Connection timed out); tpu/setup, and if it stays so tpu/delete and tpu/create\n"
     )
+
     # run reports this too, and starts the other workers, which wait for the missing one.
     done = cloud.tpu("run")
     assert done.returncode == 3
     assert "worker 1 of 2 (counted from 0) did not answer" in done.stderr
+
     # babysit stops waiting: it requests new machines. When these may not read the bucket, it ends.
     cloud.set(SETUP_S=1, MAX_FAILURES=1)
     cloud.script(unreachable=["lamb/1"], forbidden=["worker cp"])
@@ -688,30 +703,37 @@ def test_stop_ends_its_own_processes_only_and_run_goes_on(cloud, uninterrupted):
     cloud.set(COMMAND="python stand_in.py $WORKDIR 40 --sleep=0.01 --hold-at=12")
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
+
     # A user starts the same program by hand on the same machine.
     other = subprocess.Popen(
         [sys.executable, cloud.checkout / "stand_in.py", cloud.root / "other", "9999"]
     )
+
     try:
         cloud.until(lambda: len(cloud.metrics()) >= 5)
         refused = cloud.tpu("delete")
         assert refused.returncode == 2
         assert "running" in refused.stderr
+
         again = cloud.tpu("run")
         assert again.stdout.count("already running 1") == 2
+
         done = cloud.tpu("stop")
         assert done.returncode == 0, done
         assert done.stdout.count(": stopped") == 2
         assert other.poll() is None
+
         step = json.loads((cloud.workdir / "state-0.json").read_text())["step"]
         assert 5 <= step < 40
         assert (cloud.worker(0) / "lbopt/run/state").read_text() == "stopped\n"
         assert "saved step" in (cloud.worker(0) / "lbopt/run/log").read_text()
         assert cloud.tpu("stop").stdout.count("nothing runs here") == 2
+
         cloud.go()
         assert cloud.tpu("run").returncode == 0
         assert cloud.tpu("babysit").returncode == 0
         assert cloud.metrics() == uninterrupted
+
         assert cloud.tpu("delete").returncode == 0
         assert cloud.tpu("delete").returncode == 0  # nothing to delete
         assert (cloud.root / "buckets/bucket/lbopt/lamb/workers/0-0/log").exists()

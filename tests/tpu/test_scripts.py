@@ -324,14 +324,17 @@ def test_a_firewall_that_lets_the_world_in(cloud, rule, range_):
     cloud.script(firewall=[rule])
     cloud.set(NETWORK="projects/host-project/global/networks/mine")
     done = cloud.tpu("create")
+
     ((*_, project, rules, _, _),) = cloud.calls("gcloud", "compute", "firewall-rules")
     assert (project, rules) == (
         "--project=host-project",
         "--filter=network ~ /mine$ AND direction=INGRESS AND disabled=false",
     )
+
     assert done.returncode == (3 if range_ else 0), done
     assert bool(cloud.calls("gcloud", "compute", "tpus")) == (range_ is None)
     assert range_ or not done.stderr
+
     if range_:
         assert done.stderr.count("\n") == 1
         said = (
@@ -447,6 +450,7 @@ def test_hostile_settings(cloud, script):
     asked = (
         set(NAMES) - of_gke if script == "create" else of_gke | {"WORKDIR", "COMMAND", "RUNTIME"}
     )
+
     taken = set()
     for name in asked:
         cloud.set(**IMAGE | {name: HOSTILE})
@@ -454,6 +458,7 @@ def test_hostile_settings(cloud, script):
         assert not {letter for letter in done.stdout + done.stderr if not letter.isprintable()} - {
             "\n"
         }
+
         if done.returncode == 0:
             taken.add(name)
             (line,) = [line for line in done.stdout.splitlines() if " create " in line] or [""]
@@ -466,6 +471,7 @@ def test_hostile_settings(cloud, script):
         else:
             assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
             assert done.stderr.startswith(f"tpu/{script}: {name}=")
+
     assert taken == (
         {"RUNTIME", "SERVICE_ACCOUNT", "NETWORK", "SUBNETWORK"}
         if script == "create"

@@ -35,6 +35,7 @@ def batch(tmp_path):
         # JAX derives the port from the job's number; this number gives a free port that no other
         # test uses.
         job = str(random.SystemRandom().randrange(0, 4000, 2))
+
         environment = os.environ | {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "ASKED": str(tmp_path / "asked"),
@@ -45,6 +46,7 @@ def batch(tmp_path):
             "JAX_NUM_CPU_DEVICES": "1",
         }
         environment.pop("XLA_FLAGS", None)
+
         done = subprocess.run(
             ["bash", SCRIPT, *command],
             env=environment | variables,
@@ -52,6 +54,7 @@ def batch(tmp_path):
             text=True,
             timeout=120,
         )
+
         asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
         return done, asked.replace(job, "JOB")
 

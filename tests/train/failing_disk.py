@@ -76,18 +76,23 @@ def go(folder, cases, arguments):
     os.environ.pop("FAULT_FOLDER", None)
     whole = folder / "whole"
     log = folder / "log"
+
     os.environ.update(FAULT_FOLDER=str(whole), FAULT_AT="0", FAULT_LOG=str(log))
     code, seconds = run([*arguments, f"--workdir={whole}"], folder / "stderr")
     operations = log.read_text().splitlines()
     print(json.dumps({"code": code, "seconds": seconds, "operations": len(operations)}), flush=True)
     wanted = outcome(whole)
+
     if cases == "kinds":
+        # A run for each call would take too long: the first and the last of each kind must do.
+        # Calls whose names differ in numbers only are of one kind.
         kinds = {}
         for at, operation in enumerate(operations, 1):
             kinds.setdefault(re.sub("[0-9a-f]{8,}|[0-9]+", "#", operation), []).append(at)
         some = sorted({at for of_kind in kinds.values() for at in (of_kind[0], of_kind[-1])})
         cases = [[at, ERRORS[turn % 4], bool(turn // 4 % 2), ""] for turn, at in enumerate(some)]
         cases += [[at, error, not on, name] for at, error, on, name in cases]
+
     if isinstance(cases, int):
         every = [
             [at, error, on, ""]
@@ -96,6 +101,7 @@ def go(folder, cases, arguments):
             for on in (False, True)
         ]
         cases = random.Random(0).sample(every, min(cases, len(every)))
+
     for at, error, on, name in cases:
         workdir = folder / "run"
         shutil.rmtree(workdir, ignore_errors=True)
@@ -107,6 +113,7 @@ def go(folder, cases, arguments):
             FAULT_ON=str(int(on)),
         )
         os.environ.update(FAULT_NAME=name)
+
         code, seconds = run([*arguments, f"--workdir={workdir}"], folder / "stderr")
         failed = (
             [line for line in log.read_text().splitlines() if line.startswith("FAILED")]
@@ -114,8 +121,10 @@ def go(folder, cases, arguments):
             else []
         )
         said = (folder / "stderr").read_text().splitlines()
+
         os.environ.update(FAULT_FOLDER="")
         again, _ = run([*arguments, f"--workdir={workdir}"], folder / "stderr2")
+
         found = {
             "case": [at, errno.errorcode[error], on, name],
             "failed": failed[0].removeprefix("FAILED ") if failed else None,

@@ -115,22 +115,25 @@ def test_other_groups_of_devices_have_what_was_remembered(before, after, tmp_pat
     step, first = make(MOMENTUM, *before)
     state = steps(step, first, range(2))
     other, like = make(MOMENTUM, *after)
+
     said = []
     back = through_a_checkpoint(tmp_path, state, like, said)
+
     was = _replica_memory.count(state)
     now = _replica_memory.count(like)
     assert (_replica_memory.slices_of(state), _replica_memory.slices_of(like)) == tuple(
         1 if over == "replicas" else over for _, over in (before, after)
     )
+
     assert len(said) == (was != now)
     assert all(f"{was} replicas saved this state and there are {now} now" in line for line in said)
     jax.tree.map(np.testing.assert_array_equal, back.params, state.params)
+
     for field, old, new in zip(
         ("local", "mirrored"), state.aggregator_state[:2], back.aggregator_state[:2], strict=True
     ):
-        trees = jax.tree.leaves(state.params) * (
-            2 if field == "local" else 1
-        )  # estimate and velocity
+        # The local state has an estimate and a velocity for each parameter.
+        trees = jax.tree.leaves(state.params) * (2 if field == "local" else 1)
         for x, y, p in zip(jax.tree.leaves(old), jax.tree.leaves(new), trees, strict=True):
             if field == "local":
                 x = np.broadcast_to(np.mean(x, 0), (now, *x.shape[1:])) if was != now else x
@@ -139,10 +142,12 @@ def test_other_groups_of_devices_have_what_was_remembered(before, after, tmp_pat
                 x, y = (np.ravel(z)[: p.size] for z in (x, y))
             np.testing.assert_allclose(y, x, rtol=1e-6, atol=1e-9)
             assert np.any(x)
+
     assert all(
         x.sharding == y.sharding
         for x, y in zip(
             *map(jax.tree.leaves, (back.aggregator_state, like.aggregator_state)), strict=True
         )
     )
+
     steps(other, back, range(2, 4))

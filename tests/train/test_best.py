@@ -55,9 +55,9 @@ def spoilt(train):
 def test_a_run_whose_loss_is_nan_says_so_and_keeps_what_is_finite(spoilt, tmp_path, capsys, caplog):
     assert spoilt(tmp_path) == 0
     out, err = capsys.readouterr()
-    assert not [
-        record for record in caplog.records if "NaN" in record.getMessage()
-    ]  # a library prints one line for each
+    # A library logs one line for each NaN.
+    assert not [record for record in caplog.records if "NaN" in record.getMessage()]
+
     assert json.loads(out.splitlines()[0], parse_constant=pytest.fail)["train/loss"] is None
     said = [
         line for line in err.splitlines() if "finite" in line or "nan" in line.partition("  ")[0]
@@ -68,14 +68,17 @@ def test_a_run_whose_loss_is_nan_says_so_and_keeps_what_is_finite(spoilt, tmp_pa
         "the loss was not finite, first at step 8: the last finite network is checkpoint 6;",
         said[1],
     )
+
     text = (tmp_path / "metrics.jsonl").read_text()
     lines = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
     assert [line["step"] for line in lines if line["train/loss"] is None] == list(range(8, 21))
     assert lines[-1]["eval/accuracy"] is not None  # even NaN outputs have an accuracy
+
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         assert checkpoints.steps() == [6, 18, 20]
         assert checkpoints.best_step() == checkpoints.latest_finite_step() == 6
         assert not checkpoints.would_be_best({"eval/accuracy": 1.0, "eval/loss": float("nan")})
+
     assert spoilt(tmp_path) == 0
     assert "the last finite network is checkpoint 6" in capsys.readouterr().err.splitlines()[-1]
     assert main(["report", f"--workdir={tmp_path}"]) == 0

@@ -45,6 +45,7 @@ def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference,
     address, _ = cloud
     arguments = command("gs://bucket/runs/one", RARELY)
     first = lbopt(*arguments, wait=False)
+
     until = time.monotonic() + 90
     while (
         not any(
@@ -53,22 +54,27 @@ def test_a_run_in_a_bucket_is_that_of_a_folder(lbopt, cloud, command, reference,
         and time.monotonic() < until
     ):
         time.sleep(0.1)
+
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
+
     (out, err), code = lbopt(*arguments)
     assert code == 0, err
     assert out.splitlines()[-1] == "gs://bucket/runs/one/metrics.jsonl"
     assert "resuming at step" in err
+
     lines = [json.loads(line) for line in read(address, "runs/one/metrics.jsonl").splitlines()]
     ours = [
         {name: value for name, value in line.items() if not name.startswith("perf/")}
         for line in lines
     ]
     assert ours == logged(reference())
+
     names = set(objects(address))
     assert {"runs/one/config.json", "runs/one/metrics.jsonl"} <= names
     assert any(name.startswith("runs/one/tensorboard/events") for name in names)
     assert "runs/one/.lease.json" not in names
+
     (out, err), code = lbopt("report", "--workdir=gs://bucket/runs/one")
     assert (code, out) == (0, "gs://bucket/runs/one/report.html\n"), err
     assert "<html" in read(address, "runs/one/report.html")

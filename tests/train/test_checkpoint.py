@@ -124,13 +124,16 @@ def test_a_checkpoint_is_chosen_by_name_or_step(tmp_path):
 def test_values_dtypes_and_layout_come_back(tmp_path, num_devices, on):
     state = make_state(7, num_devices)
     mesh = make_mesh(on)
+
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state, None)
         checkpoints.wait()
         restored = checkpoints.restore(
             with_shardings(like(), jax.tree.map(lambda _: replicated_sharding(mesh), like())), 7
         )
+
     assert jax.tree.structure(restored) == jax.tree.structure(state)
+
     for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
         assert (after.dtype, after.shape) == (before.dtype, before.shape)
         assert np.asarray(after).tobytes() == np.asarray(before).tobytes()
@@ -138,6 +141,7 @@ def test_values_dtypes_and_layout_come_back(tmp_path, num_devices, on):
         assert len(after.addressable_shards) == on
         for shard in after.addressable_shards:
             assert np.asarray(shard.data).tobytes() == np.asarray(before).tobytes()
+
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(restored)} == {
         "int32",
         "float32",
@@ -175,15 +179,18 @@ def test_the_state_is_copied_on_devices_if_there_is_room_beside_what_steps_use(
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
     state = make_state(1, num_devices=2)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(make_state()))
+
     for device in devices:
         device.stats = {"bytes_limit": 1000 + size, "peak_bytes_in_use": size, "bytes_in_use": size}
     threads = []
+
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.prepare(state)
         # A step has run, and this device has used the most memory.
         devices[1].stats["peak_bytes_in_use"] = 1000 - free_bytes
         checkpoints.save(state, None, before=lambda: threads.append(threading.current_thread()))
         checkpoints.wait()
+
         # The peak includes the copy now, but room is not checked again.
         devices[1].stats["peak_bytes_in_use"] = 1000 + size
         checkpoints.save(
@@ -192,6 +199,7 @@ def test_the_state_is_copied_on_devices_if_there_is_room_beside_what_steps_use(
             before=lambda: threads.append(threading.current_thread()),
         )
         checkpoints.wait()
+
     assert [thread is not threading.main_thread() for thread in threads] == [copied, copied]
     assert kept(tmp_path) == [1, 2]
 
@@ -273,17 +281,21 @@ def test_a_checkpoint_whose_ratios_lay_in_the_parameters_containers_is_read(name
         archive.extractall(tmp_path, filter="data")
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+
     first = {"dense": {"kernel": draw(3, 4), "bias": draw(4)}, "layers": {"kernel": draw(2, 4, 4)}}
     tx = OF_BEFORE[name]()
     state = lbopt.TrainState.create(first, {}, tx)
+
     for step in range(3):
         gradients = jax.tree.map(lambda p, step=step: jnp.sin(p * (step + 1)), first)
         updates, opt_state = tx.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)
+
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
     )
+
     with Checkpoints(tmp_path / name, read_only=True) as checkpoints:
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, 1e-6),

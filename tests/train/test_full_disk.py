@@ -60,19 +60,21 @@ def test_a_run_on_a_full_disk_ends_with_one_line(tmp_path):
     workdir = tmp_path / "run"
     rare = [f"--config.{name}=100000" for name in ("eval_every_steps", "checkpoint.every_steps")]
     command = [*TRAIN, f"--workdir={workdir}", "--config.log_every_steps=1", *rare]
+
+    # No checkpoint can be kept.
     process = Forked(
         [sys.executable, "-c", ON_A_FULL_DISK, *command, "--config.num_epochs=20.0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={
-            **os.environ,
-            "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
-        },  # no checkpoint can be kept
+        # The limit would cut programs short in the folder that all tests share.
+        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")},
     )
+
     _, stderr = process.communicate(timeout=240)
     assert process.returncode == 3, stderr
     assert "Traceback" not in stderr
+
     last = stderr.strip().splitlines()[-1]
     assert last.startswith("lbopt train: ")
     assert "(File too large)" in last
@@ -242,11 +244,13 @@ def test_calls_that_fail_end_the_run_with_one_line(tmp_path, command, cases):
     library = tmp_path / "failing_disk.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, SHIM, "-ldl"], check=True)
     (tmp_path / "study.py").write_text(STUDY.format(str(SHIM.parent)))
+
     arguments = (
         TRAIN
         if command == "train"
         else ["sweep", f"--config={tmp_path / 'study.py'}", "--shard=1/1"]
     )
+
     done = subprocess.run(
         [sys.executable, str(FAILING_DISK), str(tmp_path), json.dumps(cases), *arguments],
         env={**os.environ, "LD_PRELOAD": str(library)},
@@ -255,9 +259,11 @@ def test_calls_that_fail_end_the_run_with_one_line(tmp_path, command, cases):
         timeout=7200,
     )
     assert done.returncode == 0, done.stderr
+
     whole, *found = [json.loads(line) for line in done.stdout.splitlines()]
     assert whole["code"] == 0
     assert len(found) >= (len(WORST) if cases == "kinds" else len(cases))
+
     for case in found:
         assert (case["again"], case["equal"]) == (0, True), case
         if case["code"] == 0 and cases == "kinds":

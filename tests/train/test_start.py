@@ -120,6 +120,7 @@ def test_another_activation_is_refused_wherever_it_is_known(file, learned, tmp_p
 def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, learned, tmp_path):
     """The data are lowercased; the network's text was not, or that is unknown, or it was too."""
     places = {kind: tmp_path / kind for kind in ("huggingface", "safetensors", "workdir")}
+
     for kind in ("huggingface", "safetensors"):
         assert (
             main(["export", f"--workdir={learned}", f"--format={kind}", f"--output={places[kind]}"])
@@ -127,27 +128,33 @@ def test_text_that_was_cased_otherwise_is_refused_wherever_it_is_known(file, lea
         )
     shutil.copytree(learned, places["workdir"])
     places["safetensors"] /= "model.safetensors"
+
     for place in places.values():
         load(file, place).check_initial()
+
     for kind in ("huggingface", "workdir"):
         settings = places[kind] / "tokenizer_config.json"
         settings.write_text(
             settings.read_text().replace('"do_lower_case": true', '"do_lower_case": false')
         )
+
     variables, metadata = load_safetensors(places["safetensors"])
     assert json.loads(metadata[_initial.TEXT_NORMALIZATION_KEY]) == UNCASED._asdict()
     metadata[_initial.TEXT_NORMALIZATION_KEY] = json.dumps(
         {"do_lower_case": False, "strip_accents": None, "tokenize_chinese_chars": True}
     )
     save_safetensors(places["safetensors"], variables, metadata)
+
     for place in places.values():
         with refused("config.init_from", str(place), "mismatch") as caught:
             load(file, place).check_initial()
         assert "do_lower_case" in names_in(caught)
+
     (places["huggingface"] / "tokenizer_config.json").unlink()
     load(file, places["huggingface"]).check_initial()
     (places["workdir"] / "tokenizer_config.json").unlink()
     load(file, places["workdir"]).check_initial()
+
     metadata[_initial.TEXT_NORMALIZATION_KEY] = "[]"
     save_safetensors(places["safetensors"], variables, metadata)
     with refused("config.init_from", str(places["safetensors"]), "damaged"):
@@ -354,8 +361,10 @@ def make(what, place, learned):
         shutil.copytree(learned, place)
     elif "folder" in what:
         place.mkdir()
+
     config = place / "config.json"
     step = place / "checkpoints" / "2" / "default"
+
     if what == "a text":
         place.write_text("text")
     elif what == "a workdir without a checkpoint":

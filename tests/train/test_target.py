@@ -98,18 +98,22 @@ def test_mlperf_lines_tell_the_run(train, tmp_path, capsys):
         line for line in capsys.readouterr().out.splitlines() if line.startswith(":::MLLOG ")
     ]
     assert (tmp_path / "mllog.txt").read_text().splitlines() == printed
+
     said = [json.loads(re.sub("^:::MLLOG ", "", line)) for line in printed]
     for line in said:
         assert set(line) == {"namespace", "time_ms", "event_type", "key", "value", "metadata"}
+
     keys = [line["key"] for line in said]
     assert keys[0] == "init_start"
     assert keys[-1] == "run_stop"
     assert said[-1]["metadata"]["status"] == "success"
+
     values = {line["key"]: line["value"] for line in said}
     assert values["global_batch_size"] == 64
     assert values["opt_name"] == "lamb"
     assert values["train_samples"] == 1024
     assert values["eval_samples"] == 386
+
     started = [line["key"] for line in said if line["event_type"] == "INTERVAL_START"]
     ended = [line["key"] for line in said if line["event_type"] == "INTERVAL_END"]
     for stem in ("init", "run", "block", "eval"):
@@ -117,14 +121,17 @@ def test_mlperf_lines_tell_the_run(train, tmp_path, capsys):
     assert (
         started.count("eval_start") == ended.count("eval_stop") == keys.count("eval_accuracy") >= 1
     )
+
     assert (
         keys.index("init_stop")
         < keys.index("run_start")
         < keys.index("block_start")
         < keys.index("eval_start")
     )
+
     times = [line["time_ms"] for line in said]
     assert times == sorted(times)
+
     accuracy = next(line for line in said if line["key"] == "eval_accuracy")
     first = next(line for line in lines(tmp_path) if "eval/accuracy" in line)
     assert accuracy["value"] == pytest.approx(first["eval/accuracy"])

@@ -718,18 +718,22 @@ def test_strict_promotion_changes_nothing(name):
     factory, options, _, _ = TABLE[name]
     if callable(options.get("learning_rate")):  # the table's own schedule divides by an integer
         options = {**options, "learning_rate": lbopt.warmup_schedule(0.1, 2, 8, decay="cosine")}
+
     tx = factory(**options)
     params = tree_of(0, jnp.bfloat16)
     gradient = tree_of(100, jnp.bfloat16)
     expected = tx.update(gradient, tx.init(params), params)
+
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         assert_identical(tx.update(gradient, tx.init(params), params), expected)
+
         for dtype in (jnp.float8_e5m2, jnp.float4_e2m1fn, *[jnp.complex64][name in REAL_ONLY :]):
             params = jax.tree.map(
                 lambda p, dtype=dtype: jax.ShapeDtypeStruct(p.shape, dtype), params
             )
             state = jax.eval_shape(tx.init, params)
             assert kinds(jax.eval_shape(tx.update, params, state, params)) == kinds((params, state))
+
         with jax.enable_x64(True):
             params = {**tree_of(0, jnp.float64), "norm": tree_of(0)["norm"]}
             state = jax.eval_shape(tx.init, params)

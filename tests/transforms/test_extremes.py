@@ -111,14 +111,17 @@ def test_optimizers_equal_their_sources(name, decay, size):
     if build is lbopt.lars:
         options = {**options, "trust_coefficient": 0.01}
         source_options = {**source_options, "trust_coefficient": 0.01}
+
     gradient = tree_of(5, size)
     updates, _ = update(build(0.1, weight_decay=decay, **options), gradient)
     step = source(weight_decay=decay, **source_options)
     weights, gradients = (
         {name: np.float64(leaf) for name, leaf in tree.items()} for tree in (PARAMS, gradient)
     )
+
     after = step(weights, gradients, np.float64(np.float32(0.1)))
     expected = {name: after[name] - weights[name] for name in weights}
+
     for leaf in expected:  # what float64 resolves of an update read off the weights
         error = np.linalg.norm(np.asarray(updates[leaf], np.float64) - expected[leaf])
         assert error <= 3e-6 * np.linalg.norm(expected[leaf]) + 1e-15 * np.linalg.norm(

@@ -145,6 +145,7 @@ def test_a_summary_shows_the_roles_that_masks_see_and_all_stacks(capsys):
     params = {"blocks": [stack, {"weight": jnp.ones((2, 3, 3))}]}
     stacked = lbopt.stacked_paths("^blocks/")
     adam = optax.adamw(0.1)
+
     for tx in (
         lbopt.lamb(0.1, stacked=stacked, weight_decay_mask=lbopt.exclude_roles("norm")),
         optax.chain(adam, lbopt.monitor_layers(stacked)),
@@ -160,6 +161,7 @@ def test_a_summary_shows_the_roles_that_masks_see_and_all_stacks(capsys):
     assert lines[-1][-4:] == ["-", "decayed,", "-", "adapted"], (
         "the decay of optax.adamw is not known"
     )
+
     pairs = optax.LookaheadParams.init_synced(params)
     lbopt.summarize_masks(pairs, optax.lookahead(lbopt.lamb(0.1), 5, 0.5))
     assert capsys.readouterr().out.endswith("6 parameters (60 numbers): - decayed, - adapted\n")

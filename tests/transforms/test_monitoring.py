@@ -169,9 +169,11 @@ def test_metrics_and_averages_come_out_of_the_state_of_an_nnx_optimizer():
     model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
     tx = optax.chain(lbopt.lamb(0.5), lbopt.track_ema(0.9, ramp=False), lbopt.monitor_layers())
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
     before = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     grads = nnx.grad(lambda model: jnp.square(model(jnp.ones((3, 4))) - 1).mean())(model)
     optimizer.update(model, grads)
+
     for state in (optimizer.opt_state, nnx.state(optimizer)):
         metrics = lbopt.optimizer_metrics(state)
         assert f"{metrics['learning_rate']:.2f}" == "0.50"
@@ -179,6 +181,7 @@ def test_metrics_and_averages_come_out_of_the_state_of_an_nnx_optimizer():
             metrics["weight_norm/kernel"], np.linalg.norm(before["kernel"]), rtol=1e-6
         )
         assert "trust_ratio/kernel" in metrics
+
         after = nnx.state(model, nnx.Param)
         averaged = lbopt.ema_params(state, like=after)
         assert jax.tree.structure(averaged) == jax.tree.structure(after)
@@ -190,9 +193,11 @@ def test_metrics_and_averages_come_out_of_the_state_of_an_nnx_optimizer():
             nnx.to_pure_dict(averaged),
             expected,
         )
+
     kept = {name: float(value) for name, value in metrics.items()}
     averaged = lbopt.ema_params(optimizer.opt_state)
     numbers = [float(leaf.sum()) for leaf in jax.tree.leaves(averaged)]
+
     optimizer.update(model, grads)
     assert [float(leaf.sum()) for leaf in jax.tree.leaves(averaged)] == numbers
     assert {name: float(value) for name, value in metrics.items()} == kept

@@ -49,11 +49,13 @@ def lamb_float64(
     w = {name: np.array(value, np.float64) for name, value in params.items()}
     m = {name: np.zeros(value.shape) for name, value in w.items()}
     v = {name: np.zeros(value.shape) for name, value in w.items()}
+
     for t, rate in enumerate(rates, start=1):
         step = {name: np.array(grads[name][t - 1], np.float64) for name in w}
         if clip is not None:
             total = np.sqrt(sum((g**2).sum() for g in step.values()))
             step = {name: g / max(1.0, total / clip) for name, g in step.items()}
+
         for name, g in step.items():
             m[name] = b1 * m[name] + (1 - b1) * g
             v[name] = b2 * v[name] + (1 - b2) * g * g
@@ -63,6 +65,7 @@ def lamb_float64(
             u = m_hat / (np.sqrt(v_hat) + eps)
             if name in decayed:
                 u = u + wd * w[name]
+
             ratio = 1.0
             if name in adapted:
                 size_w = np.sqrt((w[name] ** 2).sum())
@@ -71,7 +74,9 @@ def lamb_float64(
                     ratio = (size_w if phi is None else min(max(size_w, phi[0]), phi[1])) / size_u
                 if bounds is not None:
                     ratio = min(max(ratio, bounds[0]), bounds[1])
+
             w[name] = w[name] - rate * ratio * u
+
     return w
 
 
@@ -230,6 +235,7 @@ def make_problem():
         "temperature": rng.normal(size=()),
     }
     params = jax.tree.map(np.float32, params)
+
     size = 10.0 ** rng.uniform(-2, 0, size=STEPS)  # the global norm passes 1 upwards and downwards
     grads = jax.tree.map(
         lambda w: np.float32(
@@ -237,10 +243,13 @@ def make_problem():
         ),
         params,
     )
+
     grads["idle"] = jax.tree.map(np.zeros_like, grads["idle"])
     grads["late"]["kernel"][:7] = 0
+
     t = np.arange(STEPS)
     rates = np.where(t < 10, (t + 1) / 10, ((STEPS - t) / (STEPS - 10)) ** 2)
+
     return types.SimpleNamespace(params=params, grads=grads, rates=rates)
 
 

@@ -55,14 +55,17 @@ def test_state_keeps_its_shardings_over_updates(name, spec, values):
         jax.device_put(tree, {key: NamedSharding(mesh, SPECS[spec][key]) for key in tree})
         for tree in values
     )
+
     tx = MAKE[name]()
     shardings = jax.tree.map(lambda leaf: leaf.sharding if leaf.ndim else whole, tx.init(params))
     for leaf in jax.tree.leaves(tx.init(params)):
         assert leaf.ndim == 0 or leaf.sharding == NamedSharding(
             mesh, SPECS[spec]["kernel" if leaf.ndim == 2 else "bias"]
         )
+
     state = jax.device_put(tx.init(params), shardings)
     update = jax.jit(tx.update)
+
     for _ in range(2):
         updates, state = update(gradient, state, params)
         for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True):

@@ -325,6 +325,7 @@ def whole_problem(family):
         "slope": (7,),
         "gain": (),
     }
+
     weights = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     weights |= {
         name: np.zeros(shapes[name]) for name in ("fresh/kernel", "fresh/bias", "idle/bias")
@@ -332,18 +333,22 @@ def whole_problem(family):
     weights["large/kernel"] *= 5  # a norm of 30
     weights["stack/kernel"] *= np.geomspace(0.01, 100, 24).reshape(24, 1, 1)
     weights["stack/bias"] *= np.geomspace(100, 0.01, 24).reshape(24, 1)
+
     size = 10.0 ** rng.uniform(-3, 0, size=STEPS)  # the global norm passes 1 upwards and downwards
     grads = {
         name: np.einsum("s,s...->s...", size, rng.normal(size=(STEPS, *shape)))
         for name, shape in shapes.items()
     }
+
     grads["idle/kernel"] *= 0
     grads["idle/bias"] *= 0
     grads["tiny/kernel"] *= 1e-12
     grads["spiky/kernel"] *= 40
     grads["spiky/bias"] *= 40
+
     t = np.arange(STEPS)
     rates = np.where(t < 20, t / 20, ((STEPS - t) / (STEPS - 20)) ** 2)
+
     to_fp32 = lambda leaves: {name: np.float32(leaf) for name, leaf in leaves.items()}  # noqa: E731
     return to_fp32(weights), to_fp32(grads), np.float32(FAMILIES[family][2] * rates)
 
@@ -563,6 +568,7 @@ def test_every_option_differs_from_its_variant(family):
 def test_the_very_first_update_with_a_rate_that_is_not_zero(family, case):
     """Checks bias correction, fallbacks and the first velocity; the runs above start at rate 0."""
     weights, grads, _ = problem(family, case)
+
     with jax.enable_x64(True):
         tx = make(family, case, 0.1, lambda count: 0.1)
         params = nest({name: jnp.asarray(leaf, "float64") for name, leaf in weights.items()})
@@ -571,11 +577,13 @@ def test_the_very_first_update_with_a_rate_that_is_not_zero(family, case):
             params, gradient
         )
         updates = {name: np.asarray(leaf) for name, leaf in flatten(updates).items()}
+
     step = FAMILIES[family][1][case][2](0.1)
     before = {name: np.asarray(leaf, np.float64) for name, leaf in weights.items()}
     after = step(
         before, {name: np.asarray(leaf[0], np.float64) for name, leaf in grads.items()}, 0.1
     )
+
     for name, leaf in after.items():
         expected = leaf - before[name]
         resolved = np.finfo(np.float64).eps * np.linalg.norm(before[name])

@@ -22,10 +22,12 @@ def test_a_restart_under_another_environment_is_kept_once_and_reported(tmp_path,
     monkeypatch.setattr(
         _versions, "describe_environment", lambda num_devices: {**other, "num_devices": num_devices}
     )
+
     opened(tmp_path)
     opened(tmp_path)
     saved = json.loads(opened(tmp_path, num_devices=4))
     resumed = saved.pop("resumed")
+
     assert saved == first
     assert [(now["versions"]["jax"], now["num_devices"]) for now in resumed] == [
         ("9.9", 1),
@@ -37,6 +39,7 @@ def test_a_restart_under_another_environment_is_kept_once_and_reported(tmp_path,
         f"resumed with jax {first['versions']['jax']} -> 9.9",
         "resumed with num_devices 1 -> 4",
     ]
+
     monkeypatch.undo()
     back = json.loads(opened(tmp_path))
     assert back["resumed"][-1] == _versions.describe_environment(1)

@@ -182,6 +182,7 @@ class WordPiece:
 
         self.pieces = tuple(pieces)
         self.normalization = normalization
+        # The special tokens are not added to this tokenizer, so that no text is encoded as one.
         self._tokenizer = library.Tokenizer(model)
         self._tokenizer.normalizer = library.normalizers.BertNormalizer(
             lowercase=normalization.do_lower_case,

@@ -33,13 +33,12 @@ _NOWHERE = (
     "same steps and as the same epochs, because no tried warmup is near the transferred ones"
 )
 _CARRIED = "carried to another batch size, the chosen warmup "
-_COUNTS = """scored better as the same number of steps than {{ other }} in {{ contest.better[0] }}
-of
-    {{ contest.told[0] }} cases and worse in {{ contest.worse[0] }}, a lead of {{ contest.lead }}
-    where scores shuffled over the warmups give {{ contest.by_chance[0] }} to {{
-    contest.by_chance[1] }} (95 %)"""
-_SLOPES = """the chosen warmup steps go like {{ slopes | join(", ") or "nothing, none being above 0"
-}}
+_COUNTS = """scored better as the same number of steps than {{ other }}
+    in {{ contest.better[0] }} of {{ contest.told[0] }} cases and worse in {{ contest.worse[0] }},
+    a lead of {{ contest.lead }} where scores shuffled over the warmups
+    give {{ contest.by_chance[0] }} to {{ contest.by_chance[1] }} (95 %)"""
+_SLOPES = """the chosen warmup steps go like
+    {{ slopes | join(", ") or "nothing, none being above 0" }}
     (0 is constant steps, -1 constant epochs)"""
 
 

@@ -11,22 +11,18 @@ from lbopt.report.study._metric import Metric
 from lbopt.report.study._study import ArmResults, CellResults, Study
 from lbopt.report.study._words import grouped, listed, quoted, say, span
 
-_KEPT = """Had every arm kept its own rule's warmup, the best validation {{ metric.name }} of the
-search
-    would have been worse by: {{ parts | join(", ") }}."""
+_KEPT = """Had every arm kept its own rule's warmup, the best validation {{ metric.name }}
+    of the search would have been worse by: {{ parts | join(", ") }}."""
 _SAME = """
     {%- if differ %}The arms did not get the same search: each got {{ each }}, but of different
     candidates ({{ differ | join(", ") }} differ{{ "s" if differ | length == 1 }}).
     {%- else %}Every arm got the same search: {{ each }}.{% endif %}"""
 _UNEQUAL = """The arms did not get the same search: trials at each batch size were {{ counts }};
-they are
-    worth from {{ least | number }} to {{ most | number }} runs of full length."""
-_RATES = """Over the batch sizes, the chosen learning rate was this many times the one the scaling
-rule
-    gives: {{ rates }}."""
-_EDGE = """The best {{ what }} lies at the edge of the search for {{ arms | join("; ") }}: a wider
-one
-    might do better."""
+    they are worth from {{ least | number }} to {{ most | number }} runs of full length."""
+_RATES = """Over the batch sizes, the chosen learning rate was this many times the one
+    the scaling rule gives: {{ rates }}."""
+_EDGE = """The best {{ what }} lies at the edge of the search for {{ arms | join("; ") }}:
+    a wider one might do better."""
 
 
 def search_findings(study: Study) -> list[str]:

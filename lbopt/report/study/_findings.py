@@ -76,9 +76,9 @@ def findings_of(study: Study, claims: Sequence[Claim]) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-_INCOMPLETE = """The study is not complete: {{ study.num_complete }} of {{ study.num_cells }} cells
-(arm
-    and batch size) have all their final trials, with {{ study.runs | length }} trials so far."""
+_INCOMPLETE = """The study is not complete: {{ study.num_complete }} of {{ study.num_cells }}
+    cells (arm and batch size) have all their final trials,
+    with {{ study.runs | length }} trials so far."""
 
 
 def _completeness(study: Study) -> list[str]:
@@ -157,11 +157,10 @@ _RANKING = (
 )
 _SAME = "the seeds do not tell {{ best | name }} apart from {{ behind | join(', ') }}{{ how }}"
 _APART = """the seeds tell {{ best | name }} apart from {{ names | map("name") | listed }}
-    {{- ", the nearest of them " ~ (names[0] | name) if names | length > 1 }} ({{ interval }}){{ how
-    }}"""
-_UNKNOWN = """whether {{ best | name }} and {{ names | map("name") | join(" or ") }} differ cannot
-be
-    told from these seeds"""
+    {{- ", the nearest of them " ~ (names[0] | name) if names | length > 1 }}
+    ({{ interval }}){{ how }}"""
+_UNKNOWN = """whether {{ best | name }} and {{ names | map("name") | join(" or ") }} differ
+    cannot be told from these seeds"""
 _ONE = ", its 95 % interval by Welch"
 _SEVERAL = ", intervals by Welch at Holm's levels, 95 % for the {} comparisons together"
 

@@ -12,9 +12,9 @@ from lbopt.report.study._words import say
 
 _KNOBS = {"learning_rate": "learning rate", "warmup": "warmup", "weight_decay": "weight decay"}
 _OWN = 'The search of {{ names | map("name") | join(", ") }} at every batch size was {{ text }}.'
-_OTHERS = """{% if own %}All arms but {{ own | map("name") | join(", ") }}{% else %}Every arm{%
-endif %} got
-    the same search at every batch size: {{ text }}."""
+_OTHERS = """
+    {%- if own %}All arms but {{ own | map("name") | join(", ") }}{% else %}Every arm{% endif %}
+    got the same search at every batch size: {{ text }}."""
 _METHODS = {
     "grid": "the whole grid",
     "log_uniform": "{{ s.num_candidates }} candidates drawn log-uniformly ({{ seed }})",
@@ -51,11 +51,11 @@ _LIMIT = """The limit is the largest batch up to which the {{ mean }} stays with
     sizes beside the limit differ by more than a factor of {{ coarsest }}, if at the smallest batch
     a seed diverged or none learned, or if the interval spans all batch sizes beyond the small ones.
     """
-_MEASURED = """Only final runs have {{ kept | listed }}. A search run has its scores on training and
-validation
-    {{- ", the final distance" if measure.distance }}, the steps it took, and the step at which it
-    diverged. {%- if not measure.num_probes %} Gradients were not probed: there is no noise scale,
-    Lipschitz constant or trust ratio.{% endif %}"""
+_MEASURED = """Only final runs have {{ kept | listed }}. A search run has its scores on training
+    and validation{{ ", the final distance" if measure.distance }}, the steps it took, and the step
+    at which it diverged.
+    {%- if not measure.num_probes %} Gradients were not probed: there is no noise scale, Lipschitz
+    constant or trust ratio.{% endif %}"""
 _BY_HAND = (
     "Base learning rates, base warmups and all other fields that the search does not vary were set "
     "by hand before the study. That tuning is outside the equal budget of the search, and not "

@@ -62,49 +62,48 @@ class Probe(NamedTuple):
 
 
 def make_probe(
-    loss_fn: types.LossFn, num_parts: int, modules: Mapping[str, str] | None = None
+    loss_fn: types.LossFn, num_slices: int, modules: Mapping[str, str] | None = None
 ) -> Callable[..., Probe]:
     """Build a pure function of (params, model_state, batch, key) that returns a `Probe`.
 
-    The batch has num_parts * b examples, and example i belongs to slice i // b. Slices run one
+    The batch has num_slices * b examples, and example i belongs to slice i // b. Slices run one
     after another, so that beside the gradients of two halves only one slice's is in memory. Every
     slice starts from the same model state and has a key of its own, and all its measurements see
     the same random numbers.
 
-    With batch norm a slice is normalised by its own statistics, in training mode: the loss is the
-    one that a training step at batch b minimises, and the noise is that of slices, not of single
-    examples.
+    With batch norm a slice is normalised by its own statistics, in training mode: the loss is that
+    of a training step at batch b, and the noise is that of slices, not of single examples.
 
     Args:
       loss_fn: The loss, see `lbopt.types.LossFn`; metrics and the new model state are dropped.
-      num_parts: Number of slices, even.
+      num_slices: Number of slices, even.
       modules: Regular expressions of parameters by module, as in `lbopt.agvm`; None for no modules.
 
     Returns:
       A function for `jax.jit` and `jax.vmap`; its batch has a leading axis of examples.
 
     Raises:
-      UserError: Naming `num_parts`, if it is odd or below 2; from the function, if `num_parts` does
-        not divide the batch, a parameter has no module, or a module no parameter.
+      UserError: Naming `num_slices`, if it is odd or below 2; from the function, if `num_slices`
+        does not divide the batch, a parameter has no module, or a module no parameter.
     """
-    require_halves("num_parts", num_parts)
+    require_halves("num_slices", num_slices)
 
     def probe(
         params: types.Params, model_state: types.ModelState, batch: types.Batch, key: jax.Array
     ) -> Probe:
-        slices = (split_parts(batch, num_parts), jax.random.split(key, num_parts))
+        slices = (split_slices(batch, num_slices), jax.random.split(key, num_slices))
 
-        def loss(params: types.Params, part: Any) -> jax.Array:
-            return mean_and_weight(loss_fn(params, model_state, *part)[0])[0]
+        def loss(params: types.Params, one_slice: Any) -> jax.Array:
+            return mean_and_weight(loss_fn(params, model_state, *one_slice)[0])[0]
 
         # A slice is the whole batch of one replica, whatever the replicas of the training step.
         with replicas.tracing_for(1):
-            gradients = gradient_parts(jax.grad(loss), params, slices)
+            gradients = slice_gradients(jax.grad(loss), params, slices)
             lipschitz = local_lipschitz(loss, params, gradients.mean, slices)
 
         size = len(jax.tree.leaves(batch)[0])
         noise = estimate_noise(
-            gradients.mean_square_norm, square_norm(gradients.mean), num_parts, size
+            gradients.mean_square_norm, square_norm(gradients.mean), num_slices, size
         )
         halves = (gradients.first_half, gradients.second_half)
         by_module = phi_modules(resolve_labels(modules, params), *halves) if modules else {}
@@ -115,30 +114,30 @@ def make_probe(
     return probe
 
 
-def split_parts(batch: types.PyTree, num_parts: int) -> types.PyTree:
+def split_slices(batch: types.PyTree, num_slices: int) -> types.PyTree:
     """Split the leading axis of every leaf into slices.
 
     Args:
       batch: Leaves [examples, ...].
-      num_parts: Number of slices, >= 1; example i goes to slice i // (examples / num_parts).
+      num_slices: Number of slices, >= 1; example i goes to slice i // (examples / num_slices).
 
     Returns:
-      Leaves [num_parts, examples / num_parts, ...].
+      Leaves [num_slices, examples / num_slices, ...].
 
     Raises:
-      UserError: Naming `num_parts`, if it does not divide the examples.
+      UserError: Naming `num_slices`, if it does not divide the examples.
     """
 
     def split(x: Any) -> jax.Array:
         fix = f"it does not divide the {len(x)} examples; use a divisor"
-        require(len(x) % num_parts == 0, "num_parts", num_parts, fix)
-        return jnp.reshape(x, (num_parts, len(x) // num_parts, *jnp.shape(x)[1:]))
+        require(len(x) % num_slices == 0, "num_slices", num_slices, fix)
+        return jnp.reshape(x, (num_slices, len(x) // num_slices, *jnp.shape(x)[1:]))
 
     return jax.tree.map(split, batch)
 
 
-def gradient_parts(
-    grad_fn: Callable[[types.Params, Any], types.Params], params: types.Params, parts: types.PyTree
+def slice_gradients(
+    grad_fn: Callable[[types.Params, Any], types.Params], params: types.Params, slices: types.PyTree
 ) -> SliceGradients:
     """Return statistics of the gradients of equal slices, which run one after another.
 
@@ -147,23 +146,23 @@ def gradient_parts(
     Args:
       grad_fn: Function of (params, slice) that returns the gradients.
       params: The parameters.
-      parts: The slices, a pytree whose leaves have them as leading axis; an even number.
+      slices: The slices, a pytree whose leaves have them as leading axis; an even number.
 
     Returns:
       Means in fp32 or wider.
     """
-    count = len(jax.tree.leaves(parts)[0])
+    count = len(jax.tree.leaves(slices)[0])
     wide = jax.tree.map(lambda x: jnp.zeros(x.shape, tree.wide_dtype(x.dtype)), params)
 
-    def half(parts: types.PyTree) -> tuple[types.Params, jax.Array]:
-        def add(sums: Any, part: Any) -> tuple[Any, None]:
-            gradient = grad_fn(params, part)
+    def half(slices: types.PyTree) -> tuple[types.Params, jax.Array]:
+        def add(sums: Any, one_slice: Any) -> tuple[Any, None]:
+            gradient = grad_fn(params, one_slice)
             return jax.tree.map(jnp.add, sums, (gradient, square_norm(gradient))), None
 
-        sums, _ = jax.lax.scan(add, (wide, jnp.zeros(())), parts)
+        sums, _ = jax.lax.scan(add, (wide, jnp.zeros(())), slices)
         return jax.tree.map(lambda x: x / (count // 2), sums)
 
-    halves = jax.tree.map(lambda x: x.reshape(2, count // 2, *x.shape[1:]), parts)
+    halves = jax.tree.map(lambda x: x.reshape(2, count // 2, *x.shape[1:]), slices)
     means, square_norms = jax.lax.map(half, halves)
     first, second = (jax.tree.map(lambda x, index=index: x[index], means) for index in (0, 1))
     return SliceGradients(
@@ -175,7 +174,7 @@ def local_lipschitz(
     loss_fn: Callable[[types.Params, Any], jax.Array],
     params: types.Params,
     gradient: types.Params,
-    parts: types.PyTree,
+    slices: types.PyTree,
 ) -> jax.Array:
     """Return the rate of change of the gradient along itself.
 
@@ -187,7 +186,7 @@ def local_lipschitz(
       loss_fn: Function of (params, slice) that returns the mean loss of the slice.
       params: The parameters w.
       gradient: The gradient g of the mean loss.
-      parts: The slices, a pytree whose leaves have them as leading axis.
+      slices: The slices, a pytree whose leaves have them as leading axis.
 
     Returns:
       fp32 scalar; NaN if the gradient is zero.
@@ -205,11 +204,11 @@ def local_lipschitz(
     norm = tree.global_norm(gradient)
     direction = jax.tree.map(lambda g: g / norm, gradient)
 
-    def curvature(part: Any) -> jax.Array:
+    def curvature(one_slice: Any) -> jax.Array:
         def along(distance: jax.Array) -> jax.Array:
             moved = jax.tree.map(lambda w, u: w + (distance * u).astype(w.dtype), params, direction)
-            return loss_fn(moved, part)
+            return loss_fn(moved, one_slice)
 
         return jax.grad(jax.grad(along))(jnp.zeros(()))
 
-    return jnp.abs(jax.lax.map(curvature, parts).mean())
+    return jnp.abs(jax.lax.map(curvature, slices).mean())

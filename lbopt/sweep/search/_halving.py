@@ -1,4 +1,9 @@
-"""Successive halving and Hyperband: many short runs, and longer ones for the best of them."""
+"""Successive halving and Hyperband: many short runs, and longer ones for the best of them.
+
+A rung is ranked once all its runs have ended, in whatever order; Optuna's pruners compare a run
+with those that have reported before it. Candidates are SciPy's Halton sequence, from which Optuna's
+QMC sampler takes them too, but need no Optuna, an optional extra, and no study that counts them.
+"""
 
 from __future__ import annotations
 

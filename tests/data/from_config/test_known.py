@@ -75,6 +75,7 @@ def test_questions_are_shaped_as_windows_are():
         sequence_length=64,
         max_query_length=16,
     )
+
     context = "Ada Byron wrote the first program, and nobody ran it."
     questions = [
         Question(str(number), "Who wrote it?", context, ("Ada Byron",), (0,)) for number in range(3)
@@ -85,6 +86,7 @@ def test_questions_are_shaped_as_windows_are():
         data.doc_stride,
         data.max_query_length,
     )
+
     blank = _known.known_source(data)
     assert of_examples(blank.splits.train) == of_examples(TrainingWindows(questions, *sizes))
     assert of_examples(blank.splits.validation) == of_examples(EvaluationWindows(questions, *sizes))

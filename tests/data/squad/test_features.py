@@ -93,18 +93,21 @@ class Slow:
         tokens = []
         words = []
         place = 0
+
         for word in question.context.split():
             place = question.context.index(word, place)
             mine = pieces.encode([word]).tokens.tolist()
             words.append((place, place + len(word), len(tokens), len(tokens) + len(mine) - 1))
             tokens += mine
             place += len(word)
+
         start = question.answer_starts[0]
         touched = [
             word for word in words if word[0] < start + len(question.answers[0]) and word[1] > start
         ]
         first = touched[0][2]
         last = touched[-1][3]
+
         wanted = pieces.encode([question.answers[0]]).tokens.tolist()
         for left in range(first, last + 1):
             for right in range(last, left - 1, -1):

@@ -317,6 +317,7 @@ def one_by_one(documents, length, vocab_size, most, indices, epochs, seed):
     documents = [document for document in documents if len(document.tokens) >= 2]
     tokens = np.concatenate([document.tokens for document in documents])
     chunks = cut_in_lists(documents, length - 3)
+
     examples = []
     for index, draws in zip(
         indices, uniform_draws(indices, epochs, seed, 3 + length + 2 * most), strict=True
@@ -330,9 +331,11 @@ def one_by_one(documents, length, vocab_size, most, indices, epochs, seed):
             if draws[1] < 0.5
             else tokens[cut:stop]
         )
+
         row = [CLS, *tokens[start:cut], SEP, *second, SEP]
         wanted = round(0.15 * len(row))
         row = np.asarray(row + [PAD] * (length - len(row)))
+
         order = sorted(np.flatnonzero(row >= 5), key=lambda place: draws[3 + place])
         chosen = sorted(order[: min(max(wanted, 1), most)])
         changes, random = np.split(draws[3 + length :], 2)
@@ -342,8 +345,10 @@ def one_by_one(documents, length, vocab_size, most, indices, epochs, seed):
                 shown[place] = MASK
             elif changes[number] < 0.9:
                 shown[place] = 5 + int(random[number] * (vocab_size - 5))
+
         unused = [0] * (most - len(chosen))
         examples.append((shown, [*chosen, *unused], [*row[chosen], *unused], int(draws[1] < 0.5)))
+
     return examples
 
 
@@ -430,21 +435,27 @@ def test_special_tokens_are_where_the_vocabulary_has_them():
         Document(random.integers(1, 99, 5000).astype(np.int32), np.arange(0, 5000, 9))
         for _ in range(4)
     ]
+
     for one in documents:
         one.tokens[::11] = BERT.unk
+
     dataset = MaskedLMDataset(documents, 64, 110, 10, BERT)
     indices = np.tile(np.arange(len(dataset)), 20)
     batch = dataset.draw(indices, np.arange(len(indices)), 0)
     ids = restored(batch)
+
     assert (ids[:, 0] == BERT.cls).all()
     assert ((ids == BERT.sep).sum(1) == 2).all()
     assert (ids[batch["attention_mask"] == 0] == BERT.pad).all()
+
     used = batch["masked_weights"] > 0
     assert batch["masked_labels"][used].min() == 1
     assert batch["masked_labels"][used].max() == 98
+
     shown = np.take_along_axis(batch["input_ids"], batch["masked_positions"], 1)
     masked_share = (shown[used] == BERT.mask).mean()
     assert abs(masked_share - 0.8) < 5 * 0.4 / np.sqrt(used.sum())
+
     random = shown[used & (shown != BERT.mask) & (shown != batch["masked_labels"])]
     assert set(random.tolist()) == set(range(110)) - set(BERT)
 

@@ -18,6 +18,7 @@ def slowly(words, size):
     """Count all pairs again before each merge."""
     spelt = {word: (word[0], *("##" + letter for letter in word[1:])) for word in words}
     pieces = [*SPECIAL_TOKENS, *sorted({symbol for word in spelt.values() for symbol in word})]
+
     while len(pieces) < size:
         pairs = collections.Counter()
         for word, symbols in spelt.items():
@@ -25,6 +26,7 @@ def slowly(words, size):
                 pairs[pair] += words[word]
         if not pairs or max(pairs.values()) < 2:
             break
+
         best = min(pairs, key=lambda pair: (-pairs[pair], pair))
         merged = best[0] + best[1].removeprefix("##")
         for word, symbols in spelt.items():
@@ -38,8 +40,10 @@ def slowly(words, size):
                     joined.append(symbols[place])
                     place += 1
             spelt[word] = tuple(joined)
+
         if merged not in pieces:
             pieces.append(merged)
+
     return pieces
 
 

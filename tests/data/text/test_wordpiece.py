@@ -205,6 +205,7 @@ def transformers_tokenizer(name, *arguments, **settings):
 def test_tokens_are_those_of_transformers_for_all_settings(bert_file, tmp_path):
     """Settings are read from tokenizer_config.json, and from the files that Transformers saves."""
     found = set()
+
     for number, settings in enumerate(SETTINGS):
         theirs = transformers_tokenizer("BertTokenizerFast", str(bert_file), **settings._asdict())
         beside = tmp_path / f"beside{number}"
@@ -215,17 +216,20 @@ def test_tokens_are_those_of_transformers_for_all_settings(bert_file, tmp_path):
         (beside / "tokenizer_config.json").write_bytes(
             (saved / "tokenizer_config.json").read_bytes()
         )
+
         ours = load_wordpiece(beside / "vocab.txt")
         theirs.split_special_tokens = True
         expected = theirs([*ODD, *SPECIAL, *TOPICS[::10]], add_special_tokens=False)["input_ids"]
         for sentence, tokens in zip([*ODD, *SPECIAL, *TOPICS[::10]], expected, strict=True):
             assert ours.encode([sentence]).tokens.tolist() == tokens, (settings, sentence)
+
         for whole in (saved / "tokenizer_config.json", None):
             if whole is None:
                 (saved / "tokenizer_config.json").unlink()
             again = load_wordpiece(saved / "tokenizer.json")
             assert (again.normalization, again.pieces) == (settings, ours.pieces)
         found.add(tuple(itertools.chain(*expected)))
+
     assert len(found) == 8  # by default accents are dropped with case
 
 

@@ -106,6 +106,7 @@ def test_all_that_trials_have_in_common_is_said():
     config.train.loss = LossConfig(label_smoothing=0.1)
     config.train.data.image_size = 16
     config.train.data.data_dir = "/here/only"
+
     found = dict(definitions(read_study(config_to_json(config), [])))
     assert found == {
         "data": "digits (image_size=16)",
@@ -162,6 +163,7 @@ def test_every_arm_is_given_by_what_its_rules_start_from():
             search=SearchConfig(learning_rate_factors=(1.0,)),
         ),
     )
+
     header, rows = arms_table(make_config(arms=arms))
     one, two = (dict(zip(header, row, strict=True)) for row in rows)
     assert one == {
@@ -175,6 +177,7 @@ def test_every_arm_is_given_by_what_its_rules_start_from():
         "decay": "polynomial (power=2)",
         "its own": "",
     }
+
     assert (two["base learning rate"], two["at batch"], two["warmup"], two["decay"]) == (
         "0.008",
         "32",

@@ -148,12 +148,14 @@ def test_what_was_measured_has_one(everything):
         "phi_layers",
     }
     measured.add("noise_scale_over_steps")
+
     names = {file.name for file in workdir.glob("*.png")}
     assert names == ALWAYS | {
         f"{name}.png" for name in {*measured, "learning_rate_and_warmup", "accuracy_near_the_top"}
     }
     assert len(written.alts) == len(names)
     assert all((workdir / name).read_bytes().startswith(PNG) for name in names)
+
     headings = [
         "Steps to the target",
         "Ablation",
@@ -205,6 +207,7 @@ def test_the_table_of_results_has_what_was_measured(everything, plain):
     _, _, study = everything
     header, rows = results_table(study)
     assert len(rows) == 9
+
     row = dict(zip(header, rows[2], strict=True))
     assert (row["arm"], row["batch"], row["train %"], row["test %"], row["diverged"]) == (
         "momentum",
@@ -217,6 +220,7 @@ def test_the_table_of_results_has_what_was_measured(everything, plain):
     assert (row["fails to"], row["weight decay"], row["R^2 of t^p"]) == ("optimise", "0.01", "1")
     assert (row["Lipschitz peak"], row["peak at step"], row["last phi"]) == ("10", "4", "0.5")
     assert dict(zip(header, rows[1], strict=True))["fails to"] == ""
+
     assert float(dict(zip(header, rows[3], strict=True))["critical batch"]) > 0
     diverged = dict(zip(header, rows[-1], strict=True))
     assert (diverged["diverged"], diverged["diverged at step"], diverged["steps to target"]) == (
@@ -225,6 +229,7 @@ def test_the_table_of_results_has_what_was_measured(everything, plain):
         "",
     )
     assert (diverged["train %"], diverged["train loss"]) == ("", "")
+
     assert "noise scale" not in results_table(plain[2])[0]
 
 

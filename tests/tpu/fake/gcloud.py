@@ -41,17 +41,20 @@ def create(argv):
         (*TPU, "--accelerator-type", "--runtime-version"),
         (1, 1),
     )
+
     if ("--node-id" in flags) == ("--node-count" in flags) or (
         "--node-prefix" in flags and "--node-count" not in flags
     ):
         cloud.refuse("create: --node-id, or --node-count with --node-prefix")
     if "--spot" in flags and "--reserved" in flags:
         cloud.refuse("create: one of --spot and --reserved")
+
     metadata = dict(pair.split("=", 1) for pair in flags.get("--metadata", "").split(",") if pair)
     for pair in flags.get("--metadata-from-file", "").split(","):
         key, path = pair.split("=", 1)
         with open(path) as file:
             metadata[key] = file.read()
+
     with cloud.state() as value:
         if name in value["requests"]:
             cloud.fail(f"(gcloud.compute.tpus.queued-resources.create) ALREADY_EXISTS: {name}")
@@ -59,6 +62,7 @@ def create(argv):
         fate = grants.pop(0) if grants else "granted"
         if fate.startswith("error"):
             cloud.fail(f"(gcloud.compute.tpus.queued-resources.create) {fate[6:]}")
+
         value["requests"][name] = {
             "state": "ACCEPTED",
             "plan": {"refused": ["FAILED"], "waiting": []}.get(
@@ -84,6 +88,7 @@ def describe(argv):
         if value["script"].get("unavailable", 0) > 0:
             value["script"]["unavailable"] -= 1
             cloud.fail("(gcloud.compute.tpus.queued-resources.describe) UNAVAILABLE: try again")
+
         if request is None:
             cloud.fail(
                 "(gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: "
@@ -94,6 +99,7 @@ def describe(argv):
             return
         if flags["--format"] != "value(state.state)":
             cloud.refuse(f"describe: format {flags['--format']}")
+
         print(request["state"])
         if request["plan"]:
             request["state"] = request["plan"].pop(0)
@@ -119,6 +125,7 @@ def delete(argv):
         if value["script"].get("undeletable", 0) > 0:
             value["script"]["undeletable"] -= 1
             cloud.fail("(gcloud.compute.tpus.queued-resources.delete) UNAVAILABLE: try again")
+
         cloud.lose_request(value, name)
         del value["requests"][name]
         value["script"].pop("node_state", None)
@@ -238,6 +245,7 @@ def copy(argv):
     *sources, target = words
     if len(sources) > 1 and not target.endswith("/"):
         cloud.refuse("cp: several sources need a folder")
+
     for source in sources:
         if source.startswith("gs://") and not cloud.object_path(source).is_file():
             cloud.fail(
@@ -245,11 +253,13 @@ def copy(argv):
             )
         if not source.startswith("gs://") and not target.startswith("gs://"):
             cloud.refuse("cp: no bucket")
+
         path = (
             cloud.object_path(target) if target.startswith("gs://") else cloud.pathlib.Path(target)
         )
         if target.endswith("/"):
             path = path / os.path.basename(source)
+
         path.parent.mkdir(parents=True, exist_ok=True)
         new_path = path.parent / f".{os.getpid()}.{os.path.basename(path)}"
         with open(new_path, "wb") as new:
@@ -323,6 +333,7 @@ def firewall_rules(argv):
         ("--quiet",),
         ("--project", "--filter", "--format"),
     )
+
     if (
         flags["--format"] != 'csv[no-heading,separator="|"]'
         "(name,sourceRanges.list(),allowed[].map().firewall_rule().list())"
@@ -330,12 +341,14 @@ def firewall_rules(argv):
         cloud.refuse(f"firewall-rules: format {flags['--format']}")
     if not flags["--filter"].endswith("$ AND direction=INGRESS AND disabled=false"):
         cloud.refuse(f"firewall-rules: filter {flags['--filter']}")
+
     own = [
         "default-allow-icmp|0.0.0.0/0|icmp",
         '"default-allow-internal"|10.128.0.0/9|"tcp:0-65535,udp:0-65535,icmp"',
         "default-allow-rdp|0.0.0.0/0|tcp:3389",
         "default-allow-ssh|0.0.0.0/0|tcp:22",
     ]
+
     with cloud.state() as value:
         if value["script"].get("firewall_error"):
             cloud.fail(value["script"]["firewall_error"])
