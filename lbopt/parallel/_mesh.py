@@ -242,15 +242,18 @@ def _check_leaf(field: str, leaf: Any) -> None:
         raise UserError(field, leaf, fix, code="type")
 
 
-def check_divisible(
-    batch_size: int, mesh: Mesh, num_microsteps: int = 1, replicas_per_device: int = 1
-) -> None:
-    """Raise `UserError` unless a batch splits evenly over devices, replicas and microsteps."""
-    parts = mesh.size * replicas_per_device * num_microsteps
-    replicas = "" if replicas_per_device == 1 else f" x {replicas_per_device} replicas"
+def check_divisible(batch_size: int, num_replicas: int, num_microsteps: int = 1) -> None:
+    """Raise `UserError` unless a batch splits evenly over replicas and their microsteps.
+
+    Args:
+      batch_size: Number of examples in the global batch.
+      num_replicas: Number of replicas: the devices, times the replicas that each runs sequentially.
+      num_microsteps: Number of microsteps of each replica.
+    """
+    parts = num_replicas * num_microsteps
     if batch_size < 1 or batch_size % parts:
         fix = (
-            f"{mesh.size} devices{replicas} x {num_microsteps} microsteps need a multiple of "
-            f"{parts}; give {max(parts, round(batch_size / parts) * parts)}, the nearest"
+            f"{num_replicas} replicas x {num_microsteps} microsteps need a multiple of {parts}; "
+            f"give {max(parts, round(batch_size / parts) * parts)}, the nearest"
         )
         raise UserError("global_batch_size", batch_size, fix)
