@@ -253,7 +253,8 @@ def check_divisible(batch_size: int, num_replicas: int, num_microsteps: int = 1)
     parts = num_replicas * num_microsteps
     if batch_size < 1 or batch_size % parts:
         fix = (
-            f"{num_replicas} replicas x {num_microsteps} microsteps need a multiple of {parts}; "
-            f"give {max(parts, round(batch_size / parts) * parts)}, the nearest"
+            f"it is split into {num_replicas} x {num_microsteps} slices (replicas x microsteps); "
+            f"give a multiple of {parts}, the nearest is "
+            f"{max(parts, round(batch_size / parts) * parts)}"
         )
         raise UserError("global_batch_size", batch_size, fix)
