@@ -6,9 +6,10 @@ Each carries one line for the user; the command line turns the class into an exi
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import difflib
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 EXIT_USER = 2
@@ -106,6 +107,12 @@ class Preempted(RuntimeError):
     exit_code = EXIT_PREEMPTED
 
 
+_contexts: contextvars.ContextVar[tuple[Callable[[str], str], ...]] = contextvars.ContextVar(
+    "places of fields", default=()
+)
+"""The functions that give a field its place in each context of `under`, the innermost first."""
+
+
 @contextlib.contextmanager
 def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> Iterator[None]:
     """Put the caller's place before the fields of an error that is raised inside.
@@ -139,6 +146,8 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
             return name
         return f"{prefix}{name}" if prefix == "" or prefix.endswith(" ") else f"{prefix}.{name}"
 
+    outer = _contexts.get()
+    _contexts.set((moved, *outer))
     try:
         yield
     except LboptError as error:
@@ -148,6 +157,22 @@ def under(prefix: str, only: Container[str] | None = None, /, **places: str) -> 
         before_also = "" if prefix.endswith(" ") else prefix
         error.also = {name: moved(shown, before_also) for name, shown in error.also.items()}
         raise
+    finally:
+        _contexts.set(outer)
+
+
+def place_of(field: str) -> str:
+    """Return the name that an error of a field gets here from the contexts of `under`.
+
+    Use it for warnings and other lines that are not raised.
+
+    >>> with under("config.train"), under("data"):
+    ...     place_of("lowercase")
+    'config.train.data.lowercase'
+    """
+    for moved in _contexts.get():
+        field = moved(field)
+    return field
 
 
 @contextlib.contextmanager

@@ -30,6 +30,20 @@ def test_prefixes_nest_and_renamed_fields_keep_what_comes_after_the_dot():
     assert found.code == "conflict"
 
 
+def test_a_line_that_is_not_raised_names_the_place_that_an_error_would_get():
+    found = raised(
+        errors.under("config.train"),
+        errors.under("data", {"lowercase"}, vocabulary="data.vocab_file"),
+        error=UserError("lowercase", reason="mend it"),
+    )
+    with errors.under("config.train"):
+        with errors.under("data", {"lowercase"}, vocabulary="data.vocab_file"):
+            assert errors.place_of("lowercase") == found.field == "config.train.data.lowercase"
+            assert errors.place_of("vocabulary") == "config.train.data.vocab_file"
+        assert errors.place_of("lowercase") == "config.train.lowercase"
+    assert errors.place_of("lowercase") == "lowercase"  # after an error, too
+
+
 @pytest.mark.parametrize("rest", ["", ".0", "[0]", "/dense/bias", "/layers.0/w[1]"])
 def test_a_renamed_field_keeps_the_place_inside_it(rest):
     for name, expected in (("mask", "weight_decay_mask"), ("params/mask", "params/mask")):

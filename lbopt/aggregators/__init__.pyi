@@ -11,6 +11,7 @@ from ._aggregator import (
     plain_mean as plain_mean,
     rebuilt_state as rebuilt_state,
     remembered_state as remembered_state,
+    require_aggregator as require_aggregator,
     second_moment_of as second_moment_of,
     warn_of_wire_bytes as warn_of_wire_bytes,
     widened as widened,

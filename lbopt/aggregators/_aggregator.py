@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from lbopt import _scalars, tree, types
 from lbopt.aggregators._group import Group
 from lbopt.aggregators._wire_bytes import WireBytes, ring_bytes
-from lbopt.errors import UserError
+from lbopt.errors import UserError, require
 from lbopt.transforms import (
     UNKNOWN_PARAMS,
     SkipState,
@@ -299,6 +299,12 @@ def _bytes(number: float) -> str:
     return f"{number:.0f} bytes"
 
 
+def require_aggregator(field: str, value: Any) -> None:
+    """Raise `UserError` unless a value is an aggregator."""
+    fix = "give one of lbopt.aggregators, lbopt.aps() for instance"
+    require(isinstance(value, Aggregator), field, value, fix, code="type")
+
+
 def as_optax(
     aggregator: Aggregator, num_replicas: int, mesh: Mesh | None = None
 ) -> optax.GradientTransformationExtraArgs:
@@ -321,10 +327,7 @@ def as_optax(
         `update` raises it, naming the parameter, for gradients without that axis.
     """
     devices = 1 if mesh is None else mesh.size
-    if not isinstance(aggregator, Aggregator):
-        fix = "give one of lbopt.aggregators, lbopt.aps() for instance"
-        raise UserError("aggregator", aggregator, fix, code="type")
-
+    require_aggregator("aggregator", aggregator)
     num_replicas = _scalars.whole("num_replicas", num_replicas)
     if num_replicas % devices:
         fix = f"give a multiple of the {devices} devices of the mesh"

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from lbopt._shown import show
 from lbopt.cli import _flags
-from lbopt.cli._train import MAY_CHANGE, OF_THE_HOST, comparison, with_vocabulary
-from lbopt.config import (
-    TrainConfig,
-    completed_json,
-    config_from_json,
-    config_to_json,
-    naming,
-)
-from lbopt.errors import UserError
+from lbopt.cli._train import MAY_CHANGE, OF_THE_HOST, comparison, saved_config, with_vocabulary
+from lbopt.config import TrainConfig, config_to_json, naming
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job
 from lbopt.parallel import TrainState, available_devices, connect_processes
 from lbopt.recipes import build_run
@@ -87,10 +79,8 @@ def _restore(config: TrainConfig, folder: str, which: str, job: Job) -> tuple[Ru
     config.validate()
     workdir = absolute_workdir(folder)
     saved = refuse_another_run(workdir, "train", comparison(config, UNUSED_BY_EVALUATION))
-    if saved is None:
-        fix = "no run is there; run lbopt train first"
-        raise UserError("--workdir", folder, fix, code="missing")
-    training = build_run(with_vocabulary(_as_saved(config, saved), folder), trains=False)
+    found = _for_this_host(saved_config(saved, folder), config)
+    training = build_run(with_vocabulary(found, folder), trains=False)
     check_vocabulary(training, workdir)
 
     def shapes_at(step: int) -> TrainState:
@@ -102,11 +92,8 @@ def _restore(config: TrainConfig, folder: str, which: str, job: Job) -> tuple[Ru
         return training, restore_chosen(checkpoints, which, shapes_at, said_by_first(job))
 
 
-def _as_saved(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfig:
-    """Return the config of a saved run, with this config's fields for evaluation and machine."""
-    written_by = str(saved["versions"].get("lbopt"))
-    complete = completed_json(TrainConfig, saved["config"])
-    found = config_from_json(TrainConfig, complete, written_by)
+def _for_this_host(found: TrainConfig, config: TrainConfig) -> TrainConfig:
+    """Return a saved config with another config's fields for evaluation and machine."""
     found.parallel = config.parallel
     found.eval_global_batch_size = config.eval_global_batch_size
     if found.phase2 is not None and config.phase2 is not None:

@@ -13,9 +13,9 @@ import jax
 from lbopt import errors, types
 from lbopt._shown import show
 from lbopt.cli import _flags
-from lbopt.cli._train import with_vocabulary
-from lbopt.config import TrainConfig, completed_json, config_from_json, config_to_json
-from lbopt.errors import UserError, require, require_choice
+from lbopt.cli._train import saved_config, with_vocabulary
+from lbopt.config import TrainConfig, config_to_json
+from lbopt.errors import require, require_choice
 from lbopt.interchange import (
     WEIGHTS_FILE,
     new_folder,
@@ -64,7 +64,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Path) -> None:
-    config = _saved_config(workdir)
+    config = saved_config(read_config(workdir, "train"), str(workdir))
     if given["format"] == "huggingface":
         model = config.model.name
         fix = f"transformers has {', '.join(HUGGINGFACE_MODELS)}; use --format=safetensors"
@@ -96,15 +96,6 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Pat
     else:
         _save_huggingface(output, config, training, variables, metadata)
     show(str(output))
-
-
-def _saved_config(workdir: pathlib.Path) -> TrainConfig:
-    saved = read_config(workdir, "train")
-    if saved is None:
-        fix = "no run is there; run lbopt train first"
-        raise UserError("--workdir", str(workdir), fix, code="missing")
-    written_by = str(saved["versions"].get("lbopt"))
-    return config_from_json(TrainConfig, completed_json(TrainConfig, saved["config"]), written_by)
 
 
 def on_one_device(config: TrainConfig) -> TrainConfig:

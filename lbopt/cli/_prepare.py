@@ -38,8 +38,9 @@ _TEXT_FLAGS = {
     "vocab_size": "number of pieces to learn without --vocab (30522)",
     "max_damaged_records": "maximum number of unreadable articles that are left out (0)",
 }
+_SAME_NAME = ("data_dir", "folder", "lowercase", "max_damaged_records", "name")
 _TEXT_PARAMETERS = {
-    **{name: f"--{name}" for name in ("data_dir", "folder", "max_damaged_records", "name")},
+    **{name: f"--{name}" for name in _SAME_NAME},
     "builder": "--tfds",
     "vocab_size": "--vocab_size",
     "vocabulary": "--vocab",
@@ -182,7 +183,7 @@ def _vocabulary(file: str | None, size: str | None, lowercase: bool | None) -> W
     if file is not None:
         fix = "--vocab has its own size; leave one of them out"
         require(size is None, "--vocab_size", size, fix, code="conflict")
-        return load_wordpiece(file, lowercase, "--lowercase", say)
+        return load_wordpiece(file, lowercase, say)
     if size is None:
         return _BERT_VOCAB_SIZE
     return _whole("--vocab_size", size, 1)

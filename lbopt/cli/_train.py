@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lbopt._shown import show
@@ -15,12 +15,14 @@ from lbopt.config import (
     ParallelConfig,
     TrainConfig,
     completed_json,
+    config_from_json,
     config_to_json,
     json_differences,
     json_without,
     naming,
     resolve_clip,
 )
+from lbopt.errors import UserError
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
 from lbopt.parallel import connect_processes
 from lbopt.recipes import build_run
@@ -132,6 +134,23 @@ def _train(
             _process.import_tensorboard_writer()
         train(training, workdir, watch)
         return read_json_lines(workdir / "metrics.jsonl") if job.index == 0 else []
+
+
+def saved_config(saved: Mapping[str, Any] | None, workdir: str) -> TrainConfig:
+    """Return the config of a run.
+
+    Args:
+      saved: The data of the workdir's config.json; None if there is none.
+      workdir: The workdir, for the message.
+
+    Raises:
+      UserError: If there is no run, or it has a field that lbopt does not know.
+    """
+    if saved is None:
+        fix = "no run is there; run lbopt train first"
+        raise UserError("--workdir", workdir, fix, code="missing")
+    written_by = str(saved["versions"].get("lbopt"))
+    return config_from_json(TrainConfig, completed_json(TrainConfig, saved["config"]), written_by)
 
 
 def with_vocabulary(config: TrainConfig, workdir: str) -> TrainConfig:

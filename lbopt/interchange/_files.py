@@ -18,6 +18,7 @@ from lbopt import _typed_json
 from lbopt._regular import open_regular
 from lbopt._shown import one_line
 from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError, require
+from lbopt.interchange._folders import writing
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -245,7 +246,7 @@ def write(
     Raises:
       EnvironmentProblem: If the file cannot be written.
     """
-    try:
+    with writing(str(file), errors=(safetensors.SafetensorError, OSError)):
         # `ascontiguousarray` turns scalars into vectors; the reshape turns them back.
         contiguous = {
             name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()
@@ -254,10 +255,3 @@ def write(
         mode = file.stat().st_mode  # safetensors would let only the owner read the file
         safetensors_numpy.save_file(contiguous, file, dict(metadata))
         file.chmod(mode)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise EnvironmentProblem(
-            str(file),
-            NO_VALUE,
-            f"cannot be written ({error}); free space or use another folder",
-            code="resource",
-        ) from error

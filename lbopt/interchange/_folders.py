@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lbopt import _unfinished, paths
-from lbopt.errors import EnvironmentProblem, require
+from lbopt.errors import NO_VALUE, EnvironmentProblem, require
 
 
 def require_new_folder(path: paths.GivenPath, field: str) -> pathlib.Path:
@@ -51,20 +51,32 @@ def new_folder(path: paths.GivenPath, field: str = "directory") -> Iterator[path
       EnvironmentProblem: If the folder cannot be written.
     """
     folder = require_new_folder(path, field)
-    try:
+    with writing(field, str(path)):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _unfinished.folder(folder) as partial:
             yield partial
             for file in partial.iterdir():
                 _flush(file)
             os.replace(partial, folder)
-    except OSError as error:
-        raise EnvironmentProblem(
-            field,
-            str(path),
-            f"cannot be written ({error.strerror or error}); free space or use another folder",
-            code="resource",
-        ) from error
+
+
+@contextlib.contextmanager
+def writing(
+    field: str, value: str = NO_VALUE, errors: tuple[type[Exception], ...] = (OSError,)
+) -> Iterator[None]:
+    """Turn errors of writing into an `EnvironmentProblem`.
+
+    Args:
+      field: The flag, argument or path that names the file or folder.
+      value: Value of the field.
+      errors: Classes of the errors.
+    """
+    try:
+        yield
+    except errors as error:
+        reason = getattr(error, "strerror", None) or error
+        fix = f"cannot be written ({reason}); free space or use another folder"
+        raise EnvironmentProblem(field, value, fix, code="resource") from error
 
 
 def write_json(file: pathlib.Path, data: Any) -> None:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lbopt import _typed_json, _unfinished, paths, types
-from lbopt.errors import EnvironmentProblem, require
-from lbopt.interchange import _files, _names
+from lbopt.errors import require
+from lbopt.interchange import _files, _folders, _names
 
 FORMAT = "lbopt"
 
@@ -35,17 +35,9 @@ def save_safetensors(
     """
     path = paths.local(file, "file")
     arrays = {name: np.asarray(leaf) for name, leaf in _names.flatten(variables).items()}
-    try:
-        with _unfinished.folder(path) as temporary:
-            _files.write(temporary / path.name, arrays, {**(metadata or {}), "format": FORMAT})
-            os.replace(temporary / path.name, path)
-    except OSError as error:
-        raise EnvironmentProblem(
-            "file",
-            str(file),
-            f"cannot be written ({error.strerror}); free space or use another folder",
-            code="resource",
-        ) from error
+    with _folders.writing("file", str(file)), _unfinished.folder(path) as temporary:
+        _files.write(temporary / path.name, arrays, {**(metadata or {}), "format": FORMAT})
+        os.replace(temporary / path.name, path)
 
 
 def load_safetensors(file: paths.GivenPath) -> tuple[dict[str, Any], dict[str, str]]:

@@ -99,25 +99,26 @@ def fold_examples(x: jax.Array, examples: int) -> jax.Array:
     Raises:
       UserError: If `examples` does not divide the number of examples of each replica.
     """
-    check_fold_examples(examples)
     batch, height, width, channels = x.shape
+    here = replicas.current() or replicas.Replicas()
+    check_fold_examples(examples, batch // (1 if here.axis_name else here.count))
     if examples == 1:
         return x
-    here = replicas.current() or replicas.Replicas()
-    shard_size = batch // (1 if here.axis_name else here.count)
-    require(
-        shard_size % examples == 0,
-        "fold_examples",
-        examples,
-        f"use a divisor of a replica's {shard_size} examples, or 1",
-    )
     x = x.reshape(batch // examples, examples, height, width, channels).transpose(0, 2, 3, 1, 4)
     return x.reshape(batch // examples, height, width, examples * channels)
 
 
-def check_fold_examples(examples: int) -> None:
-    """Raise `UserError` for a number of examples that no network folds into one."""
+def check_fold_examples(examples: int, replica_examples: int | None = None) -> None:
+    """Raise `UserError` for a number of examples that cannot be folded into one.
+
+    Args:
+      examples: Number of examples to fold.
+      replica_examples: Number of examples of each replica; None if it is not known yet.
+    """
     require(examples >= 1, "fold_examples", examples, "give a number >= 1")
+    fits = replica_examples is None or replica_examples % examples == 0
+    fix = f"use a divisor of a replica's {replica_examples} examples, or 1"
+    require(fits, "fold_examples", examples, fix)
 
 
 def unfold_examples(x: jax.Array, examples: int) -> jax.Array:

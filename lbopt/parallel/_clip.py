@@ -20,6 +20,10 @@ CLIP_STAGES = ("replica", "mean", "accumulated")
 class GradientClip:
     """Clipping of the global gradient norm, and where in the step it happens.
 
+    A run from a config has no clip of stage "accumulated" in its step: the clip is then a link of
+    the optimizer, `lbopt.clip_by_global_norm`, so that the guard around the optimizer sees the norm
+    before the clip.
+
     Attributes:
       max_norm: The largest norm that passes unchanged, > 0.
       stage: "replica": each replica's gradient of each microstep, before the mean over replicas

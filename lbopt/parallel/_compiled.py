@@ -115,7 +115,8 @@ class Step:
         if kinds != self._last_batch:
             size = check_batch(batch)
             options = self._options
-            check_divisible(size, self.mesh, options.num_microsteps, options.replicas_per_device)
+            num_replicas = self.mesh.size * options.replicas_per_device
+            check_divisible(size, num_replicas, options.num_microsteps)
             self._last_batch = kinds
         return (*rest, self._split_batch(self._arrange(batch)))
 

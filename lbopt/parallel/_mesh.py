@@ -243,16 +243,19 @@ def _check_leaf(field: str, leaf: Any) -> None:
         raise UserError(field, leaf, fix, code="type")
 
 
-def check_divisible(
-    batch_size: int, mesh: Mesh, num_microsteps: int = 1, replicas_per_device: int = 1
-) -> None:
-    """Raise `UserError` unless a batch splits evenly over devices, replicas and microsteps."""
-    microbatches = mesh.size * replicas_per_device * num_microsteps
-    replicas = "" if replicas_per_device == 1 else f" x {replicas_per_device} replicas"
+def check_divisible(batch_size: int, num_replicas: int, num_microsteps: int = 1) -> None:
+    """Raise `UserError` unless a batch splits evenly over replicas and their microsteps.
+
+    Args:
+      batch_size: Number of examples in the global batch.
+      num_replicas: Number of replicas: the devices, times the replicas that each runs sequentially.
+      num_microsteps: Number of microsteps of each replica.
+    """
+    microbatches = num_replicas * num_microsteps
     if batch_size < 1 or batch_size % microbatches:
-        nearest = max(1, round(batch_size / microbatches)) * microbatches
         fix = (
-            f"{mesh.size} devices{replicas} x {num_microsteps} microsteps need a multiple of "
-            f"{microbatches}; give {nearest}, the nearest"
+            f"it is split into {num_replicas} x {num_microsteps} slices (replicas x microsteps); "
+            f"give a multiple of {microbatches}, the nearest is "
+            f"{max(microbatches, round(batch_size / microbatches) * microbatches)}"
         )
         raise UserError("global_batch_size", batch_size, fix)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from lbopt import _scalars, tree, types
-from lbopt.aggregators import Aggregator
+from lbopt.aggregators import Aggregator, require_aggregator
 from lbopt.errors import require
 from lbopt.parallel import _shards
 from lbopt.parallel._aggregation import Aggregation
@@ -77,9 +77,7 @@ class Aggregate:
     over: str | int = "replicas"
 
     def __post_init__(self) -> None:
-        is_one = isinstance(self.aggregator, Aggregator)
-        fix = "give one of lbopt.aggregators, lbopt.aps() for instance"
-        require(is_one, "reduction.aggregator", self.aggregator, fix, code="type")
+        require_aggregator("reduction.aggregator", self.aggregator)
         number = _scalars.known(self.replicas_per_device)
         counts = isinstance(number, numbers.Integral) and not isinstance(number, bool)
         field = "reduction.replicas_per_device"

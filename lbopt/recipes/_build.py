@@ -26,7 +26,7 @@ from lbopt.config import (
 )
 from lbopt.data import TrainBatches
 from lbopt.data.from_config import load_source
-from lbopt.errors import require, require_choice
+from lbopt.errors import require
 from lbopt.parallel import (
     TrainState,
     available_devices,
@@ -181,16 +181,15 @@ def check_batch_fits(config: TrainConfig, problem: _problem.Problem, mesh: Mesh)
     microsteps = config.parallel.num_microsteps
     _problem.check_size(problem, size)
     simulated = config.aggregator.replicas_per_device
-    check_divisible(size, mesh, microsteps, simulated)
+    check_divisible(size, mesh.size * simulated, microsteps)
     _problem.check_batch(
         config.model,
         Replicas(mesh.size, grid=torus_grid(mesh), simulated=simulated),
         size // (microsteps * simulated),
     )
-    known = [f"eval/{name}" for name in problem.metric_names]
-    require_choice("checkpoint.best_metric", config.checkpoint.best_metric, known)
+    problem.check_metric("checkpoint.best_metric", config.checkpoint.best_metric)
     if config.target_metric:
-        require_choice("target_metric", config.target_metric, known)
+        problem.check_metric("target_metric", config.target_metric)
 
 
 def _cadence(config: TrainConfig, resolved: ResolvedSchedule) -> Cadence:

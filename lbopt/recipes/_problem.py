@@ -15,9 +15,9 @@ from lbopt.config import BATCH_NORMED, TASKS, DataConfig, LossConfig, ModelConfi
 from lbopt.data import DAMAGED, Dataset, Splits
 from lbopt.data.from_config import Learned, Source, load_source
 from lbopt.data.text import NO_VOCABULARY, Vocabulary
-from lbopt.errors import EnvironmentProblem, require
+from lbopt.errors import EnvironmentProblem, require, require_choice
 from lbopt.evaluation import means_of
-from lbopt.models import StatsScope, from_linen
+from lbopt.models import StatsScope, check_fold_examples, from_linen
 from lbopt.recipes import (
     _classification,
     _initial,
@@ -65,6 +65,15 @@ class Problem(NamedTuple):
     metric_names: tuple[str, ...] = ()
     vocabulary: Vocabulary = NO_VOCABULARY
     outputs: int = 0
+
+    def check_metric(self, field: str, name: str) -> None:
+        """Raise `UserError` unless `name` is a metric of the evaluation, "eval/loss" for instance.
+
+        Args:
+          field: The field that names the metric.
+          name: Name of the metric.
+        """
+        require_choice(field, name, [f"eval/{known}" for known in self.metric_names])
 
 
 def make_problem(
@@ -155,10 +164,9 @@ def check_batch(model: ModelConfig, here: Replicas, num_examples: int) -> None:
     if model.name not in BATCH_NORMED:
         return
     folded = model.fold_examples if model.name == "efficientnet" else 1
-    shard_size = num_examples // here.count
-    fix = f"use a divisor of a replica's {shard_size} examples, or 1"
-    require(shard_size % folded == 0, "model.fold_examples", folded, fix, code="mismatch")
     with _naming_model():
+        with errors.about("fold_examples", folded, "fold_examples", code="mismatch"):
+            check_fold_examples(folded, num_examples // here.count)
         StatsScope.parse(model.batch_norm_scope).view(here, num_examples, folded)
 
 

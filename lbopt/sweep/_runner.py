@@ -143,7 +143,7 @@ class Runner:
         try:
             while (key := work.choose(self._is_compiled)) is not None:
                 try:
-                    with _device_memory_errors():
+                    with _device_memory_errors(self._config, self._batched and not self._together):
                         self._run_program(work, key)
                 finally:
                     work.leave(key)
@@ -283,20 +283,33 @@ class Runner:
 
 
 @contextlib.contextmanager
-def _device_memory_errors() -> Iterator[None]:
-    """Turn a full memory of the devices into an `EnvironmentProblem`."""
+def _device_memory_errors(config: SweepConfig, batched: bool) -> Iterator[None]:
+    """Turn a full memory of the devices into an `EnvironmentProblem`.
+
+    It names the fields that apply to the study.
+
+    Args:
+      config: The config of the study.
+      batched: Whether a call of a program takes many trials.
+    """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
+        ways = {"config.trials_per_program": "lower"} if batched else {}
+        # A study refuses `microstep_size` if it has a number of microsteps.
+        if config.train.parallel.num_microsteps > 1:
+            ways["config.train.parallel.num_microsteps"] = "raise"
+        else:
+            ways["config.microstep_size"] = "lower"
+        ways["config.train.eval_global_batch_size"] = "lower"
+
         fix = (
-            "the devices have too little memory for these trials "
-            f"({str(error).splitlines()[0][:200]}); lower it, config.microstep_size or "
-            "config.train.eval_global_batch_size"
+            f"the devices have too little memory ({str(error).splitlines()[0][:200]}); "
+            f"{' or '.join(f'{change} {field}' for field, change in ways.items())}"
         )
-        place = "config.trials_per_program"
-        raise EnvironmentProblem(place, reason=fix, code="resource") from error
+        raise EnvironmentProblem(next(iter(ways)), reason=fix, code="resource") from error
 
 
 def _evaluate_and_probe(session: AnySession, running: dict[int, RunningTrial]) -> None:

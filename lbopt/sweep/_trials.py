@@ -20,8 +20,8 @@ from lbopt.config import (
     resolve_schedule,
     step_options,
 )
-from lbopt.errors import require, require_choice
-from lbopt.parallel import on_one_device
+from lbopt.errors import require
+from lbopt.parallel import check_divisible, on_one_device
 from lbopt.recipes import (
     Problem,
     check_batch,
@@ -216,16 +216,12 @@ def _check_microsteps(cell: Cell) -> None:
     """Check that replicas, microsteps and groups of batch norm divide the batch of a cell."""
     size = cell.global_batch_size
     microsteps = cell.train.parallel.num_microsteps
-    fix = f"it does not divide batch {size}; use a divisor of it"
-    require(size % microsteps == 0, "parallel.num_microsteps", microsteps, fix, code="mismatch")
+    with errors.about("parallel.num_microsteps", microsteps, code="mismatch"):
+        check_divisible(size, 1, microsteps)
 
     replicas = cell.train.aggregator.replicas_per_device
-    fix = (
-        f"{replicas} replicas, of {microsteps} microsteps each, do not divide batch {size}; use "
-        "fewer"
-    )
-    fits = size % (replicas * microsteps) == 0
-    require(fits, "aggregator.replicas_per_device", replicas, fix, code="mismatch")
+    with errors.about("aggregator.replicas_per_device", replicas, code="mismatch"):
+        check_divisible(size, replicas, microsteps)
     options = step_options(cell.train, cell.problem.stacked)
     with naming_step():
         on_one_device(options.reduction)  # an aggregator may ask for an even number of replicas
@@ -254,8 +250,7 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
     require(scored, "data.name", train.data.name, fix, code="conflict")
 
     if train.target_metric:
-        known = [f"eval/{name}" for name in problem.metric_names]
-        require_choice("target_metric", train.target_metric, known)
+        problem.check_metric("target_metric", train.target_metric)
 
 
 def _check_probes(config: SweepConfig, train: TrainConfig, problem: Problem) -> None:

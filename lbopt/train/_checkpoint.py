@@ -15,14 +15,14 @@ from typing import NamedTuple
 import jax
 
 from lbopt import tree
-from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.job import Job, SoloJob
 from lbopt.parallel import TrainState
 from lbopt.train import _earlier, _orbax, _replica_memory
-from lbopt.train._checksums import checksums, differing, named, sums_of
+from lbopt.train._checksums import mismatch, named, sums_of
 from lbopt.train._device_copies import DeviceCopies
 from lbopt.train._faults import Damaged, Fault, is_damage, reason_of, unreadable
-from lbopt.train._on_disk import ARRAYS, check_files, check_name, steps_on_disk
+from lbopt.train._on_disk import ARRAYS, check_files, check_name, require_checkpoint, steps_on_disk
 from lbopt.train._ranking import Ranking
 from lbopt.train._seal import Seal, read_seal
 from lbopt.workdir import checkpoint_root, move_checkpoint
@@ -100,8 +100,8 @@ class Checkpoints:
 
         # Processes that saw different checkpoints would resume at different steps.
         steps = self._steps_seen_by_all()
-        fix = "no checkpoint is there yet; let lbopt train save one"
-        require(steps or not read_only, "workdir", str(workdir), fix, code="missing")
+        if read_only:
+            require_checkpoint(steps, workdir)
         found = [[step, self._read_metrics(step)] for step in steps]
         found = self._job.from_first("metrics of checkpoints", found)
         self._ranking = Ranking(best_metric, dict(found))
@@ -326,9 +326,8 @@ class Checkpoints:
 
         # Each process compares, because it may have read another seal than the others.
         if not faults and found is not None:
-            wrong = differing(checksums(found.state), found.sums)
-            reason = f"the checksums of {tree.some(wrong)} differ from the saved ones"
-            fault = self._unreadable(step, reason, True) if wrong else None
+            wrong = mismatch(found.state, found.sums)
+            fault = self._unreadable(step, wrong, True) if wrong else None
             faults = self._faults_of_all(f"compared {step}", fault)
 
         if faults or found is None:

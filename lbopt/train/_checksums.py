@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +94,12 @@ def _strides(shape: Sequence[int]) -> list[int]:
     return [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
 
 
-def differing(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+def differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
     """Return the names of leaves whose checksums differ, and of those that only one side has."""
     return sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
+
+
+def mismatch(state: types.PyTree, saved: Mapping[str, str]) -> str:
+    """Return how a state differs from the saved checksums, for a message; "" if it does not."""
+    wrong = differing(checksums(state), saved)
+    return f"the checksums of {tree.some(wrong)} differ from the saved ones" if wrong else ""

@@ -6,6 +6,7 @@ import errno
 import os
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from lbopt._regular import check_regular
@@ -56,6 +57,12 @@ def steps_on_disk(folder: Any) -> list[int]:
         reason = getattr(error, "strerror", None) or reason_of(error)
         fix = f"cannot be read ({reason}); make it readable or use another workdir"
         raise EnvironmentProblem(str(folder), reason=fix, code="damaged") from error
+
+
+def require_checkpoint(steps: Sequence[int], workdir: Any) -> None:
+    """Raise `UserError` if a workdir has no checkpoint to read."""
+    fix = "no checkpoint is there yet; let lbopt train save one"
+    require(steps, "workdir", str(workdir), fix, code="missing")
 
 
 def check_files(checkpoint: Any) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from lbopt import tree
-from lbopt.errors import EnvironmentProblem, require
+from lbopt.errors import EnvironmentProblem
 from lbopt.train import _orbax
-from lbopt.train._checksums import checksums, differing
+from lbopt.train._checksums import mismatch
 from lbopt.train._faults import reason_of
-from lbopt.train._on_disk import ARRAYS, steps_on_disk
+from lbopt.train._on_disk import ARRAYS, require_checkpoint, steps_on_disk
 from lbopt.train._seal import read_seal
 from lbopt.transforms import EmaState, find_states
 from lbopt.workdir import checkpoint_root
@@ -33,14 +32,13 @@ def read_variables(workdir: pathlib.Path) -> dict[str, Any]:
     """
     folder = checkpoint_root(workdir) / "checkpoints"
     steps = steps_on_disk(folder)
-    fix = "no checkpoint is there yet; let lbopt train save one"
-    require(steps, "workdir", str(workdir), fix, code="missing")
+    require_checkpoint(steps, workdir)
     newest = steps[-1]
     try:
         saved = _orbax.read_as_numpy(folder / str(newest) / ARRAYS)
-        wrong = differing(checksums(saved), read_seal(folder, newest).sums)
+        wrong = mismatch(saved, read_seal(folder, newest).sums)
         if wrong:
-            raise ValueError(f"the checksums of {tree.some(wrong)} differ from the saved ones")
+            raise ValueError(wrong)
     except Exception as error:  # any class, from the storage layers
         fix = f"checkpoint {newest} cannot be read ({reason_of(error)}); use another checkpoint"
         raise EnvironmentProblem("workdir", str(workdir), fix, code="damaged") from error

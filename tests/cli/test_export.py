@@ -13,6 +13,7 @@ from refusal import refused, troubled
 
 import lbopt as lbopt_package
 from lbopt.cli import _export, main
+from lbopt.cli._train import saved_config
 from lbopt.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig, config_to_json
 from lbopt.data.text import NO_VOCABULARY
 from lbopt.errors import NO_VALUE
@@ -21,7 +22,7 @@ from lbopt.models import stack_layers
 from lbopt.recipes import build_run, make_network
 from lbopt.train import Checkpoints
 from lbopt.transforms import ema_params
-from lbopt.workdir import open_workdir
+from lbopt.workdir import open_workdir, read_config
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +100,7 @@ def test_the_command_writes_what_transformers_reads(name, lbopt, tmp_path):
 
 def checkpoint(workdir, step):
     """Return the state at a step, using `build`."""
-    config = _export._saved_config(workdir)
+    config = saved_config(read_config(workdir, "train"), str(workdir))
     plan = build_run(config)
     with Checkpoints(workdir, read_only=True) as checkpoints:
         return checkpoints.restore(plan.shapes(), step)
@@ -156,7 +157,7 @@ def test_a_resnet(lbopt, started_resnet, tmp_path):
     )
     variables, _ = load_safetensors(tmp_path / "out" / "model.safetensors")
     assert _export.outputs_and_head(variables["params"]) == (10, "pretraining")
-    config = _export._saved_config(started_resnet)
+    config = saved_config(read_config(started_resnet, "train"), str(started_resnet))
     logits = make_network(config.model, 10).apply(variables, np.ones((2, 8, 8)), train=False)
     assert logits.shape == (2, 10)
 

@@ -14,7 +14,7 @@ from refusal import names_in, numbers_in, refused, run_refused, troubled
 from shared import shared_folder
 from tfds_sets import write
 
-from lbopt import evaluation
+from lbopt import errors, evaluation
 from lbopt.cli import main
 from lbopt.cli._train import with_vocabulary
 from lbopt.config import DataConfig, TrainConfig
@@ -237,11 +237,12 @@ def questions_of(data, learned=None):
 
 def test_questions_keep_their_case_where_it_is_said(cased, tmp_path):
     data, file = cased
-    with refused("config.data.lowercase", None, "missing") as caught:
+    in_study = errors.under("config.train.data")
+    with refused("config.train.data.lowercase", None, "missing") as caught, in_study:
         _text.load_questions(data)
     assert numbers_in(caught)[:2] == [2, 11]
     assert {"The", "What"} <= names_in(caught)
-    assert "--config.data.lowercase=false" in str(caught.value)
+    assert "config.train.data.lowercase=false" in str(caught.value)
     question, vocabulary = questions_of(dataclasses.replace(data, lowercase=False))
     assert question.startswith("[CLS] What is")
     assert vocabulary.normalization == TextNormalization(do_lower_case=False)
@@ -252,7 +253,8 @@ def test_questions_keep_their_case_where_it_is_said(cased, tmp_path):
     there = dataclasses.replace(data, vocab_file=None, builder="pydoc_squad:1.0.0")
     assert questions_of(there, str(tmp_path / "saved")) == (question, vocabulary)
     data.lowercase = True
-    with pytest.warns(UserWarning, match=r"config\.data\.lowercase = true|\(The, What\)"):
+    warned = r"^config\.data\.lowercase = true|\(The, What\)"
+    with pytest.warns(UserWarning, match=warned), errors.under("config.data"):
         assert questions_of(data)[0].startswith("[CLS] what is")
 
 

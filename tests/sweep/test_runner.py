@@ -241,17 +241,31 @@ def test_the_lane_of_a_trial_that_diverges_is_free_at_once(monkeypatch, tmp_path
     ]
 
 
-def test_full_memory_is_one_line_that_says_what_to_lower(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "num_microsteps", "field"),
+    [
+        ({"trial_batching": "vmap"}, 2, "config.trials_per_program"),
+        ({"trial_batching": "none"}, 1, "config.microstep_size"),
+        ({"trial_batching": "none"}, 2, "config.train.parallel.num_microsteps"),
+        ({"trial_devices": "all"}, 1, "config.microstep_size"),
+    ],
+)
+def test_full_memory_is_one_line_about_a_field_that_applies(
+    changes, num_microsteps, field, monkeypatch, tmp_path
+):
     def fail(*_):
         raise jax.errors.JaxRuntimeError(
             "RESOURCE_EXHAUSTED: Out of memory allocating 17 bytes.\nmore"
         )
 
-    monkeypatch.setattr(_runner.Session, "advance", fail)
-    config = make_config(global_batch_sizes=(1024,))
+    session = _runner.MeshSession if "trial_devices" in changes else _runner.Session
+    monkeypatch.setattr(session, "advance", fail)
+    config = make_config(global_batch_sizes=(1024,), **changes)
+    config.train.parallel.num_microsteps = num_microsteps
     cells = _trials.make_cells(config, _trials.make_problems(config))
-    with troubled("config.trials_per_program", NO_VALUE, "resource") as caught:
+    with troubled(field, NO_VALUE, "resource") as caught:
         _runner.run_sweep(config, cells, tmp_path)
+    assert ("config.trials_per_program" in caught.value.reason) == ("vmap" in changes.values())
     assert "allocating 17 bytes" in caught.value.reason  # the words of JAX, planted above
 
 

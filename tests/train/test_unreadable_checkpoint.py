@@ -336,7 +336,7 @@ def flip_in_arrays(workdir, rng):
 def test_only_the_checksums_see_a_flipped_bit_of_an_array(noisy, looked_at, monkeypatch):
     """Without checksums the flipped bit would reach the parameters unnoticed."""
     if not looked_at:
-        monkeypatch.setattr(_checkpoint, "differing", lambda found, wanted: [])
+        monkeypatch.setattr(_checkpoint, "mismatch", lambda state, saved: "")
     rng = np.random.default_rng(1)
     workdir = noisy()
     flip_in_arrays(workdir, rng)

@@ -6,9 +6,6 @@ import contextlib
 
 from lbopt.config import DataConfig, naming
 
-LOWERCASE_FIELD = "config.data.lowercase"
-"""The field in warnings, before which no caller can put its place."""
-
 
 def naming_data() -> contextlib.AbstractContextManager[None]:
     """Put "data." before the fields of errors that are raised inside.

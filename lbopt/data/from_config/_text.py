@@ -15,7 +15,6 @@ from lbopt.data import _places
 from lbopt.data._arrays import Splits
 from lbopt.data._damaged import DamagedCount, DamagedRecord
 from lbopt.data._records import Records, TfdsFolder, read_any_record
-from lbopt.data.from_config._naming import LOWERCASE_FIELD
 from lbopt.data.squad import EvaluationWindows, Question, TrainingWindows, question_from_record
 from lbopt.data.text import (
     EvalTextStreams,
@@ -115,7 +114,7 @@ def _vocabulary(data: DataConfig, learned: Learned | None) -> WordPiece:
         require(not given, "lowercase", data.lowercase, fix, code="unused", also=also)
         return load_pydoc_topics(data.vocab_size).pieces
     if data.vocab_file is not None:
-        return load_wordpiece(data.vocab_file, data.lowercase, LOWERCASE_FIELD)
+        return load_wordpiece(data.vocab_file, data.lowercase)
     if learned is None:
         raise _no_vocabulary()
     with learned() as folder:
@@ -123,7 +122,7 @@ def _vocabulary(data: DataConfig, learned: Learned | None) -> WordPiece:
         if file is None:
             raise _no_vocabulary()
         with errors.under("", vocabulary="init_from"):
-            return load_wordpiece(file, data.lowercase, LOWERCASE_FIELD)
+            return load_wordpiece(file, data.lowercase)
 
 
 def _no_vocabulary() -> UserError:

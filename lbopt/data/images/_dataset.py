@@ -16,7 +16,7 @@ from lbopt.data._records import Records, read_record
 from lbopt.data.images import _crops
 from lbopt.data.images._augment import Policy
 from lbopt.data.images._boxes import random_box
-from lbopt.data.images._decode import UnreadableImage, read_size
+from lbopt.data.images._decode import damaged_if_unreadable, read_size
 from lbopt.data.images._layout import image_shape
 from lbopt.errors import EnvironmentProblem
 
@@ -168,11 +168,9 @@ class ImageDataset:
     def _read(self, index: int, rng: np.random.Generator | None, out: np.ndarray) -> int:
         """Write a record's image into `out`; return its label. `rng` is None in evaluation."""
         record = read_record(self._records, index, self._num_classes)
-        try:
+        with damaged_if_unreadable():
             if rng is None:
                 self._preparation.for_evaluation(record["image"], out)
             else:
                 self._preparation.for_training(record["image"], rng, out)
-        except UnreadableImage as error:
-            raise DamagedRecord(f"its image is unreadable: {error}") from error
         return int(record["label"])

@@ -12,6 +12,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
+from lbopt.data._damaged import DamagedRecord
+
 _JPEG = b"\xff\xd8"
 _DIRECT = ("Gray", "YCbCr", "RGB")
 """Colour spaces that libjpeg-turbo itself converts to RGB."""
@@ -58,6 +60,15 @@ first channel (ITU T.800, annex A.5.1)."""
 
 class UnreadableImage(ValueError):
     """Bytes that are no whole image, or an image whose black and white are not known."""
+
+
+@contextlib.contextmanager
+def damaged_if_unreadable() -> Iterator[None]:
+    """Turn `UnreadableImage` into `DamagedRecord`."""
+    try:
+        yield
+    except UnreadableImage as error:
+        raise DamagedRecord(f"its image is unreadable: {error}") from error
 
 
 def read_size(data: bytes) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from lbopt.data._damaged import DamagedCount, DamagedRecord
 from lbopt.data._draws import Draws
 from lbopt.data._records import Records, read_record
 from lbopt.data.images._augment import Policy
-from lbopt.data.images._decode import UnreadableImage, decode
+from lbopt.data.images._decode import damaged_if_unreadable, decode
 from lbopt.errors import EnvironmentProblem
 
 _STREAM = 3
@@ -108,10 +108,8 @@ def _read(
     records: Records, index: int, shape: tuple[int, ...], num_classes: int
 ) -> tuple[np.ndarray, int]:
     record = read_record(records, index, num_classes)
-    try:
+    with damaged_if_unreadable():
         image = decode(record["image"])
-    except UnreadableImage as error:
-        raise DamagedRecord(f"its image is unreadable: {error}") from error
     height, width, channels = shape
     if image.shape[:2] != (height, width):
         found = f"{image.shape[0]} x {image.shape[1]}"

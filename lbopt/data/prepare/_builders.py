@@ -94,9 +94,8 @@ def generate(builder: Any, manual_dir: pathlib.Path) -> None:
     """
     tfds = _tfds()
     settings = tfds.download.DownloadConfig(manual_dir=str(manual_dir), try_download_gcs=False)
-    tfds.display_progress_bar(sys.stderr.isatty())
     try:
-        with quiet():
+        with _progress_bars(sys.stderr.isatty()), quiet():
             builder.download_and_prepare(download_config=settings)
     except Exception as error:
         problem = _explained(error, config_name(builder))
@@ -106,8 +105,26 @@ def generate(builder: Any, manual_dir: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
+def _progress_bars(shown: bool) -> Iterator[None]:
+    """Let TFDS show progress bars or none, and restore its setting at the end."""
+    tfds = _tfds()
+    # TFDS has no function that returns the setting: without bars it makes empty ones.
+    bar = tfds.core.utils.tqdm(disable=True)
+    before = not isinstance(bar, tfds.core.utils.EmptyTqdm)
+    tfds.display_progress_bar(shown)
+    try:
+        yield
+    finally:
+        tfds.display_progress_bar(before)
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hide what TFDS prints, and the log of its libraries. Progress bars stay visible."""
+    """Hide what TFDS prints, and the log of its libraries. Progress bars stay visible.
+
+    Until the end, standard output of all threads is hidden, and the log levels are those of the
+    whole process.
+    """
     loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 from lbopt import _typed_json, paths
 from lbopt._shown import one_line
 from lbopt.data.text._pieces import CONTINUED, SPECIAL_TOKENS, UNK
-from lbopt.errors import Code, EnvironmentProblem, UserError, brief, require
+from lbopt.errors import Code, EnvironmentProblem, UserError, brief, place_of, require
 
 VOCABULARY_FILE = "vocab.txt"
 SETTINGS_FILE = "tokenizer_config.json"
@@ -166,7 +166,6 @@ def decide_normalization(
     path: paths.GivenPath,
     pieces: Sequence[str],
     lowercase: bool | None = None,
-    field: str = "lowercase",
     say: Callable[[str], None] | None = None,
 ) -> TextNormalization:
     """Return the normalization of text for the vocabulary of a file.
@@ -179,7 +178,6 @@ def decide_normalization(
       path: File of the vocabulary.
       pieces: Pieces of the vocabulary.
       lowercase: Whether the user wants text to be lowercased; None to follow the files.
-      field: Name of `lowercase` for the user: a flag, or a field of the config.
       say: Function that takes a line for the user if `lowercase` overrides a file, or if the case
         of text does not fit the pieces; None for a warning.
 
@@ -194,14 +192,14 @@ def decide_normalization(
     capitals = _with_capitals(pieces)
     examples = ", ".join(capitals[:3])
     some = f"{len(capitals)} of {len(pieces)} pieces of {path} have capitals ({examples})"
-    flag = f"--{field.removeprefix('--')}"
     fix = (
-        f"{some}, and no {SETTINGS_FILE} beside it says do_lower_case; give {flag}=false to keep "
-        f"case, {flag}=true to drop it"
+        f"{some}, and no {SETTINGS_FILE} beside it says do_lower_case; give {{lowercase}}=false to "
+        "keep case, {lowercase}=true to drop it"
     )
     known = lowercase is not None or source is not None or not capitals
-    require(known, field, lowercase, fix, code="missing")
+    require(known, "lowercase", lowercase, fix, code="missing", also=["lowercase"])
 
+    field = place_of("lowercase")
     found = TextNormalization(**stated)
     if lowercase is not None:
         if source and lowercase != found.do_lower_case:
@@ -212,7 +210,7 @@ def decide_normalization(
 
     fix = ""
     if lowercase is None:
-        fix = f"; if that is wrong, give {flag}={json.dumps(not found.do_lower_case)}"
+        fix = f"; if that is wrong, give {field}={json.dumps(not found.do_lower_case)}"
     if found.do_lower_case and capitals:
         say(f"{some}, but text is lowercased: these pieces stay unused{fix}")
     if not found.do_lower_case and not capitals:

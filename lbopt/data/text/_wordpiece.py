@@ -284,7 +284,6 @@ def _in_frequent_characters(
 def load_wordpiece(
     path: paths.GivenPath,
     lowercase: bool | None = None,
-    field: str = "lowercase",
     say: Callable[[str], None] | None = None,
 ) -> WordPiece:
     """Return the tokenizer of a vocabulary file, such as the vocab.txt of a published BERT.
@@ -292,7 +291,6 @@ def load_wordpiece(
     Args:
       path: Vocabulary file, see `read_vocabulary`.
       lowercase: Whether text is lowercased, see `decide_normalization`.
-      field: Name of `lowercase` for the user.
       say: Function that takes a line for the user; None for a warning.
 
     Raises:
@@ -304,7 +302,7 @@ def load_wordpiece(
     missing = [token for token in SPECIAL_TOKENS if token not in pieces]
     fix = f"it has no {' '.join(missing)}; use a vocab.txt in BERT's form"
     require(not missing, "vocabulary", str(path), fix, code="missing")
-    return WordPiece(pieces, decide_normalization(path, pieces, lowercase, field, say))
+    return WordPiece(pieces, decide_normalization(path, pieces, lowercase, say))
 
 
 def _tokenizers() -> Any:

@@ -253,7 +253,10 @@ class Subset:
 
     Attributes:
       reading: The data set's settings for reading.
+      damaged: The data set's count of damaged records; None if it has none.
     """
+
+    reading: Reading
 
     def __init__(self, dataset: Dataset, count: int):
         self._dataset = dataset
@@ -261,8 +264,6 @@ class Subset:
         self.damaged = getattr(dataset, "damaged", None)
         # In order, so that a data set on disk is read from front to back.
         self._chosen = np.sort(example_indices(len(dataset), _CHOSEN, 0, count))
-
-    reading: Reading
 
     def __len__(self) -> int:
         return len(self._chosen)

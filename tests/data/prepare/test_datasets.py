@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow_datasets as tfds
 from refusal import ANY, troubled
 
 from lbopt.data.prepare import GeneratedDataset, _builders, prepare_source
@@ -173,3 +174,16 @@ def test_tfds_keeps_quiet(tmp_path, capfd):
     _builders.generate(builder, tmp_path)
     said = capfd.readouterr()
     assert (said.out, said.err) == ("", "")
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_the_progress_bars_of_tfds_are_set_as_before(shown, tmp_path):
+    builder = _builders.of_source(failing(ZeroDivisionError()), tmp_path)
+    utils = tfds.core.utils
+    try:
+        tfds.display_progress_bar(shown)
+        with pytest.raises(ZeroDivisionError):
+            _builders.generate(builder, tmp_path)
+        assert isinstance(utils.tqdm(disable=True), utils.EmptyTqdm) != shown
+    finally:
+        tfds.enable_progress_bar()
