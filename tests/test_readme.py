@@ -77,6 +77,24 @@ def test_the_table_is_the_shipped_study():
     assert f"in only {further} of the resamples" in README
 
 
+def test_another_rounding_gives_limits_within_the_intervals():
+    """The second study ran with `XLA_FLAGS=--xla_cpu_max_isa=SSE4_2`."""
+    first, second = (
+        {arm["arm"]: arm["limit"] for arm in summary_of(name)["arms"]}
+        for name in ("digits_limit", "digits_limit-sse4_2")
+    )
+    assert first.keys() == second.keys()
+    for arm in first:
+        for one, other in ((first[arm], second[arm]), (second[arm], first[arm])):
+            assert one["low"] <= other["global_batch_size"] <= one["high"], arm
+
+    lamb, lars = (
+        f"{second[arm]['global_batch_size']:.0f} instead of {first[arm]['global_batch_size']:.0f}"
+        for arm in ("LAMB + LEGW", "LARS + LEGW")
+    )
+    assert f"(LAMB's is {lamb}, LARS's {lars})" in README
+
+
 @pytest.mark.parametrize("optimizer", ["lamb", "lars"])
 def test_the_tables_of_variants_are_the_rows(optimizer):
     header, *rows = (re.split(r"\s{2,}", line) for line in variants_table(optimizer).splitlines())
