@@ -97,14 +97,14 @@ def run(argv: Sequence[str], job: Job) -> None:
 
 def _naming_fields() -> contextlib.AbstractContextManager[None]:
     """Let errors of the training loop name the fields of the config."""
-    return naming(
-        "config",
-        TrainConfig,
-        learning_rate="config.schedule.base_learning_rate",
-        max_grad_norm="config.optimizer.max_grad_norm",
-        skip_limit="config.optimizer.skip_limit",
-        shard_update="config.parallel.shard_update",
-    )
+    places = {
+        "learning_rate": "config.schedule.base_learning_rate",
+        "next_phase.learning_rate": "config.phase2.schedule.base_learning_rate",
+        "max_grad_norm": "config.optimizer.max_grad_norm",
+        "skip_limit": "config.optimizer.skip_limit",
+        "shard_update": "config.parallel.shard_update",
+    }
+    return naming("config", TrainConfig, **places)
 
 
 def _train(

@@ -26,6 +26,7 @@ class _Condition:
 
 GIVEN = _Condition("given", lambda value: value is not None)
 NOT_EMPTY = _Condition("set", bool)
+NOT_GLOBAL = _Condition("not 'global'", lambda value: value != "global")
 NOT_ZERO = _Condition("not 0", bool)
 
 When = Mapping[str, tuple[Any, ...] | _Condition]
@@ -295,8 +296,9 @@ def _unused(field: dataclasses.Field, value: Any, place: str, *groups: Any) -> U
 def _choices(wanted: Sequence[tuple[Any, ...] | _Condition]) -> str:
     if isinstance(wanted[0], _Condition):
         return f"where that is {wanted[0]}"
-    values = [value for each in wanted if isinstance(each, tuple) for value in each]
-    return f"with {_listed(values)}"
+    # Alternatives may share values; each is shown once.
+    values = {value: None for each in wanted if isinstance(each, tuple) for value in each}
+    return f"with {_listed(list(values))}"
 
 
 def _listed(values: Sequence[Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lbopt import errors
 from lbopt.config._checks import DTYPES
-from lbopt.config._fields import only
+from lbopt.config._fields import NOT_GLOBAL, only
 from lbopt.errors import require, require_choice
 from lbopt.models import (
     REMATS,
@@ -91,7 +91,11 @@ class ModelConfig:
     hidden: int = only(64, name=("cnn", "lstm"))
     batch_norm_scope: str = only("global", name=BATCH_NORMED)
     batch_norm_momentum: float | None = only(None, name=BATCH_NORMED)
-    batch_norm_running_from: str = only("all", name=("efficientnet", "resnet"))
+    batch_norm_running_from: str = only(
+        "all",
+        name=("efficientnet", "resnet"),
+        batch_norm_scope=NOT_GLOBAL,  # one group is all groups
+    )
     batch_norm_unbiased_var: bool = only(False, name=("efficientnet", "resnet"))
     dtype: str = "float32"
     size: str = only("", name=tuple(_BY_SIZE))

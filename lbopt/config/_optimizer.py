@@ -4,6 +4,7 @@
 import contextlib
 import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -37,9 +38,33 @@ ADAM_LIKE = ("adam", "adamw", "lamb", "lans")
 _LAYERWISE = ("lamb", "lans", "lars")
 _WITH_VELOCITY = ("lars", "momentum", "rmsprop")
 _DECAYED = tuple(name for name in OPTIMIZERS if name != "adam")
+
+
+def _variants_where(holds: Callable[[Any], bool]) -> tuple[When, ...]:
+    """Return the conditions that an optimizer has a variant whose options meet a condition."""
+    found = {
+        name: tuple(key for key, variant in variants.items() if holds(variant.options))
+        for name, variants in VARIANTS.items()
+    }
+    return tuple({"name": (name,), "variant": keys} for name, keys in found.items() if keys)
+
+
+# Without decay, some variants adapt no layer, and some adapt the leaves of the decay's mask.
+_ADAPTING = _variants_where(lambda options: options.adapt_undecayed)
 _MASKED: tuple[When, ...] = (
-    {"name": _LAYERWISE},  # the mask of the decay may also choose the layers to adapt
-    {"name": ("adamw", "momentum", "rmsprop"), "weight_decay": NOT_ZERO},
+    {"name": _DECAYED, "weight_decay": NOT_ZERO},
+    *_variants_where(
+        lambda options: options.adapt_undecayed and isinstance(options.trust_ratio_mask, str)
+    ),
+)
+_ADAPTED: tuple[When, ...] = (
+    {"name": _LAYERWISE, "weight_decay": NOT_ZERO},
+    {"name": ("lans",)},
+    *_ADAPTING,
+)
+_ADAPTED_BY_LARS: tuple[When, ...] = (
+    {"name": ("lars",), "weight_decay": NOT_ZERO},
+    *(when for when in _ADAPTING if when["name"] == ("lars",)),
 )
 
 
@@ -105,12 +130,12 @@ class OptimizerConfig:
     b2: float = only(0.999, name=ADAM_LIKE)
     eps: float = only(1e-6, name=(*ADAM_LIKE, "rmsprop"))
     rmsprop_decay: float = only(0.9, name=("rmsprop",))
-    trust_coefficient: float | None = only(None, name=("lars",))
-    trust_ratio_eps: float | None = only(None, name=("lars",))
-    trust_ratio_clip_mode: str | None = only(None, name=("lars",))
-    trust_ratio_bounds: tuple[float, float] | None = only(None, name=_LAYERWISE)
-    trust_ratio_exclude: tuple[str, ...] = only((), name=_LAYERWISE)
-    trust_ratio_include: tuple[str, ...] = only((), name=_LAYERWISE)
+    trust_coefficient: float | None = only(None, *_ADAPTED_BY_LARS)
+    trust_ratio_eps: float | None = only(None, *_ADAPTED_BY_LARS)
+    trust_ratio_clip_mode: str | None = only(None, *_ADAPTED_BY_LARS)
+    trust_ratio_bounds: tuple[float, float] | None = only(None, *_ADAPTED)
+    trust_ratio_exclude: tuple[str, ...] = only((), *_ADAPTED)
+    trust_ratio_include: tuple[str, ...] = only((), *_ADAPTED)
     max_grad_norm: float | None = only(None, clip_stage=("replica", "mean", "accumulated"))
     clip_stage: str = "accumulated"
     ema_decay: float | None = None
@@ -139,8 +164,9 @@ def check_optimizer(optimizer: OptimizerConfig) -> None:
 
 
 def check_optimizer_kind(optimizer: OptimizerConfig) -> None:
-    """Raise `UserError` for an unknown optimizer or stage, on which other fields depend."""
+    """Raise `UserError` for an unknown optimizer, variant or stage: other fields depend on them."""
     require_choice("name", optimizer.name, OPTIMIZERS)
+    _variant(optimizer)
     require_choice("clip_stage", optimizer.clip_stage, CLIP_STAGES)
 
 
@@ -149,6 +175,10 @@ def _check_clip(optimizer: OptimizerConfig) -> None:
     idle = stage in ("replica", "mean") and resolve_clip(optimizer) is None
     fix = "nothing is clipped; set {max_grad_norm}, or leave it 'accumulated'"
     require(not idle, "clip_stage", stage, fix, code="conflict", also=["max_grad_norm"])
+
+    never = stage == "none" and _variant_clip(optimizer) is None
+    fix = "has no effect: this optimizer clips nothing; leave it 'accumulated'"
+    require(not never, "clip_stage", stage, fix, code="unused")
 
 
 def _check_spikes(optimizer: OptimizerConfig) -> None:
@@ -166,9 +196,12 @@ def resolve_clip(config: OptimizerConfig) -> float | None:
     """
     if config.clip_stage == "none":
         return None
-    if config.max_grad_norm is None:
-        return getattr(_variant(config), "max_grad_norm", None)
-    return config.max_grad_norm
+    return _variant_clip(config) if config.max_grad_norm is None else config.max_grad_norm
+
+
+def _variant_clip(config: OptimizerConfig) -> float | None:
+    """Return the norm to which the config's variant clips gradients; None for no clipping."""
+    return getattr(_variant(config), "max_grad_norm", None)
 
 
 def clip_eps(config: OptimizerConfig) -> float:

@@ -26,7 +26,7 @@ _OVERRIDES = ("data", "model", "loss", "aggregator")
 _ON_ONE_DEVICE = {
     "aggregator.over": ("replicas",),
     "parallel.backend": BY_COMPILER,
-    "parallel.num_devices": (None, 1),
+    "parallel.num_devices": (None,),
     "parallel.order": ("given",),
     "parallel.reduce_dtype": (None,),
     "parallel.shard_update": (False,),
@@ -224,8 +224,9 @@ class SweepConfig:
         for place, search in self._searches():
             with errors.under(place):
                 check_search(search)
-        for name in self.waterfall:
-            require_choice("waterfall", name, names)
+        with errors.about("waterfall", self.waterfall):
+            for name in self.waterfall:
+                require_choice("name", name, names)
         repeated = len(set(self.waterfall)) < len(self.waterfall)
         fits = not repeated and len(self.waterfall) != 1
         require(fits, "waterfall", self.waterfall, "name two or more arms once")

@@ -161,9 +161,9 @@ def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
 
     Raises:
       UserError: Naming the field: a batch or probe larger than the training set, an unknown target
-        metric, a warmup that does not end before training, a warmup or weight decay of 0 that is
-        searched, data without the metrics of a study, or, for trials on one device, microsteps or
-        groups of batch norm that do not fit.
+        metric, a warmup that does not end before training, a warmup or weight decay of 0 with
+        factors other than 1, data without the metrics of a study, or, for trials on one device,
+        microsteps or groups of batch norm that do not fit.
     """
     for index, problem in enumerate(problems):
         with config.naming_trials(index):
@@ -284,15 +284,15 @@ def _resolve(
     with config.naming_trials(index):
         resolved = resolve_schedule(schedule, size, examples, train.num_epochs, train.num_steps)
 
-        # A multiple of 0 is 0: a search over it would run equal candidates.
-        fix = "the search varies the warmup, and a multiple of 0 is 0; give the arm a warmup"
+        # A multiple of 0 is 0: the factors would have no effect.
+        fix = "the search multiplies the warmup, and a multiple of 0 is 0; give the arm a warmup"
         varies = _varies(search, "warmup") and resolved.warmup_steps <= 0
         rule = schedule.warmup_rule
         require(not varies, "schedule.warmup_rule", rule, fix, code="conflict")
 
         fix = (
-            "the search varies the weight decay, and a multiple of 0 is 0; give the arm a weight "
-            "decay > 0, or a search of its own"
+            "the search multiplies the weight decay, and a multiple of 0 is 0; give the arm a "
+            "weight decay > 0, or a search of its own"
         )
         varies = _varies(search, "weight_decay") and decay <= 0
         require(not varies, "optimizer.weight_decay", decay, fix, code="conflict")
@@ -300,11 +300,9 @@ def _resolve(
 
 
 def _varies(search: SearchConfig, name: str) -> bool:
-    """Return whether candidates differ in "warmup" or "weight_decay"."""
-    if search.method == "grid":
-        return len(getattr(search, f"{name}_factors")) > 1
-    low, high = getattr(search, f"{name}_range")
-    return low != high
+    """Return whether a candidate changes the rule's "warmup" or "weight_decay"."""
+    field = f"{name}_factors" if search.method == "grid" else f"{name}_range"
+    return any(factor != 1 for factor in getattr(search, field))
 
 
 def trial_identity(record: Mapping[str, Any]) -> tuple:

@@ -289,7 +289,7 @@ class _PhaseLoop:
         Ends the run if the optimizer has skipped too many updates in a row.
         """
         pairs, applied = jax.device_get((step_metrics, optimizer_metrics(state.opt_state)))
-        _check_skipped(step, applied)
+        _check_skipped(self.run, step, applied)
         self._warn_of_stalled(step, applied)
         found = {**metrics.means([pairs]), **applied}
         return {f"train/{name}": float(value) for name, value in found.items()}
@@ -375,7 +375,7 @@ class _PhaseLoop:
             f"{what}, and {saved}; lower {{learning_rate}}, or clip by {{max_grad_norm}}, in "
             "another workdir"
         )
-        raise UserError("stop_at_nan", True, fix, also=["learning_rate", "max_grad_norm"])
+        raise UserError("stop_at_nan", True, fix, also=_advised(self.run))
 
     def _save(
         self, step: int, state: TrainState, scalars: Mapping[str, float], stopping: bool
@@ -411,7 +411,13 @@ class _PhaseLoop:
         return step == self.run.last_step or is_due(step - self.run.first_step, every_steps)
 
 
-def _check_skipped(step: int, applied: Mapping[str, Any]) -> None:
+def _advised(run: Run) -> dict[str, str]:
+    """Return the fields that a diverged run may change, and where they stand."""
+    rate = "learning_rate" if run.is_first else "next_phase.learning_rate"
+    return {"learning_rate": rate, "max_grad_norm": "max_grad_norm"}
+
+
+def _check_skipped(run: Run, step: int, applied: Mapping[str, Any]) -> None:
     """Raise `UserError` if the optimizer has skipped too many gradients in a row."""
     if not applied.get("skipped/limit_reached", False):
         return
@@ -420,7 +426,7 @@ def _check_skipped(step: int, applied: Mapping[str, Any]) -> None:
         f"more than skip_limit consecutive gradients were not finite by step {step} ({skipped} were"
         " skipped in all); lower {learning_rate}, clip by {max_grad_norm}, or raise {skip_limit}"
     )
-    also = ["learning_rate", "max_grad_norm", "skip_limit"]
+    also = {**_advised(run), "skip_limit": "skip_limit"}
     raise UserError("skip_limit", reason=fix, also=also)
 
 

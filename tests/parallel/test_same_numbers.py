@@ -172,7 +172,7 @@ def of_family(name):
 CASES = dict.fromkeys(OPTIONS, of_options) | dict.fromkeys(FAMILIES, of_family)
 
 
-@pytest.mark.everyday("noise_pmap", "scattered_bf16_clip", "ef_rows_micro", "agvm")
+@pytest.mark.everyday("noise_pmap", "scattered_bf16_clip", "ef_rows_micro", "agvm", "digits_cnn")
 @pytest.mark.parametrize("name", CASES)
 def test_it_ends_in_the_earlier_parameters(name):
     with np.load(EARLIER) as earlier:

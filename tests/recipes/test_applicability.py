@@ -3,8 +3,10 @@
 import dataclasses
 import itertools
 import pathlib
+import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from reading import declared, reads
@@ -14,6 +16,7 @@ from lbopt.cli import load_config
 from lbopt.config import (
     TASKS,
     AggregatorConfig,
+    CheckpointConfig,
     DataConfig,
     LossConfig,
     MeasureConfig,
@@ -33,8 +36,8 @@ from lbopt.config import (
     resolve_schedule,
 )
 from lbopt.config._aggregator import AGGREGATORS, COMPRESSORS
-from lbopt.config._model import MODELS
-from lbopt.config._optimizer import OPTIMIZERS
+from lbopt.config._model import BATCH_NORMED, MODELS
+from lbopt.config._optimizer import OPTIMIZERS, check_optimizer
 from lbopt.config._schedule import DECAYS
 from lbopt.config._search import METHODS, PRUNERS
 from lbopt.errors import UserError
@@ -42,6 +45,7 @@ from lbopt.parallel import Aggregate
 from lbopt.recipes import make_network, make_problem
 from lbopt.schedules._scaling_plan import WARMUP_RULES
 from lbopt.sweep.search import make_searcher, search_cost
+from lbopt.transforms import VARIANTS
 
 SMALLEST = {"bert": "tiny", "efficientnet": "b0", "lstm_lm": "small", "resnet": "18"}
 DIGITS = str(pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py")
@@ -77,9 +81,15 @@ GROUPS = {
         make_optimizer,
         [
             *product(OptimizerConfig, name=OPTIMIZERS, weight_decay=(0.1,)),
-            *product(OptimizerConfig, name=("lamb", "adam"), clip_stage=("replica", "none")),
-            OptimizerConfig(ema_decay=0.5),
-            OptimizerConfig(skip_limit=0),
+            *product(
+                OptimizerConfig,
+                name=("lamb",),
+                weight_decay=(0.1,),
+                clip_stage=("replica", "none"),
+            ),
+            *product(OptimizerConfig, name=("adam",), clip_stage=("replica", "none")),
+            OptimizerConfig(weight_decay=0.1, ema_decay=0.5),
+            OptimizerConfig(weight_decay=0.1, skip_limit=0),
         ],
     ),
     "schedule": (
@@ -99,7 +109,14 @@ GROUPS = {
     "model": (
         lambda config: make_network(config, 10),
         [
-            *(ModelConfig(name, size=SMALLEST.get(name, "")) for name in MODELS),
+            *(
+                ModelConfig(
+                    name,
+                    batch_norm_scope="local" if name in BATCH_NORMED else "global",
+                    size=SMALLEST.get(name, ""),
+                )
+                for name in MODELS
+            ),
             *product(
                 ModelConfig,
                 name=["bert"],
@@ -126,8 +143,85 @@ def test_what_is_declared_is_what_the_factory_reads(group):
     factory, configs = GROUPS[group]
     of_others = {"seeds"}  # the runner reads this one
     for config in configs:
-        if is_sound(config, None):
+        if is_sound(config):
             assert reads(config, factory) - of_others == declared(config) - of_others, config
+
+
+LEAVES = {
+    "body": {"kernel": jnp.array([[0.1, 0.3], [0.5, 0.7]])},
+    "head": {"kernel": jnp.array([[0.9], [0.2]]), "bias": jnp.array([0.4])},
+}
+KINDS = {name: OptimizerConfig(name) for name in ("lans", "adamw", "momentum", "rmsprop")} | {
+    f"{name}-{variant}": OptimizerConfig(name, variant)
+    for name, variants in VARIANTS.items()
+    for variant in variants
+}
+MASKED = [
+    {"weight_decay_exclude": ("^body/",)},
+    {"weight_decay_exclude": ("^body/",), "weight_decay_include": ("^body/",)},
+]
+ADAPTED = [
+    {"trust_ratio_bounds": (7.0, 8.0)},
+    {"trust_ratio_exclude": ("^body/",)},
+    {"trust_ratio_exclude": ("^body/",), "trust_ratio_include": ("^body/",)},
+]
+CLIPPED = [{"clip_stage": "none"}]
+VELOCITY = [{"nesterov": True}, {"momentum": 0.0, "nesterov": True}]
+
+
+def changes_of(config):
+    """Return values of fields, the last of which may have an effect beside the others."""
+    if config.name in ("lamb", "lans"):
+        return MASKED + ADAPTED + CLIPPED
+    if config.name != "lars":
+        return MASKED + CLIPPED + (VELOCITY if config.name != "adamw" else [])
+    of_lars = [{"trust_coefficient": 0.5}, {"trust_ratio_eps": 0.5}]
+    options = VARIANTS["lars"][config.variant].options
+    if options.clip_mode == "clip":
+        return MASKED + of_lars + [{"trust_ratio_clip_mode": "scale"}] + CLIPPED + VELOCITY
+    if options.trust_ratio_bounds is None:
+        of_lars.append({"trust_coefficient": 0.5, "trust_ratio_clip_mode": "clip"})
+    return MASKED + ADAPTED + of_lars + CLIPPED + VELOCITY
+
+
+def updates_of(config):
+    """Return the updates of a tiny tree by an optimizer that has made some steps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some variants adapt no layer without decay
+        tx = build_optimizer(config, 0.1)
+    state = jax.tree.map(lambda x: x + jnp.asarray(2, x.dtype), tx.init(LEAVES))
+    updates, _ = tx.update(jax.tree.map(lambda p: p * 3 - 2, LEAVES), state, LEAVES)
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(updates)])
+
+
+def refusal_of(optimizer):
+    try:
+        _fields.check(optimizer)
+        check_optimizer(optimizer)
+    except UserError as error:
+        return error.code
+    return None
+
+
+@pytest.mark.everyday(
+    "lamb-paper",
+    "lamb-albert",
+    "lamb-apex",
+    "lamb-you_rn50",
+    "lans",
+    "lars-paper",
+    "lars-timm",
+    "adamw",
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizers_field_is_refused_exactly_where_it_changes_no_update(kind):
+    for weight_decay, changes in itertools.product((0.0, 0.1), changes_of(KINDS[kind])):
+        changed = dataclasses.replace(KINDS[kind], weight_decay=weight_decay, **changes)
+        field = list(changes)[-1]
+        default = getattr(OptimizerConfig(), field)
+        before = updates_of(dataclasses.replace(changed, **{field: default}))
+        is_idle = np.array_equal(before, updates_of(changed))
+        assert refusal_of(changed) == ("unused" if is_idle else None), (weight_decay, changes)
 
 
 def other_than(kind, value):
@@ -143,41 +237,81 @@ def other_than(kind, value):
     return "x" if "str" in str(kind) else 1
 
 
+AROUND = [
+    TrainConfig(data=DataConfig("digits")),
+    TrainConfig(data=DataConfig("pydoc_lm"), model=ModelConfig("lstm_lm", size="small")),
+    TrainConfig(data=DataConfig("pydoc_mlm"), model=ModelConfig("bert", size="tiny")),
+]
 WHOLE = {
     "data": list(product(DataConfig, name=TASKS, train_crop=("resized", "padded"))),
     "loss": [LossConfig(), LossConfig(label_smoothing=0.1)],
     "parallel": [ParallelConfig(), ParallelConfig(shard_update=True)],
     "measure": [MeasureConfig(), MeasureConfig(num_probes=1)],
+    "phase2": [PhaseConfig()],
+    "checkpoint": [CheckpointConfig()],
     **{name: configs for name, (_, configs) in GROUPS.items()},
 }
 
 
 @pytest.mark.parametrize("group", WHOLE)
 def test_a_field_is_refused_exactly_where_it_does_not_apply(group):
-    around = TrainConfig(data=DataConfig("digits"))
-    for config, field in itertools.product(WHOLE[group], dataclasses.fields(WHOLE[group][0])):
+    for around in AROUND if group == "phase2" else AROUND[:1]:
+        for config in WHOLE[group]:
+            check_each_field(config, around)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"target_metric": "eval/loss"}, {"num_steps": 3}, {"eval_every_epochs": 1.0}],
+    ids=str,
+)
+def test_a_field_of_a_run_is_refused_exactly_where_it_does_not_apply(changes):
+    check_each_field(TrainConfig(**changes))
+
+
+def check_each_field(config, *around):
+    """Check that each field with another value is refused if it does not apply, else accepted."""
+    if not is_sound(config, *around):
+        return
+    for field in dataclasses.fields(config):
+        if field.name in ("name", "method") or field.default is dataclasses.MISSING:
+            continue
         value = other_than(field.type, field.default)
         changed = dataclasses.replace(config, **{field.name: value})
-        if field.name in ("name", "method") or not is_sound(config, around):
-            continue
-        if _fields.applies(field, changed, around) or _fields.applicability(field).may_stay:
-            assert named_as_idle(changed, around) != f"here.{field.name}"
+        applies = _fields.applies(field, changed, *around)
+        if applies or _fields.applicability(field).may_stay:
+            assert named_as_idle(changed, *around) != f"here.{field.name}"
         else:
             with refused(f"here.{field.name}", value, "unused"):
-                _fields.check(changed, "here", around)
+                _fields.check(changed, "here", *around)
 
 
-def named_as_idle(config, around):
+@pytest.mark.parametrize("around", AROUND, ids=lambda around: around.data.name)
+def test_a_field_of_the_second_phase_applies_where_it_changes_that_phase(around):
+    of_the_optimizer = {"optimizer_state"}  # read where the phase begins
+    before = dataclasses.replace(around, phase2=PhaseConfig())
+    for field in dataclasses.fields(PhaseConfig):
+        if field.name in of_the_optimizer:
+            continue
+        other = ScheduleConfig(1.0)
+        if field.name != "schedule":
+            other = other_than(field.type, field.default)
+        after = dataclasses.replace(around, phase2=PhaseConfig(**{field.name: other}))
+        changes = before.phases()[1] != after.phases()[1]
+        assert changes == _fields.applies(field, after.phase2, after), field.name
+
+
+def named_as_idle(config, *around):
     try:
-        _fields.check(config, "here", around)
+        _fields.check(config, "here", *around)
     except UserError as error:  # a changed kind may leave another field without effect
         return error.field
     return None
 
 
-def is_sound(config, around):
+def is_sound(config, *around):
     return all(
-        _fields.applies(field, config, around) or getattr(config, field.name) == field.default
+        _fields.applies(field, config, *around) or getattr(config, field.name) == field.default
         for field in dataclasses.fields(config)
     )
 
@@ -231,6 +365,7 @@ def test_a_flag_without_effect_on_a_study_is_refused(name):
         ("train.parallel.order", "torus"),
         ("arms[0].optimizer.monitor_layers", True),
         ("arms[0].optimizer.track_noise_scale", True),
+        ("train.parallel.num_devices", 1),
     ],
 )
 def test_a_study_refuses_what_no_trial_uses(name, value):
@@ -240,6 +375,12 @@ def test_a_study_refuses_what_no_trial_uses(name, value):
     setattr(group, field, value)
     with refused(f"config.{name}", value, "conflict"):
         config.validate()
+
+
+def test_a_waterfall_of_unknown_arms_is_refused_as_a_whole():
+    names = (load_config(STUDY, [], SweepConfig).arms[0].name, "a")
+    with refused("config.waterfall", names, "choice"):
+        load_config(STUDY, [f"--config.waterfall={names}"], SweepConfig).validate()
 
 
 def test_the_same_flags_are_taken_where_they_have_an_effect():
@@ -316,6 +457,10 @@ def test_a_row_may_keep_what_a_flag_replaces():
     assert config.num_epochs == 20.0
 
 
+def lamb(variant, **options):
+    return {"optimizer": OptimizerConfig("lamb", variant, **options)}
+
+
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
@@ -327,6 +472,14 @@ def test_a_row_may_keep_what_a_flag_replaces():
         (
             "config.optimizer.weight_decay_exclude",
             {"optimizer": OptimizerConfig("adamw", weight_decay_exclude=("^embed/",))},
+        ),
+        ("config.optimizer.weight_decay_exclude", lamb("paper", weight_decay_exclude=("kernel",))),
+        ("config.optimizer.trust_ratio_bounds", lamb("apex", trust_ratio_bounds=(0.0, 1.0))),
+        ("config.optimizer.trust_ratio_exclude", lamb("you_rn50", trust_ratio_exclude=("^a",))),
+        ("config.optimizer.clip_stage", lamb("paper", clip_stage="none")),
+        (
+            "config.model.batch_norm_running_from",
+            {"model": ModelConfig("resnet", size="18", batch_norm_running_from="first")},
         ),
         ("config.loss.label_smoothing_rule", {"loss": LossConfig(0.0, "other_classes")}),
         ("config.parallel.reduce_scatter", {"parallel": ParallelConfig(reduce_scatter=True)}),

@@ -320,7 +320,7 @@ def test_a_variant_that_adapts_as_it_decays_follows_the_patterns_of_the_decay():
 
 @pytest.mark.parametrize("field", ["weight_decay_exclude", "trust_ratio_include"])
 def test_a_pattern_that_is_no_regular_expression_is_refused(field):
-    config = TrainConfig(optimizer=OptimizerConfig(**{field: ("(",)}))
+    config = TrainConfig(optimizer=OptimizerConfig(weight_decay=0.1, **{field: ("(",)}))
     with refused(f"config.optimizer.{field}", ("(",), "value"):
         config.validate()
 

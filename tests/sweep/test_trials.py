@@ -197,9 +197,34 @@ def test_a_batch_above_the_training_set_is_refused():
         make_cells(config, make_problems(config))
 
 
-def test_a_search_over_the_warmup_of_an_arm_that_has_none_is_refused():
-    config = make_config(search=SearchConfig(warmup_factors=(1.0, 2.0)))
+@pytest.mark.parametrize(
+    "search",
+    [
+        SearchConfig(warmup_factors=(1.0, 2.0)),
+        SearchConfig(warmup_factors=(2.0,)),
+        SearchConfig("halton", warmup_range=(2.0, 2.0)),
+    ],
+    ids=["two factors", "one factor", "a range of one factor"],
+)
+def test_a_factor_of_the_warmup_of_an_arm_that_has_none_is_refused(search):
+    config = make_config(search=search)
     with refused("config.arms[0].schedule.warmup_rule", "none", "conflict"):
+        make_cells(config, make_problems(config))
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        SearchConfig(weight_decay_factors=(2.0,)),
+        SearchConfig("halton", weight_decay_range=(0.5, 0.5)),
+    ],
+    ids=["one factor", "a range of one factor"],
+)
+def test_a_factor_of_the_weight_decay_of_an_arm_that_has_none_is_refused(search):
+    config = make_config(search=search)
+    for arm in config.arms:
+        arm.optimizer.weight_decay = 0.0
+    with refused("config.arms[0].optimizer.weight_decay", 0.0, "conflict"):
         make_cells(config, make_problems(config))
 
 

@@ -62,11 +62,15 @@ def runs(file):
 
 @pytest.fixture
 def train(file, runs, monkeypatch):
-    """Return a function (workdir, row, kill_at=None) -> exit code."""
+    """Return a function (workdir, row, kill_at=None, nan_at=None) -> exit code.
 
-    def go(workdir, row="keep", kill_at=None):
-        run = runs(row)
-        phases = [watched(phase, kill_at) for phase in run.phases()]
+    With `nan_at` the run may end at a loss that is not finite; the examples of that step are NaN.
+    """
+
+    def go(workdir, row="keep", kill_at=None, nan_at=None):
+        run = dataclasses.replace(runs(row), stop_at_nan=nan_at is not None)
+        second = dataclasses.replace(run.next_phase, stop_at_nan=nan_at is not None)
+        phases = [watched(phase, kill_at, nan_at) for phase in (run, second)]
         whole = dataclasses.replace(phases[0], next_phase=phases[1])
         with monkeypatch.context() as patch:
             patch.setattr(_train, "build_run", lambda config, **_: whole)
@@ -75,10 +79,12 @@ def train(file, runs, monkeypatch):
     return go
 
 
-def watched(phase, kill_at):
+def watched(phase, kill_at, nan_at=None):
     def before(state, batch):
         if kill_at is not None and int(state.step) + 1 == kill_at:
             raise Killed
+        if nan_at is not None and int(state.step) + 1 == nan_at:
+            batch["image"] = batch["image"] * np.nan
 
     return dataclasses.replace(phase, train_step=WatchedStep(phase.train_step, before))
 
@@ -212,6 +218,16 @@ def test_the_second_phase_sees_the_examples_that_come_next(runs):
     assert second.batches.first_example == FIRST * 64
     wanted = first.batches.dataset.take(example_indices(size, 0, FIRST * 64, 128))
     np.testing.assert_array_equal(second.batches[0]["image"], wanted["image"])
+
+
+@pytest.mark.parametrize(
+    ("step", "place"), [(FIRST, "config.schedule"), (FIRST + 2, "config.phase2.schedule")]
+)
+def test_a_diverged_phase_names_its_own_learning_rate(step, place, train, tmp_path, capsys):
+    assert train(tmp_path, nan_at=step) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("lbopt train: config.stop_at_nan = True: ")
+    assert re.search(rf"(?<![\w.]){place}\.base_learning_rate\b", line)
 
 
 def test_a_complete_run_has_nothing_to_do(train, straight, capsys, tmp_path, fingerprint_of):
