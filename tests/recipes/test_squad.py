@@ -243,15 +243,18 @@ def test_questions_keep_their_case_where_it_is_said(cased, tmp_path):
     assert numbers_in(caught)[:2] == [2, 11]
     assert {"The", "What"} <= names_in(caught)
     assert "config.train.data.lowercase=false" in str(caught.value)
+
     question, vocabulary = questions_of(dataclasses.replace(data, lowercase=False))
     assert question.startswith("[CLS] What is")
     assert vocabulary.normalization == TextNormalization(do_lower_case=False)
     (file.parent / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert questions_of(data) == (question, vocabulary)
+
     theirs = pytest.importorskip("transformers").BertTokenizerFast(str(file), do_lower_case=False)
     theirs.save_pretrained(tmp_path / "saved")  # a tokenizer.json, and no vocab.txt
     there = dataclasses.replace(data, vocab_file=None, builder="pydoc_squad:1.0.0")
     assert questions_of(there, str(tmp_path / "saved")) == (question, vocabulary)
+
     data.lowercase = True
     warned = r"^config\.data\.lowercase = true|\(The, What\)"
     with pytest.warns(UserWarning, match=warned), errors.under("config.data"):
