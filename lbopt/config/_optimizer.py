@@ -41,7 +41,7 @@ _DECAYED = tuple(name for name in OPTIMIZERS if name != "adam")
 
 
 def _variants_where(holds: Callable[[Any], bool]) -> tuple[When, ...]:
-    """Return the conditions that an optimizer has a variant whose options meet a condition."""
+    """Return conditions: an optimizer, with one of its variants whose options `holds` accepts."""
     found = {
         name: tuple(key for key, variant in variants.items() if holds(variant.options))
         for name, variants in VARIANTS.items()

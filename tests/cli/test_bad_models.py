@@ -216,7 +216,7 @@ CASES = {
     ),
     "misspelt running statistics": (
         RESNET,
-        {"model.batch_norm_scope": "replica", "model.batch_norm_running_from": "last"},
+        {"model.batch_norm_scope": "local", "model.batch_norm_running_from": "last"},
         ("config.model.batch_norm_running_from", "last", "choice"),
         "first",
     ),
