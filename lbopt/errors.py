@@ -54,6 +54,7 @@ class LboptError(Exception):
       reason: The fault and its fix. Names in `also` stand in it in braces.
       code: The kind of fault.
       also: Other fields that the reason mentions: their names in braces there -> where they stand.
+      files: Files that the reason mentions: their names in braces there -> their paths.
 
     >>> print(UserError("rank", 0, "give a number >= 1"))
     rank = 0: give a number >= 1
@@ -67,6 +68,7 @@ class LboptError(Exception):
         *,
         code: Code = "value",
         also: Iterable[str] | Mapping[str, str] = (),
+        files: Mapping[str, Any] | None = None,
     ):
         if reason is None:  # a line without a field
             reason = field or ""
@@ -78,10 +80,12 @@ class LboptError(Exception):
         self.reason = reason
         self.code = code
         self.also = dict(also) if isinstance(also, Mapping) else {name: name for name in also}
+        self.files = {name: str(path) for name, path in (files or {}).items()}
 
     def __str__(self) -> str:
         # Other braces stay as they are: a reason may quote a path or a value that has some.
-        reason = re.sub(r"\{(\w+)\}", lambda name: self.also.get(name[1], name[0]), self.reason)
+        shown = {**self.also, **self.files}
+        reason = re.sub(r"\{(\w+)\}", lambda name: shown.get(name[1], name[0]), self.reason)
         if self.field is None:
             return reason
         if self.value is NO_VALUE:
@@ -203,6 +207,7 @@ def about(field: str, value: Any, /, *names: str, code: Code | None = None) -> I
         if error.field not in (field, *names):
             error.reason = str(error)
             error.also = {}
+            error.files = {}
         error.field = field
         error.value = value
         error.code = code or error.code

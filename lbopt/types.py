@@ -41,10 +41,10 @@ LossFn = Callable[[Params, ModelState, Batch, jax.Array], tuple[Loss, tuple[Mode
 """(params, model_state, batch, rng) -> (loss, (new model_state, metrics)).
 
 The loss of a batch is sum / weight. A step that splits the batch over microsteps or replicas
-divides the sum of the parts' gradients by the sum of their weights, which is the gradient of the
+divides the sum of the slices' gradients by the sum of their weights, which is the gradient of the
 whole batch. No gradient flows through the weight.
 
-A mean alone is enough if every part of a batch has the same weight: for a mean over examples, or a
+A mean alone is enough if every slice of a batch has the same weight: for a mean over examples, or a
 sum divided by a constant. A mean over counted tokens, or over the examples that a mask leaves,
 needs the pair.
 """

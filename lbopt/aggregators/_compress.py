@@ -250,8 +250,8 @@ def sign() -> Compressor:
     def sum(messages: Message, known: Known) -> jax.Array:
         return decompress(messages, known).sum(0)
 
-    # Of delta: ||C(x) - x||^2 = ||x||^2 - ||x||_1^2 / n, and ||x||_1 >= ||x||, with equality if one
-    # number is not zero.
+    # Of delta: ||C(x) - x||^2 = ||x||^2 - ||x||_1^2 / n, and ||x||_1 >= ||x||, with equality if
+    # only one number is not zero.
     return Compressor(
         "sign()",
         compress,

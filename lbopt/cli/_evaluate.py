@@ -30,6 +30,7 @@ UNUSED_BY_EVALUATION = (
     "phase2.global_batch_size",
     "phase2.num_microsteps",
     "phase2.remat",
+    "model.batch_norm_running_from",
     "model.batch_norm_scope",
     "model.remat",
     "model.remat_layers",

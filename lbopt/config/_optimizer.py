@@ -176,10 +176,6 @@ def _check_clip(optimizer: OptimizerConfig) -> None:
     fix = "nothing is clipped; set {max_grad_norm}, or leave it 'accumulated'"
     require(not idle, "clip_stage", stage, fix, code="conflict", also=["max_grad_norm"])
 
-    never = stage == "none" and _variant_clip(optimizer) is None
-    fix = "has no effect: this optimizer clips nothing; leave it 'accumulated'"
-    require(not never, "clip_stage", stage, fix, code="unused")
-
 
 def _check_spikes(optimizer: OptimizerConfig) -> None:
     stage = optimizer.clip_stage

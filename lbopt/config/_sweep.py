@@ -26,7 +26,7 @@ _OVERRIDES = ("data", "model", "loss", "aggregator")
 _ON_ONE_DEVICE = {
     "aggregator.over": ("replicas",),
     "parallel.backend": BY_COMPILER,
-    "parallel.num_devices": (None,),
+    "parallel.num_devices": (None, 1),
     "parallel.order": ("given",),
     "parallel.reduce_dtype": (None,),
     "parallel.shard_update": (False,),

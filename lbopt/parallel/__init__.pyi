@@ -19,6 +19,7 @@ from ._mesh import (
     put_batch as put_batch,
     put_replicated as put_replicated,
     replicated_sharding as replicated_sharding,
+    splits_evenly as splits_evenly,
     torus_grid as torus_grid,
 )
 from ._options import BACKENDS as BACKENDS, StepOptions as StepOptions

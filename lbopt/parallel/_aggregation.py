@@ -120,7 +120,7 @@ class Aggregation:
         Communication inside a slice is not counted.
         """
         found = self.aggregator.wire_bytes(
-            self._part_shapes(params), self.num_replicas // self.replicas_per_device
+            self._shard_shapes(params), self.num_replicas // self.replicas_per_device
         )
         return found if self._in_shards else found._replace(ring=found.ring / self._within)
 
@@ -212,7 +212,7 @@ class Aggregation:
             else params
         )
 
-    def _part_shapes(self, params: types.Params) -> types.Params:
+    def _shard_shapes(self, params: types.Params) -> types.Params:
         """Return the shapes of the arrays that one device sends."""
         if not self._in_shards:
             return params

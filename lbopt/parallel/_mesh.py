@@ -243,6 +243,11 @@ def _check_leaf(field: str, leaf: Any) -> None:
         raise UserError(field, leaf, fix, code="type")
 
 
+def splits_evenly(batch_size: int, num_replicas: int, num_microsteps: int) -> bool:
+    """Return whether every microstep of every replica has equally many examples of a batch."""
+    return batch_size >= 1 and batch_size % (num_replicas * num_microsteps) == 0
+
+
 def check_divisible(batch_size: int, num_replicas: int, num_microsteps: int = 1) -> None:
     """Raise `UserError` unless a batch splits evenly over replicas and their microsteps.
 
@@ -251,8 +256,8 @@ def check_divisible(batch_size: int, num_replicas: int, num_microsteps: int = 1)
       num_replicas: Number of replicas: the devices, times the replicas that each runs sequentially.
       num_microsteps: Number of microsteps of each replica.
     """
-    microbatches = num_replicas * num_microsteps
-    if batch_size < 1 or batch_size % microbatches:
+    if not splits_evenly(batch_size, num_replicas, num_microsteps):
+        microbatches = num_replicas * num_microsteps
         fix = (
             f"it is split into {num_replicas} x {num_microsteps} slices (replicas x microsteps); "
             f"give a multiple of {microbatches}, the nearest is "

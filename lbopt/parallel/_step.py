@@ -40,7 +40,7 @@ def make_step_fn(
       strategy: Reduction of the replicas' gradients to one.
       clip: Clip of the step, applied here if its stage is "accumulated"; None for no clip.
       tx: The optimizer.
-      shards: The part of the parameters that each device updates.
+      shards: The shard of the parameters that each device updates.
     """
     optimizer = optax.with_extra_args_support(tx)
 

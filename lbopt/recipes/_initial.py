@@ -212,12 +212,13 @@ def check_text(place: str, vocabulary: Vocabulary) -> None:
                 json.dumps(getattr(one.explicit(), names[0])) for one in (known, normalization)
             )
             fix = (
-                f"{source} says {names[0]} = {theirs}, and the data have {ours}; cut text as the "
+                f"{{source}} says {names[0]} = {theirs}, and the data have {ours}; cut text as the "
                 "network knows it: prepare it with this vocabulary, or leave {lowercase} and "
                 "{vocab_file} None"
             )
             also = {"lowercase": "data.lowercase", "vocab_file": "data.vocab_file"}
-            raise UserError("init_from", place, fix, code="mismatch", also=also)
+            files = {"source": source}
+            raise UserError("init_from", place, fix, code="mismatch", also=also, files=files)
 
 
 def _check_pieces(path: pathlib.Path, place: str, ours: Sequence[str]) -> None:
@@ -239,10 +240,10 @@ def _check_pieces(path: pathlib.Path, place: str, ours: Sequence[str]) -> None:
     if wrong:
         words = " and the data have ".join(map(brief, pairs[wrong[0]]))
         fix = (
-            f"token {wrong[0]} is {words} ({len(wrong)} differ); prepare the data with {file}, or "
-            "start from a network that learned their vocabulary"
+            f"token {wrong[0]} is {words} ({len(wrong)} differ); prepare the data with {{file}}, "
+            "or start from a network that learned their vocabulary"
         )
-        raise UserError("init_from", place, fix, code="mismatch")
+        raise UserError("init_from", place, fix, code="mismatch", files={"file": file})
 
 
 def _stated_text(path: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path | None]:

@@ -21,7 +21,7 @@ from lbopt.config import (
     step_options,
 )
 from lbopt.errors import require
-from lbopt.parallel import check_divisible, on_one_device
+from lbopt.parallel import on_one_device, splits_evenly
 from lbopt.recipes import (
     Problem,
     check_batch,
@@ -216,12 +216,17 @@ def _check_microsteps(cell: Cell) -> None:
     """Check that replicas, microsteps and groups of batch norm divide the batch of a cell."""
     size = cell.global_batch_size
     microsteps = cell.train.parallel.num_microsteps
-    with errors.about("parallel.num_microsteps", microsteps, code="mismatch"):
-        check_divisible(size, 1, microsteps)
+    fix = f"it does not divide batch {size}; use a divisor of it"
+    fits = splits_evenly(size, 1, microsteps)
+    require(fits, "parallel.num_microsteps", microsteps, fix, code="mismatch")
 
     replicas = cell.train.aggregator.replicas_per_device
-    with errors.about("aggregator.replicas_per_device", replicas, code="mismatch"):
-        check_divisible(size, replicas, microsteps)
+    fix = (
+        f"{replicas} replicas, of {microsteps} microsteps each, do not divide batch {size}; use "
+        "fewer"
+    )
+    fits = splits_evenly(size, replicas, microsteps)
+    require(fits, "aggregator.replicas_per_device", replicas, fix, code="mismatch")
     options = step_options(cell.train, cell.problem.stacked)
     with naming_step():
         on_one_device(options.reduction)  # an aggregator may ask for an even number of replicas

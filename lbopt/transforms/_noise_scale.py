@@ -40,9 +40,9 @@ def estimate_noise(
     and g_big is the mean of the slices' gradients.
 
     Args:
-      small_square_norm: Scalar, mean over the parts of the squared norm of their mean gradients.
+      small_square_norm: Scalar, mean over the slices of the squared norm of their mean gradients.
       big_square_norm: Scalar, squared norm of the mean gradient of the whole batch.
-      num_small: Number of parts n, at least 2.
+      num_small: Number of slices n, at least 2.
       big_batch_size: Number of examples B of the whole batch.
 
     >>> estimate = estimate_noise(jnp.float32(3.0), jnp.float32(2.0), 2, 8)

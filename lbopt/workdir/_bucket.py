@@ -87,6 +87,8 @@ def local_workdir(
             # The user knows the folder in the bucket, not the mirror.
             error.field = _moved(error.field, folder, workdir)
             error.value = _moved(error.value, folder, workdir)
+            for name, path in error.files.items():
+                error.files[name] = _moved(path, folder, workdir)
             raise
         finally:
             del _MIRRORS[mirror.folder]

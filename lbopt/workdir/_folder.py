@@ -196,16 +196,17 @@ def read_config(path: paths.GivenPath, kind: str | None = None) -> dict[str, Any
       EnvironmentProblem: If the file cannot be read.
     """
     file = absolute_workdir(path) / "config.json"
-    shown = _bucket.shown_path(file)
     try:
-        saved = _parse_config(_typed_json.read_bytes(file, _typed_json.MOST_BYTES), shown)
+        saved = _parse_config(_typed_json.read_bytes(file, _typed_json.MOST_BYTES), str(file))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        fix = f"{shown} cannot be read ({error.strerror}); make it readable or use another folder"
-        raise EnvironmentProblem("workdir", reason=fix, code="resource") from error
+        fix = f"{{file}} cannot be read ({error.strerror}); make it readable or use another folder"
+        raise EnvironmentProblem(
+            "workdir", reason=fix, code="resource", files={"file": file}
+        ) from error
     except ValueError as error:
-        raise _no_config(shown, error) from error
+        raise _no_config(str(file), error) from error
     if kind is not None and saved["kind"] != kind:
         fix = f"it holds a {KINDS[saved['kind']]}, not a {KINDS[kind]}; use another folder"
         raise UserError("workdir", str(file.parent), fix, code="mismatch")
@@ -225,7 +226,7 @@ def read_study_config(file: Any) -> dict[str, Any]:
     try:
         return _typed_json.records(_typed_json.read_file(file, _SavedStudy), str(file), _RESTORE)
     except ValueError as error:
-        raise _no_config(_bucket.shown_path(file), error) from error
+        raise _no_config(str(file), error) from error
 
 
 def _parse_config(data: bytes, file: str) -> dict[str, Any]:
@@ -242,8 +243,8 @@ def _parse_config(data: bytes, file: str) -> dict[str, Any]:
 
 
 def _no_config(file: str, error: ValueError) -> EnvironmentProblem:
-    fix = f"{file} is not a config.json of lbopt ({error}); {_RESTORE}"
-    return EnvironmentProblem("workdir", reason=fix, code="damaged")
+    fix = f"{{file}} is not a config.json of lbopt ({error}); {_RESTORE}"
+    return EnvironmentProblem("workdir", reason=fix, code="damaged", files={"file": file})
 
 
 def make_writable_folder(folder: pathlib.Path) -> None:

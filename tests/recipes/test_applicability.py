@@ -165,23 +165,22 @@ ADAPTED = [
     {"trust_ratio_exclude": ("^body/",)},
     {"trust_ratio_exclude": ("^body/",), "trust_ratio_include": ("^body/",)},
 ]
-CLIPPED = [{"clip_stage": "none"}]
 VELOCITY = [{"nesterov": True}, {"momentum": 0.0, "nesterov": True}]
 
 
 def changes_of(config):
     """Return values of fields, the last of which may have an effect beside the others."""
     if config.name in ("lamb", "lans"):
-        return MASKED + ADAPTED + CLIPPED
+        return MASKED + ADAPTED
     if config.name != "lars":
-        return MASKED + CLIPPED + (VELOCITY if config.name != "adamw" else [])
+        return MASKED + (VELOCITY if config.name != "adamw" else [])
     of_lars = [{"trust_coefficient": 0.5}, {"trust_ratio_eps": 0.5}]
     options = VARIANTS["lars"][config.variant].options
     if options.clip_mode == "clip":
-        return MASKED + of_lars + [{"trust_ratio_clip_mode": "scale"}] + CLIPPED + VELOCITY
+        return MASKED + of_lars + [{"trust_ratio_clip_mode": "scale"}] + VELOCITY
     if options.trust_ratio_bounds is None:
         of_lars.append({"trust_coefficient": 0.5, "trust_ratio_clip_mode": "clip"})
-    return MASKED + ADAPTED + of_lars + CLIPPED + VELOCITY
+    return MASKED + ADAPTED + of_lars + VELOCITY
 
 
 def updates_of(config):
@@ -365,7 +364,6 @@ def test_a_flag_without_effect_on_a_study_is_refused(name):
         ("train.parallel.order", "torus"),
         ("arms[0].optimizer.monitor_layers", True),
         ("arms[0].optimizer.track_noise_scale", True),
-        ("train.parallel.num_devices", 1),
     ],
 )
 def test_a_study_refuses_what_no_trial_uses(name, value):
@@ -476,7 +474,6 @@ def lamb(variant, **options):
         ("config.optimizer.weight_decay_exclude", lamb("paper", weight_decay_exclude=("kernel",))),
         ("config.optimizer.trust_ratio_bounds", lamb("apex", trust_ratio_bounds=(0.0, 1.0))),
         ("config.optimizer.trust_ratio_exclude", lamb("you_rn50", trust_ratio_exclude=("^a",))),
-        ("config.optimizer.clip_stage", lamb("paper", clip_stage="none")),
         (
             "config.model.batch_norm_running_from",
             {"model": ModelConfig("resnet", size="18", batch_norm_running_from="first")},

@@ -261,6 +261,15 @@ def test_questions_keep_their_case_where_it_is_said(cased, tmp_path):
         assert questions_of(data)[0].startswith("[CLS] what is")
 
 
+def test_a_run_names_the_field_that_keeps_case(cased, flags, tmp_path, capsys):
+    _, file = cased
+    vocabulary = (f"--config.data.vocab_file={file}", "--config.data.vocab_size=11")
+    with refused("config.data.lowercase", None, "missing") as caught:
+        run_refused(capsys, "train", *flags, *vocabulary, f"--workdir={tmp_path / 'run'}")
+    assert str(file) in str(caught.value)
+    assert "config.data.lowercase=false" in str(caught.value)
+
+
 def test_a_run_of_before_goes_on_with_its_vocabulary_and_lowercases(cased, tmp_path):
     """An older run has no tokenizer_config.json, and its original vocabulary file may be gone."""
     data, file = cased

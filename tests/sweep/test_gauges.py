@@ -102,7 +102,7 @@ def test_no_signal_is_an_infinite_noise_scale():
     assert noise_scales([seed]) == [(1, 3.0), (2, np.inf), (3, np.inf)]
 
 
-def test_example_i_belongs_to_part_i_over_b():
+def test_example_i_belongs_to_slice_i_over_b():
     """The first half of the examples points east and the second north."""
     x = jnp.repeat(jnp.eye(2), 8, axis=0)
     probe = _gauges.make_probe(squares, 4)({"x": jnp.zeros(2)}, {}, {"x": x}, KEY)
@@ -117,13 +117,13 @@ def test_example_i_belongs_to_part_i_over_b():
     ).phi == pytest.approx(0, abs=1e-6)
 
 
-def test_gradients_of_parts_are_numpys():
+def test_gradients_of_slices_are_numpys():
     rng = np.random.default_rng(0)
-    parts = rng.normal(size=(6, 5)).astype(np.float32)
+    slices = rng.normal(size=(6, 5)).astype(np.float32)
     found = _gauges.slice_gradients(
-        lambda w, part: {"w": w["w"] * part}, {"w": jnp.arange(5.0)}, jnp.asarray(parts)
+        lambda w, one_slice: {"w": w["w"] * one_slice}, {"w": jnp.arange(5.0)}, jnp.asarray(slices)
     )
-    each = np.arange(5.0) * parts
+    each = np.arange(5.0) * slices
     for ours, theirs in zip(found[:3], (each, each[:3], each[3:]), strict=True):
         assert ours["w"] == pytest.approx(theirs.mean(0), rel=1e-5, abs=1e-6)
     assert found.mean_square_norm == pytest.approx(np.mean(np.sum(each**2, 1)), rel=1e-5)
@@ -131,8 +131,10 @@ def test_gradients_of_parts_are_numpys():
 
 def test_bf16_gradients_are_summed_in_fp32():
     """In bf16, 256 + 1 is 256."""
-    parts = jnp.array([256.0, 1, 1, 1, 1, 1, 1, 1], jnp.bfloat16)[:, None]
-    found = _gauges.slice_gradients(lambda w, part: part, jnp.zeros(1, jnp.bfloat16), parts)
+    slices = jnp.array([256.0, 1, 1, 1, 1, 1, 1, 1], jnp.bfloat16)[:, None]
+    found = _gauges.slice_gradients(
+        lambda w, one_slice: one_slice, jnp.zeros(1, jnp.bfloat16), slices
+    )
     assert (found.first_half.dtype, found.first_half[0]) == (jnp.float32, 259 / 4)
     assert found.mean_square_norm == pytest.approx((256**2 + 7) / 8, rel=1e-6)
 
@@ -200,10 +202,10 @@ def test_lipschitz_does_not_depend_on_the_size_of_the_gradient():
     batch, matrix, vector = make_quadratic()
     w = np.random.default_rng(1).normal(size=SIDE)
     g = matrix @ w + vector
-    parts = _gauges.split_slices(batch, 2)
-    loss = lambda params, part: quadratic(params, {}, part, KEY)[0]  # noqa: E731
+    slices = _gauges.split_slices(batch, 2)
+    loss = lambda params, one_slice: quadratic(params, {}, one_slice, KEY)[0]  # noqa: E731
     for scale in (1e-12, 1.0, 1e12):
-        found = _gauges.local_lipschitz(loss, split(w), split(scale * g), parts)
+        found = _gauges.local_lipschitz(loss, split(w), split(scale * g), slices)
         assert found == pytest.approx(abs(g @ matrix @ g) / (g @ g), rel=1e-5)
 
 
@@ -214,7 +216,7 @@ def test_at_rest_there_is_no_direction():
     assert (probe.noise_trace, probe.gradient_square_norm) == (0, 0)
 
 
-def test_each_part_has_random_numbers_of_its_own_and_both_passes_the_same():
+def test_each_slice_has_random_numbers_of_its_own_and_both_passes_the_same():
     """For the loss c |w|^2 / 2 with a random c, gradient and Hessian then have the same mean c."""
 
     def loss_fn(params, model_state, batch, rng):
@@ -266,13 +268,13 @@ def vdot(one, other):
 def test_lipschitz_is_the_finite_difference_of_two_gradients(name):
     """Differences over 3e-4 round by about 2e-4; larger ones cross kinks of ReLU or a maximum."""
     loss_fn, params, model_state, batch, probe = make_model(name)
-    parts = _gauges.split_slices(batch, 2)
+    slices = _gauges.split_slices(batch, 2)
 
     @jax.jit
     def gradient(params):
         gradient = jax.grad(loss_fn, has_aux=True)
-        each = lambda part: gradient(params, model_state, part, KEY)[0]  # noqa: E731
-        return jax.tree.map(lambda x: x.mean(0), jax.lax.map(each, parts))
+        each = lambda one_slice: gradient(params, model_state, one_slice, KEY)[0]  # noqa: E731
+        return jax.tree.map(lambda x: x.mean(0), jax.lax.map(each, slices))
 
     g = gradient(params)
     step = jax.tree.map(lambda x: 3e-4 * x / np.sqrt(vdot(g, g)), g)
@@ -319,11 +321,11 @@ def test_memory_does_not_grow_with_the_number_of_slices():
 
 
 @pytest.mark.parametrize("num_slices", [-2, 0, 1, 3])
-def test_an_odd_number_of_parts_is_refused(num_slices):
+def test_an_odd_number_of_slices_is_refused(num_slices):
     with refused("num_slices", num_slices):
         _gauges.make_probe(squares, num_slices)
 
 
-def test_parts_of_unequal_size_are_refused():
+def test_slices_of_unequal_size_are_refused():
     with refused("num_slices", 4):
         _gauges.make_probe(squares, 4)({"x": jnp.zeros(1)}, {}, {"x": jnp.zeros((6, 1))}, KEY)

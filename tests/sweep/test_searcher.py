@@ -25,14 +25,14 @@ def test_asking_again_before_telling_is_refused(search):
 
 
 def test_telling_without_asking_is_refused(search):
-    with pytest.raises(RuntimeError):
+    with raised(RuntimeError, numbers=[]):
         search.tell([FINE, FINE])
 
 
 def test_telling_twice_is_refused(search):
     search.ask()
     search.tell([FINE, FINE])
-    with pytest.raises(RuntimeError):
+    with raised(RuntimeError, numbers=[]):
         search.tell([FINE, FINE])
 
 

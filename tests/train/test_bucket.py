@@ -176,8 +176,7 @@ def test_an_error_names_the_file_in_the_bucket(name, tmp_path, monkeypatch):
         _bucket.local_workdir("gs://bucket/run", write=False, hold=False) as folder,
     ):
         fail(folder)
-    place = tmp_path if name == "config.json" else "gs://bucket/run"
-    assert f"{place}/{name}" in str(raised.value)
+    assert f"gs://bucket/run/{name}" in str(raised.value)
     assert folder not in str(raised.value)
 
 

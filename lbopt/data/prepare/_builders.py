@@ -122,8 +122,8 @@ def _progress_bars(shown: bool) -> Iterator[None]:
 def quiet() -> Iterator[None]:
     """Hide what TFDS prints, and the log of its libraries. Progress bars stay visible.
 
-    Until the end, standard output of all threads is hidden, and the log levels are those of the
-    whole process.
+    Until the end, standard output of all threads is hidden, and log levels change for the whole
+    process.
     """
     loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
     levels = [logger.level for logger in loggers]

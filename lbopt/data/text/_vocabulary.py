@@ -190,14 +190,16 @@ def decide_normalization(
     # and a doubtful one is reported.
     stated, source = stated_normalization(path)
     capitals = _with_capitals(pieces)
-    examples = ", ".join(capitals[:3])
-    some = f"{len(capitals)} of {len(pieces)} pieces of {path} have capitals ({examples})"
-    fix = (
-        f"{some}, and no {SETTINGS_FILE} beside it says do_lower_case; give {{lowercase}}=false to "
-        "keep case, {lowercase}=true to drop it"
-    )
-    known = lowercase is not None or source is not None or not capitals
-    require(known, "lowercase", lowercase, fix, code="missing", also=["lowercase"])
+    counted = f"{len(capitals)} of {len(pieces)} pieces"
+    capital = f"have capitals ({', '.join(capitals[:3])})"
+    if lowercase is None and source is None and capitals:
+        fix = (
+            f"{counted} of {{path}} {capital}, and no {SETTINGS_FILE} beside it says "
+            "do_lower_case; give {lowercase}=false to keep case, {lowercase}=true to drop it"
+        )
+        also = ["lowercase"]
+        files = {"path": path}
+        raise UserError("lowercase", lowercase, fix, code="missing", also=also, files=files)
 
     field = place_of("lowercase")
     found = TextNormalization(**stated)
@@ -212,7 +214,7 @@ def decide_normalization(
     if lowercase is None:
         fix = f"; if that is wrong, give {field}={json.dumps(not found.do_lower_case)}"
     if found.do_lower_case and capitals:
-        say(f"{some}, but text is lowercased: these pieces stay unused{fix}")
+        say(f"{counted} of {path} {capital}, but text is lowercased: they stay unused{fix}")
     if not found.do_lower_case and not capitals:
         say(
             f"no piece of {path} has a capital, but text is not lowercased: words with capitals "

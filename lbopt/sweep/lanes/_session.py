@@ -76,12 +76,14 @@ class Equipment:
 
         All trials are probed on the same examples.
         """
-        parts = self._measure.probe_parts
+        num_slices = self._measure.probe_parts
         train = self._problem.splits.train
-        indices = example_indices(len(train), _PROBED, 0, parts * self._measure.probe_part_size)
+        indices = example_indices(
+            len(train), _PROBED, 0, num_slices * self._measure.probe_part_size
+        )
         batch = train.draw(indices, np.zeros_like(indices), _PROBED)
         batch.pop(DAMAGED, None)  # the next good records are in the places of damaged ones
-        gauge = make_probe(self._problem.loss_fn, parts, dict(self._measure.phi_modules))
+        gauge = make_probe(self._problem.loss_fn, num_slices, dict(self._measure.phi_modules))
 
         def measured(batch: Any, params: Any, model_state: Any) -> dict[str, Any]:
             return gauge(params, model_state, batch, jax.random.key(_PROBED)).flat()
