@@ -14,7 +14,9 @@ import scipy
 from refusal import names_in, numbers_in, refused, troubled
 
 from lbopt.cli import load_config
-from lbopt.config import SweepConfig, config_to_json
+from lbopt.cli._evaluate import UNUSED_BY_EVALUATION
+from lbopt.cli._train import comparison
+from lbopt.config import SweepConfig, TrainConfig, config_to_json
 from lbopt.errors import NO_VALUE
 from lbopt.sweep._results import REQUIRED
 from lbopt.workdir import open_workdir
@@ -436,3 +438,21 @@ def test_what_killed_processes_have_left_is_removed(lbopt, small, workdir):
     os.utime(workdir / ".young.json.5", (0, 0))
     assert lbopt("report", f"--workdir={workdir}")[0] == 0
     assert not (workdir / ".young.json.5").exists()
+
+
+def test_an_evaluation_may_have_other_groups_of_batch_norm(configs):
+    """With one group, the running statistics have no first one to come from."""
+    saved, ours = (
+        load_config(
+            f"{configs / 'resnet50_lamb.py'}:32768",
+            [f"--config.model.{field}" for field in fields],
+            TrainConfig,
+        )
+        for fields in (
+            ("batch_norm_scope=local", "batch_norm_running_from=first"),
+            ("batch_norm_scope=global",),
+        )
+    )
+    saved = {"config": config_to_json(saved)}
+    assert comparison(ours, UNUSED_BY_EVALUATION)(saved) == []
+    assert comparison(ours)(saved) != []
