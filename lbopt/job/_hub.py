@@ -556,10 +556,15 @@ class Hub:
 
 
 def _slowest_first(processes: dict[int, _Process]) -> list[_Process]:
-    """Return the processes by progress, the slowest first; only one for each step and activity."""
-    ordered = sorted(
-        processes.values(), key=lambda process: (process.step, process.doing.startswith("in step"))
-    )
+    """Return the processes by progress, the slowest first; only one for each step and activity.
+
+    Of processes that are equally far, the one that its guard has not heard for longest comes first.
+    """
+
+    def progress(process: _Process) -> tuple[Any, ...]:
+        return process.step, process.doing.startswith("in step"), -process.silent_s
+
+    ordered = sorted(processes.values(), key=progress)
     first_of_each: dict[tuple[int, str], _Process] = {}
     for process in ordered:
         first_of_each.setdefault((process.step, process.doing), process)
