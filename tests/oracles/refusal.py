@@ -85,4 +85,4 @@ def _reason(error):
     """Return the reason as it is shown: with the places of the other fields that it names."""
     if not isinstance(error, LboptError):
         return str(error)
-    return str(UserError(error.reason, also=error.also))
+    return str(UserError(error.reason, also=error.also, files=error.files))
