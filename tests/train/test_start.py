@@ -166,8 +166,8 @@ def test_words_with_other_numbers_are_refused(tmp_path):
     _initial.check_text(str(tmp_path), Vocabulary(("[PAD]", "leukemia", "the", "of", "more")))
     with refused("init_from", str(tmp_path), "mismatch") as caught:
         _initial.check_text(str(tmp_path), Vocabulary(("[PAD]", "[unused1]", "of", "the"), UNCASED))
-    for part in ("2", "'the'", "'of'", "vocab.txt"):
-        assert part in caught.value.reason
+    for part in ("2", "'the'", "'of'", str(tmp_path / "vocab.txt")):
+        assert part in str(caught.value)
     (tmp_path / "vocab.txt").write_text("the\nthe\n")  # of one that is not read nothing is known
     _initial.check_text(str(tmp_path), Vocabulary(("the", "of"), UNCASED))
 
