@@ -26,6 +26,7 @@ LEVELS = {
         "_shown",
         "paths",
         "_unfinished",
+        "_user_code",
     },
     1: {"job", "transforms", "schedules", "losses", "metrics", "models", "aggregators"},
     2: {"parallel", "config", "data", "interchange"},

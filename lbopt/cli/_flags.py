@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import difflib
-import importlib.util
 import operator
 import os
 import pathlib
-import sys
 import typing
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
 
-from lbopt import errors, paths
+from lbopt import _user_code, errors, paths
 from lbopt._shown import shell_line, show
 from lbopt.config import check_fields, check_flag, unused
 from lbopt.errors import UserError, require
@@ -27,8 +23,6 @@ from lbopt.errors import UserError, require
 _OVERRIDE = ("--config.", "-config.")
 _LOCAL = ("configs", "data_dir", "folder", "job_secret_file", "manual_dir", "output", "vocab")
 """Flags that take a local path. (`--workdir` may be in a bucket, and `--config` may have a row.)"""
-_beside: dict[str, str] = {}
-"""Module that a config of this process imported from `_import_folders` -> the config's folder."""
 
 
 def parse(
@@ -206,91 +200,15 @@ def config_rows(path: str) -> list[str]:
 
 
 def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
-    """Import a config file, and return `ask(module)`; both may import from `_import_folders`."""
+    """Import a config file, and return `ask(module)`; code that it names is looked for beside it."""
     file = paths.local(path, "--config")
     if not file.is_file():
         fix = f"there is no file {path!r} here ({pathlib.Path.cwd()})"
         raise UserError("--config", flag, fix, code="missing")
     if file.suffix != ".py":
         raise UserError("--config", flag, "give a Python file (.py)")
-
-    folders = _import_folders(file)
-    beside = folders[0]
-    spec = importlib.util.spec_from_file_location(
-        f"lbopt_config_{file.stem}_{zlib.crc32(os.fsencode(beside)):x}", file
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their annotations up there
-
-    # Forget what configs of other folders imported: this one may mean other modules by the names.
-    for name in [name for name, folder in _beside.items() if folder != beside]:
-        sys.modules.pop(name, None)
-        del _beside[name]
-
-    hidden = _hide_namesakes(folders)
-    before = set(sys.modules)
-    sys.path[:0] = folders
-    try:
-        spec.loader.exec_module(module)
-        return ask(module)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        fix = f"{type(error).__name__}: {error}; correct {path}"
-        raise UserError("--config", flag, fix, code="damaged") from error
-    finally:
-        for folder in folders:
-            with contextlib.suppress(ValueError):  # the config may have removed it
-                sys.path.remove(folder)
-        new = {name for name in set(sys.modules) - before if name.partition(".")[0] not in before}
-        _beside.update(
-            (name, beside)
-            for name in new
-            if any(_lies_in(folder, sys.modules[name]) for folder in folders)
-        )
-        for name, namesake in hidden.items():
-            sys.modules[name] = namesake
-            _beside.pop(name, None)
-
-
-def _import_folders(file: pathlib.Path) -> list[str]:
-    """Return the folders from which a config may import: its own, and perhaps the one above.
-
-    The folder above counts if it has a `common.py` and the config's own folder has none, so that
-    studies share the modules of the recipes above them. Otherwise any Python file above a user's
-    config could take the place of an installed module of the same name.
-    """
-    own = file.resolve().parent
-    here, above = (os.path.isfile(folder / "common.py") for folder in (own, own.parent))
-    return [str(own), str(own.parent)] if above and not here else [str(own)]
-
-
-def _hide_namesakes(folders: Sequence[str]) -> dict[str, Any]:
-    """Take modules of other places that have the name of a file in `folders` out of `sys.modules`.
-
-    A program may have imported a `common` of its own before it loads a config beside another one.
-    """
-    places = {
-        file.stem: folder
-        for folder in reversed(folders)  # of two files of one name, the first folder's is imported
-        for file in pathlib.Path(folder).glob("*.py")
-    }
-    return {
-        name: sys.modules.pop(name)
-        for name in places.keys() & sys.modules.keys() - sys.stdlib_module_names
-        if not _lies_in(places[name], sys.modules[name])
-    }
-
-
-def _lies_in(folder: str, module: Any) -> bool:
-    """Return whether a module came from `folder`, but not from a longer path in it (a `.venv`)."""
-    file = str(getattr(module, "__file__", None) or "")
-    above = [
-        other for other in (folder, *sys.path) if file.startswith(other.rstrip(os.sep) + os.sep)
-    ]
-    return max(above, key=len, default=None) == folder
+    _user_code.look_beside(_user_code.import_folders(file))
+    return _user_code.import_file(file, ask, "--config", flag, anew=True)
 
 
 def command_line(command: str, argv: Sequence[str]) -> str:

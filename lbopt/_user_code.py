@@ -1,0 +1,340 @@
+"""Code of the user: config files, and the functions that a config names.
+
+A place is `module:name` or `file.py:name`. Modules and files are looked for beside the config that
+was loaded last, then in the current folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import os
+import pathlib
+import re
+import site
+import sys
+import sysconfig
+import traceback
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from lbopt import paths
+from lbopt.errors import LboptError, UserError, require
+
+_PLACE = re.compile(r"(?P<module>.+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
+_GIVEN = "python"
+"""The module of places of objects that a program handed over, see `place_of_object`."""
+_given: dict[str, Any] = {}
+_beside: dict[str, str] = {}
+"""Module that a file of the user imported from `_import_folders` -> the file's folder."""
+_config_folders: list[str] = []
+
+
+def is_place(text: str) -> bool:
+    """Return whether a text has the form of a place.
+
+    >>> [is_place(text) for text in ("my.module:make", "../net.py:Net", "lamb", "gs://b/c.py")]
+    [True, True, False, False]
+    """
+    return _PLACE.fullmatch(text) is not None and not paths.is_address(text)
+
+
+def look_beside(folders: Sequence[str]) -> None:
+    """Look for the code of places in these folders first."""
+    _config_folders[:] = folders
+
+
+def place_of_object(given: Any, name: str) -> str:
+    """Return a place at which `load` finds an object of this program.
+
+    Args:
+      given: The object.
+      name: Name for messages, an identifier. A number is added if another object has it.
+    """
+    number = 1
+    place = f"{_GIVEN}:{name}"
+    while _given.get(place, given) is not given:
+        number += 1
+        place = f"{_GIVEN}:{name}_{number}"
+    _given[place] = given
+    return place
+
+
+def load(place: str, field: str) -> Any:
+    """Return the object at a place.
+
+    Args:
+      place: `module:name` or `file.py:name`.
+      field: Field that holds it, for errors.
+
+    Raises:
+      UserError: If the text is no place, or the file or the name is not there, or the file cannot
+        be imported; it names the file and the line.
+    """
+    found = _PLACE.fullmatch(place)
+    require(found, field, place, "write module:name or file.py:name")
+    assert found is not None
+    if found["module"] == _GIVEN:
+        fix = "only the program that made it has this object; give module:name or file.py:name"
+        require(place in _given, field, place, fix, code="missing")
+        return _given[place]
+
+    if found["module"].endswith(".py"):
+        module = _module_of_file(place, found["module"], field)
+    else:
+        module = _module_of_name(place, found["module"], field)
+    names = ", ".join(name for name in vars(module) if not name.startswith("_")) or "no name"
+    fix = f"{{file}} has no {found['name']}; it has {names[:200]}"
+    if not hasattr(module, found["name"]):
+        files = {"file": getattr(module, "__file__", None) or module.__name__}
+        raise UserError(field, place, fix, code="missing", files=files)
+    return getattr(module, found["name"])
+
+
+def _module_of_file(place: str, text: str, field: str) -> Any:
+    given = paths.local(text, field)
+    candidates = [pathlib.Path(folder) / given for folder in _folders()]
+    file = next((file for file in candidates if file.is_file()), None)
+    if file is None:
+        where = " or ".join(dict.fromkeys(str(file) for file in candidates))
+        fix = f"there is no {where}; give the path from the config's folder"
+        raise UserError(field, place, fix, code="missing")
+    known = sys.modules.get(_module_name(file))
+    return import_file(file, lambda module: module, field, place) if known is None else known
+
+
+def _module_of_name(place: str, name: str, field: str) -> Any:
+    folders = _folders()
+    with naming_errors(field, place), _imports_from(folders):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            fix = f"there is no module {error.name} in {' or '.join(folders)}, nor is it installed"
+            raise UserError(field, place, f"{fix}; correct the name", code="missing") from error
+
+
+def _folders() -> list[str]:
+    return list(dict.fromkeys([*_config_folders, os.getcwd()]))
+
+
+def _module_name(file: pathlib.Path) -> str:
+    beside = str(file.resolve().parent)
+    return f"lbopt_config_{file.stem}_{zlib.crc32(os.fsencode(beside)):x}"
+
+
+def import_file(
+    file: pathlib.Path, ask: Callable[[Any], Any], field: str, value: str, anew: bool = False
+) -> Any:
+    """Import a Python file, and return `ask(module)`; both may import what lies beside the file.
+
+    Args:
+      file: The file.
+      ask: Function of the module.
+      field: Field that names the file, for errors.
+      value: Value of that field.
+      anew: Whether modules that files of other folders imported are forgotten, because this one may
+        mean other modules by the same names.
+
+    Raises:
+      UserError: If the file, or `ask`, raises an error; it names the file and the line.
+    """
+    folders = import_folders(file)
+    spec = importlib.util.spec_from_file_location(_module_name(file), file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(spec.name)
+    sys.modules[spec.name] = module  # dataclasses look their annotations up there
+
+    if anew:
+        for name in [name for name, folder in _beside.items() if folder != folders[0]]:
+            sys.modules.pop(name, None)
+            del _beside[name]
+    try:
+        with naming_errors(field, value, str(file)), _imports_from(folders):
+            spec.loader.exec_module(module)
+            return ask(module)
+    except BaseException:
+        if before is None:
+            sys.modules.pop(spec.name, None)
+        else:
+            sys.modules[spec.name] = before
+        raise
+
+
+@contextlib.contextmanager
+def _imports_from(folders: Sequence[str]) -> Iterator[None]:
+    """Let imports inside find the modules of these folders before all others of their names."""
+    hidden = _hide_namesakes(folders)
+    before = set(sys.modules)
+    sys.path[:0] = folders
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        for folder in folders:
+            with contextlib.suppress(ValueError):  # the file may have removed it
+                sys.path.remove(folder)
+        new = {name for name in set(sys.modules) - before if name.partition(".")[0] not in before}
+        _beside.update(
+            (name, folders[0])
+            for name in new
+            if any(_lies_in(folder, sys.modules[name]) for folder in folders)
+        )
+        for name, namesake in hidden.items():
+            sys.modules[name] = namesake
+            _beside.pop(name, None)
+
+
+def import_folders(file: pathlib.Path) -> list[str]:
+    """Return the folders from which a file may import: its own, and perhaps the one above.
+
+    The folder above counts if it has a `common.py` and the file's own folder has none, so that
+    studies share the modules of the recipes above them. Otherwise any Python file above a user's
+    config could take the place of an installed module of the same name.
+    """
+    own = file.resolve().parent
+    here, above = (os.path.isfile(folder / "common.py") for folder in (own, own.parent))
+    return [str(own), str(own.parent)] if above and not here else [str(own)]
+
+
+def _hide_namesakes(folders: Sequence[str]) -> dict[str, Any]:
+    """Take modules of other places that have the name of a file in `folders` out of `sys.modules`.
+
+    A program may have imported a `common` of its own before it loads a config beside another one.
+    """
+    places = {
+        file.stem: folder
+        for folder in reversed(folders)  # of two files of one name, the first folder's is imported
+        for file in pathlib.Path(folder).glob("*.py")
+    }
+    return {
+        name: sys.modules.pop(name)
+        for name in places.keys() & sys.modules.keys() - sys.stdlib_module_names
+        if not _lies_in(places[name], sys.modules[name])
+    }
+
+
+def _lies_in(folder: str, module: Any) -> bool:
+    """Return whether a module came from `folder`, but not from a longer path in it (a `.venv`)."""
+    file = str(getattr(module, "__file__", None) or "")
+    above = [
+        other for other in (folder, *sys.path) if file.startswith(other.rstrip(os.sep) + os.sep)
+    ]
+    return max(above, key=len, default=None) == folder
+
+
+@contextlib.contextmanager
+def naming_errors(field: str, value: Any, file: str | None = None) -> Iterator[None]:
+    """Turn exceptions that the user's code raises inside into a `UserError` with file and line.
+
+    Errors of lbopt pass.
+
+    Args:
+      field: Field that names the code.
+      value: Value of that field.
+      file: File to name if the exception met no line of the user's code; None to let it pass.
+    """
+    try:
+        yield
+    except LboptError:
+        raise
+    except (Exception, SystemExit) as error:
+        line = _line_of_user(error)
+        if line is None and file is None:
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        where = "{file}" if line is None else f"{{file}}, line {line[1]}"
+        files = {"file": file if line is None else line[0]}
+        fix = f"{where}: {what}; correct it"
+        raise UserError(field, value, fix, code="damaged", files=files) from error
+
+
+def _line_of_user(error: BaseException) -> tuple[str, int] | None:
+    """Return the file of the user and the line at which an exception was raised; None without."""
+    if isinstance(error, SyntaxError) and error.filename and is_of_user(error.filename):
+        return error.filename, error.lineno or 1
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [(frame.filename, frame.lineno or 1) for frame in frames if is_of_user(frame.filename)]
+    return lines[-1] if lines else None
+
+
+def is_of_user(file: str) -> bool:
+    """Return whether a file is neither Python's, nor of lbopt or another installed package."""
+    if file.startswith("<"):
+        return False
+    real = os.path.realpath(file)
+    return not any(real.startswith(folder + os.sep) for folder in _installed())
+
+
+def _installed() -> list[str]:
+    """Return the folders of Python, of installed packages and of lbopt."""
+    packages = [*site.getsitepackages(), site.getusersitepackages()]
+    python = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    own = os.path.dirname(__file__)
+    return [os.path.realpath(folder) for folder in (*packages, *python, own)]
+
+
+def source_files(places: Sequence[str]) -> list[pathlib.Path]:
+    """Return the files of the user's code at these places, and those that they import, sorted.
+
+    Args:
+      places: Places whose modules are imported.
+    """
+    modules = [sys.modules.get(name) for name in map(_name_of_module, places) if name]
+    waiting = [str(module.__file__) for module in modules if getattr(module, "__file__", None)]
+    found: set[str] = set()
+    while waiting:
+        file = os.path.realpath(waiting.pop())
+        if file not in found and is_of_user(file) and os.path.isfile(file):
+            found.add(file)
+            waiting += _imported_files(pathlib.Path(file))
+    return [pathlib.Path(file) for file in sorted(found)]
+
+
+def _name_of_module(place: str) -> str | None:
+    """Return the name in `sys.modules` of the module of a place; None without one."""
+    found = _PLACE.fullmatch(place)
+    if found is None:
+        return None
+    if found["module"] == _GIVEN:
+        return getattr(_given.get(place), "__module__", None)
+    if not found["module"].endswith(".py"):
+        return found["module"]
+    files = (pathlib.Path(folder) / found["module"] for folder in _folders())
+    return next((_module_name(file) for file in files if file.is_file()), None)
+
+
+def _imported_files(file: pathlib.Path) -> list[str]:
+    """Return the files of modules that the imports in a Python file name."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    names = set()
+    package = _package_of(file)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
+            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    whole = {
+        ".".join(name.split(".")[: n + 1]) for name in names for n in range(name.count(".") + 1)
+    }
+    modules = (sys.modules.get(name) for name in whole)
+    return [str(module.__file__) for module in modules if getattr(module, "__file__", None)]
+
+
+def _package_of(file: pathlib.Path) -> str:
+    """Return the package of an imported module, to which its relative imports refer."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(file):
+            return getattr(module, "__package__", None) or ""
+    return ""
