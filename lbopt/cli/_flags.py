@@ -17,7 +17,7 @@ from ml_collections import config_flags
 
 from lbopt import _user_code, errors, paths
 from lbopt._shown import shell_line, show
-from lbopt.config import check_fields, check_flag, unused
+from lbopt.config import OF_TEXT, FromText, check_fields, check_flag, default_of, unused
 from lbopt.errors import UserError, require
 
 _OVERRIDE = ("--config.", "-config.")
@@ -104,6 +104,7 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
         fix = f"it gives a {type(config).__name__}; give a file for a {needed}"
         raise UserError("--config", flag, fix, code="type")
 
+    overrides = [one for override in overrides for one in _spelled_out(config, override)]
     for override in overrides:
         _check_override(config, override)
     # The last of two values counts, as with every flag; given two tuples, absl would join them.
@@ -128,7 +129,7 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
     # If a flag chose another kind, fields that only the file's kind reads return to their defaults.
     for name, (group, field) in unused(holder.value).items():
         if name not in already_unused:
-            setattr(group, field.name, field.default)
+            setattr(group, field.name, default_of(field))
     return holder.value
 
 
@@ -200,7 +201,7 @@ def config_rows(path: str) -> list[str]:
 
 
 def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
-    """Import a config file, and return `ask(module)`; code that it names is looked for beside it."""
+    """Import a config file, and return `ask(module)`; the code that it names may lie beside it."""
     file = paths.local(path, "--config")
     if not file.is_file():
         fix = f"there is no file {path!r} here ({pathlib.Path.cwd()})"
@@ -228,6 +229,28 @@ def _set_to_none(config: Any, override: str) -> bool:
         return False
     setattr(config, field, None)
     return True
+
+
+def _spelled_out(config: Any, override: str) -> list[str]:
+    """Return an override of a field; for one text in place of a group, those of its fields.
+
+    `--config.model=net.py:make` is `--config.model.name=net.py:make`.
+    """
+    name, equals, text = override.partition("=")
+    group, _, last = name.lstrip("-").removeprefix("config.").rpartition(".")
+    owner = _group_at(config, group)
+    if not equals or text == "None" or last not in OF_TEXT or not isinstance(owner, FromText):
+        return [override]
+    meant = OF_TEXT[last](text)
+    given = {"name": meant.name, "path": getattr(meant, "path", "")}
+    return [f"{name}.{field}={value}" for field, value in given.items() if value]
+
+
+def _group_at(config: Any, name: str) -> Any:
+    """Return the group of a dotted name; None if there is none."""
+    for step in name.split(".") if name else []:
+        config = getattr(config, step, None)
+    return config
 
 
 def _named(override: str) -> str:

@@ -15,14 +15,24 @@ from ._checks import (
     json_without as json_without,
     naming as naming,
 )
-from ._data import TASKS as TASKS, DataConfig as DataConfig
-from ._fields import check_flag as check_flag, unused as unused
+from ._data import (
+    FILES as FILES,
+    TASKS as TASKS,
+    ArraysConfig as ArraysConfig,
+    DataConfig as DataConfig,
+    is_own as is_own,
+    task_of as task_of,
+)
+from ._fields import check_flag as check_flag, default_of as default_of, unused as unused
 from ._loss import LossConfig as LossConfig
 from ._measure import MeasureConfig as MeasureConfig
 from ._model import BATCH_NORMED as BATCH_NORMED, ModelConfig as ModelConfig
 from ._optimizer import (
+    OptaxConfig as OptaxConfig,
     OptimizerConfig as OptimizerConfig,
     check_masks as check_masks,
+    check_update as check_update,
+    evaluates_average as evaluates_average,
     make_optimizer as make_optimizer,
     resolve_clip as resolve_clip,
 )
@@ -39,8 +49,10 @@ from ._search import SearchConfig as SearchConfig, check_search as check_search
 from ._step_options import naming_step as naming_step, step_options as step_options
 from ._sweep import Arm as Arm, SweepConfig as SweepConfig
 from ._train import (
+    OF_TEXT as OF_TEXT,
     About as About,
     CheckpointConfig as CheckpointConfig,
+    FromText as FromText,
     TrainConfig as TrainConfig,
     naming_phase2 as naming_phase2,
 )

@@ -6,14 +6,15 @@ import contextlib
 import dataclasses
 import json
 import operator
+import re
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lbopt import errors
+from lbopt import _user_code, errors
 from lbopt.config import _fields
-from lbopt.errors import require
+from lbopt.errors import require, require_choice
 
 LARGEST_INTEGER = 2**31  # JAX counts in int32
 MOST_STEPS = 2**30
@@ -103,10 +104,29 @@ def _matches(value: Any, hint: Any) -> bool:
         return len(kinds) == len(value) and all(
             _matches(item, kind) for item, kind in zip(value, kinds, strict=True)
         )
+    if origin is dict:
+        return _is_plain_mapping(value)
     if hint in (int, float):
         allowed = (int,) if hint is int else (int, float)
         return isinstance(value, allowed) and not isinstance(value, bool)
     return isinstance(value, hint)
+
+
+def _is_plain_mapping(value: Any) -> bool:
+    """Return whether a value is a dict of names and plain values, as JSON keeps them."""
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        return False
+    try:
+        return json.loads(json.dumps(value, allow_nan=False)) == _with_lists(value)
+    except (TypeError, ValueError):
+        return False
+
+
+def _with_lists(value: Any) -> Any:
+    """Return a value with lists for tuples."""
+    if isinstance(value, dict):
+        return {name: _with_lists(item) for name, item in value.items()}
+    return [_with_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _spell(hint: Any) -> str:
@@ -197,7 +217,7 @@ def _with_defaults(kind: type, data: Any) -> Any:
         elif field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
             is_group = dataclasses.is_dataclass(default)
-            found[field.name] = config_to_json(default) if is_group else list(default)
+            found[field.name] = config_to_json(default) if is_group else _with_lists(default)
         elif field.default is not dataclasses.MISSING:
             found[field.name] = json.loads(json.dumps(field.default))
     return found
@@ -298,6 +318,25 @@ def naming(place: str, kind: type, **places: str) -> contextlib.AbstractContextM
       **places: Fields, or dotted beginnings of their names, that stand elsewhere.
     """
     return errors.under(place, {field.name for field in dataclasses.fields(kind)}, **places)
+
+
+def require_place_or_choice(field: str, value: str, choices: Iterable[str], group: str) -> None:
+    """Raise `UserError` unless a value is one of ours or names a function of the user.
+
+    Args:
+      field: The field.
+      value: Its value.
+      choices: The names of ours.
+      group: The group of the field as flags name it, for the message.
+    """
+    if _user_code.is_place(value):
+        return
+    if re.search(r"[./:]", value):
+        fix = f"unknown; for your own code give --{group}=module:name or --{group}=file.py:name"
+        if group == "config.data":
+            fix += f", and for a file or a folder --{group}=PATH"
+        require(False, field, value, fix, code="choice")
+    require_choice(field, value, choices)
 
 
 def require_name(field: str, name: str) -> None:

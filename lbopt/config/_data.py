@@ -2,10 +2,12 @@
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
+import re
+from typing import Any
 
-from lbopt import errors, paths
-from lbopt.config._checks import at_least
-from lbopt.config._fields import only
+from lbopt import _user_code, errors, paths
+from lbopt.config._checks import at_least, in_range, require_place_or_choice, require_seed
+from lbopt.config._fields import PLACE, Condition, only, only_default
 from lbopt.data.images import central_box, check_boxes, check_interpolation, check_policy
 from lbopt.data.squad import check_answer_length, check_windows
 from lbopt.errors import require, require_choice
@@ -27,6 +29,10 @@ OF_TASK = {
 """The data sets of each task."""
 CLASSIFICATION = OF_TASK["classification"]
 TEXT = tuple(name for name in TASKS if name not in CLASSIFICATION)
+FILES = ("arrays",)
+"""Kinds of your own data that are read from files."""
+OWN_TASKS = ("classification", "language_model", "multi_label", "regression")
+"""The tasks of your own data."""
 DRAWN_ANEW = ("images", "pydoc_mlm", "text_mlm")
 """Data whose examples are different in every epoch."""
 TRAIN_CROPS = ("resized", "padded", "none")
@@ -36,6 +42,22 @@ LARGEST_VOCABULARY = 2**17
 """Largest side of an image, sequence and vocabulary: a typo is refused before it fills memory."""
 
 
+def is_own(name: str) -> bool:
+    """Return whether a name of data means the user's own: files, or a function at a place."""
+    return name in FILES or _user_code.is_place(name)
+
+
+def task_of(name: str, task: str) -> str:
+    """Return the task of data of this name; of the user's own the stated one, "" for none stated.
+
+    >>> task_of("digits", ""), task_of("arrays", "regression"), task_of("data.py:load", "")
+    ('classification', 'regression', '')
+    """
+    return task if is_own(name) else TASKS[name]
+
+
+OWN = Condition("your own", is_own)
+OF_CLASSES = Condition("of classes", lambda name: name in CLASSIFICATION or is_own(name))
 _PREPARED = ("images", "squad", "text_mlm")
 _IMAGES = {"name": ("images",)}
 _RESIZED = {"name": ("images",), "train_crop": ("resized",)}
@@ -52,7 +74,26 @@ class DataConfig:
         imagenet2012, cifar10, mnist, yours), "pydoc_mlm" (Python's help topics as masked pairs of
         segments, for bert), "text_mlm" (the same of a corpus that `lbopt prepare` made), "pydoc_lm"
         (the topics as text, for lstm_lm), "ptb" (Mikolov's Penn Treebank files) or "squad"
-        (questions, for bert).
+        (questions, for bert); "arrays" (your own arrays or table, see `path`); or a function of
+        yours, "module:function" or "file.py:function", that returns `lbopt.data.Splits` (files are
+        looked for beside the config file, then here).
+      path: Your own arrays: a .npz file, a folder of .npy files, a table (.csv, .tsv, .parquet,
+        .feather, .arrow), or a folder with one of these for each of train, validation and test.
+      options: Arguments of the function.
+      target: Name of the array or column to predict; "" for the only one of label, labels, target,
+        targets, y or class.
+      task: "classification", "multi_label", "regression" or "language_model" (next tokens of the
+        array `tokens`); "" for that which the target's dtype and shape tell.
+      outputs: Number of classes, labels, numbers or tokens that the model gives; None for that of
+        the training split.
+      features: Names of the arrays or columns that the model sees; () for all but the target.
+      matrix: Whether the columns of a table are one array [examples, columns]; False for an array
+        of each.
+      split_column: Column of a table that says "train", "validation" or "test"; "" for none.
+      validation_fraction: Fraction of the examples in the validation split, where none is stated.
+      test_fraction: Fraction of the examples in the test split, where none is stated.
+      split_seed: Seed by which these splits are drawn.
+      normalize: Whether features have mean 0 and standard deviation 1 on the training split.
       builder: Name of a TFDS data set, "name[/config][:version]"; for text_mlm the name that the
         corpus was given.
       data_dir: Folder of data sets; None for $TFDS_DATA_DIR, or ~/tensorflow_datasets.
@@ -101,6 +142,18 @@ class DataConfig:
     """
 
     name: str = "digits"
+    path: str = only("", name=FILES)
+    options: dict[str, Any] = only_default(dict, name=PLACE)
+    target: str = only("", name=OWN)
+    task: str = only("", name=OWN)
+    outputs: int | None = only(None, name=OWN)
+    features: tuple[str, ...] = only((), name=OWN)
+    matrix: bool = only(True, name=("arrays",))
+    split_column: str = only("", name=("arrays",))
+    validation_fraction: float = only(0.1, name=("arrays",), split_column=("",))
+    test_fraction: float = only(0.1, name=("arrays",), split_column=("",))
+    split_seed: int = only(0, name=("arrays",), split_column=("",))
+    normalize: bool = only(True, name=("arrays",))
     builder: str = only("", name=_PREPARED)
     data_dir: str | None = only(None, name=(*_PREPARED, "ptb"))
     train_split: str = only("train", name=("images", "squad"))
@@ -137,7 +190,8 @@ class DataConfig:
 
 def check_data(data: DataConfig) -> None:
     """Raise `UserError` for a value that no data set takes."""
-    require_choice("name", data.name, TASKS)
+    require_place_or_choice("name", data.name, (*TASKS, *FILES), "config.data")
+    _check_own(data)
     if data.name in _PREPARED:
         fix = (
             "name a prepared data set, for instance 'imagenet2012'; lbopt prepare --help lists "
@@ -152,6 +206,25 @@ def check_data(data: DataConfig) -> None:
             paths.local(getattr(data, field), field)
     _check_images(data)
     _check_text(data)
+
+
+def _check_own(data: DataConfig) -> None:
+    fix = "give a file or a folder, for instance 'my.npz'"
+    needed = data.name in FILES
+    require(data.path or not needed, "path", data.path, fix, code="missing")
+    if data.path:
+        paths.local(data.path, "path")
+    if data.task:
+        require_choice("task", data.task, OWN_TASKS)
+    if data.outputs is not None:
+        at_least("outputs", data.outputs, 1)
+    for field in ("validation_fraction", "test_fraction"):
+        in_range(field, getattr(data, field), 0, 1)
+    fractions = data.validation_fraction + data.test_fraction
+    fix = "with {validation_fraction} no example is left to train on; lower one of the two"
+    also = ["validation_fraction"]
+    require(fractions < 1, "test_fraction", data.test_fraction, fix, code="conflict", also=also)
+    require_seed("split_seed", data.split_seed)
 
 
 def _check_images(data: DataConfig) -> None:
@@ -198,10 +271,35 @@ def _check_text(data: DataConfig) -> None:
     require(1 <= length <= LONGEST, "sequence_length", length, fix)
     fix = f"give a number in [1, {LARGEST_VOCABULARY}]"
     require(1 <= size <= LARGEST_VOCABULARY, "vocab_size", size, fix)
-    if TASKS[data.name] == "masked_lm":
+    if task_of(data.name, "") == "masked_lm":
         most = data.max_predictions
         fix = f"give a number in [1, {length}], the {{sequence_length}}"
         fits = 1 <= most <= length
         require(fits, "max_predictions", most, fix, also=["sequence_length"])
     check_windows(data.doc_stride, data.max_query_length)
     check_answer_length(data.max_answer_length)
+
+
+def ArraysConfig(path: str, target: str = "", **fields: Any) -> DataConfig:
+    """Return the config of your own arrays or table.
+
+    Args:
+      path: File or folder, see `DataConfig`.
+      target: Name of the array or column to predict; "" to find it.
+      **fields: Other fields of `DataConfig`.
+
+    >>> ArraysConfig("houses.csv", target="price", test_fraction=0.2).name
+    'arrays'
+    """
+    return DataConfig("arrays", path=path, target=target, **fields)
+
+
+def data_of_text(text: str) -> DataConfig:
+    """Return the config of data that one text names: a data set, a function, a file or a folder.
+
+    >>> data_of_text("digits").name, data_of_text("my.npz").path, data_of_text("data.py:load").name
+    ('digits', 'my.npz', 'data.py:load')
+    """
+    if text in TASKS or _user_code.is_place(text):
+        return DataConfig(text)
+    return ArraysConfig(text) if re.search(r"[./]", text) else DataConfig(text)

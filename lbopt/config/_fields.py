@@ -10,10 +10,11 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from lbopt._user_code import is_place
 from lbopt.errors import UserError
 
 
-class _Condition:
+class Condition:
     """A condition on a value that no list of values can state."""
 
     def __init__(self, text: str, holds: Callable[[Any], bool]):
@@ -24,12 +25,13 @@ class _Condition:
         return self.text
 
 
-GIVEN = _Condition("given", lambda value: value is not None)
-NOT_EMPTY = _Condition("set", bool)
-NOT_GLOBAL = _Condition("not 'global'", lambda value: value != "global")
-NOT_ZERO = _Condition("not 0", bool)
+GIVEN = Condition("given", lambda value: value is not None)
+NOT_EMPTY = Condition("set", bool)
+NOT_GLOBAL = Condition("not 'global'", lambda value: value != "global")
+NOT_ZERO = Condition("not 0", bool)
+PLACE = Condition("module:function or file.py:function", is_place)
 
-When = Mapping[str, tuple[Any, ...] | _Condition]
+When = Mapping[str, tuple[Any, ...] | Condition]
 """Field -> the values of it, or the condition on it, under which another field applies.
 
 The names are those of fields of the same group; "data.name" is looked up from there outwards.
@@ -62,7 +64,7 @@ def only(
     *alternatives: When,
     unless: str = "",
     may_stay: bool = False,
-    **when: tuple[Any, ...] | _Condition,
+    **when: tuple[Any, ...] | Condition,
 ) -> Any:
     """Declare a field of a config dataclass that applies only under conditions.
 
@@ -87,6 +89,19 @@ or 'momentum'; leave it 0.9
     assert not (alternatives and when), "give alternatives or one set of conditions"
     found = Applicability((*alternatives, *([when] if when else [])), unless, may_stay)
     return dataclasses.field(default=default, metadata={_KEY: found})
+
+
+def only_default(factory: Callable[[], Any], **when: tuple[Any, ...] | Condition) -> Any:
+    """Declare a field as `only` does, whose default is a new object for each config."""
+    found = Applicability((when,))
+    return dataclasses.field(default_factory=factory, metadata={_KEY: found})
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    """Return the default of a field."""
+    if field.default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
 
 
 def applicability(field: dataclasses.Field) -> Applicability:
@@ -200,7 +215,7 @@ def without_unused(kind: type, data: Mapping[str, Any], *around: Any) -> dict[st
         if applicability(field).may_stay:
             continue
         if not applies(field, data, *around):
-            default = field.default
+            default = default_of(field)
             found[field.name] = list(default) if isinstance(default, tuple) else default
         else:
             inner = (data[field.name], hints[field.name], data, *around)
@@ -233,8 +248,8 @@ def describe(field: dataclasses.Field) -> str:
     return f"{text}{', ' * bool(text)}{found.unless} = None" if found.unless else text
 
 
-def _stated(wanted: tuple[Any, ...] | _Condition) -> str:
-    return f"is {wanted}" if isinstance(wanted, _Condition) else f"= {_listed(wanted)}"
+def _stated(wanted: tuple[Any, ...] | Condition) -> str:
+    return f"is {wanted}" if isinstance(wanted, Condition) else f"= {_listed(wanted)}"
 
 
 def _unmet(when: When, groups: Sequence[Any]) -> list[str]:
@@ -245,10 +260,10 @@ def _unmet(when: When, groups: Sequence[Any]) -> list[str]:
 _UNKNOWN: Any = object()
 
 
-def _holds(wanted: tuple[Any, ...] | _Condition, value: Any) -> bool:
+def _holds(wanted: tuple[Any, ...] | Condition, value: Any) -> bool:
     if value is _UNKNOWN:  # JSON data without the group that would tell
         return True
-    return wanted.holds(value) if isinstance(wanted, _Condition) else value in wanted
+    return wanted.holds(value) if isinstance(wanted, Condition) else value in wanted
 
 
 def _look_up(name: str, groups: Sequence[Any]) -> Any:
@@ -275,8 +290,7 @@ def _may_have(field: dataclasses.Field, value: Any) -> bool:
 
 
 def _is_default(field: dataclasses.Field, value: Any) -> bool:
-    default = field.default
-    return (tuple(value) if isinstance(value, list) else value) == default
+    return (tuple(value) if isinstance(value, list) else value) == default_of(field)
 
 
 def _unused(field: dataclasses.Field, value: Any, place: str, *groups: Any) -> UserError:
@@ -287,14 +301,14 @@ def _unused(field: dataclasses.Field, value: Any, place: str, *groups: Any) -> U
     name = _unmet(nearest[0], groups)[0]
     wanted = [when[name] for when in nearest if name in _unmet(when, groups)]
     now = _shown(_look_up(name, groups))
-    default = _shown(field.default)
+    default = _shown(default_of(field))
     reason = f"has no effect with {{other}} = {now}, only {_choices(wanted)}; leave it {default}"
     also = {"other": name if "." in name else _joined(place, name)}
     return UserError(_joined(place, field.name), value, reason, code="unused", also=also)
 
 
-def _choices(wanted: Sequence[tuple[Any, ...] | _Condition]) -> str:
-    if isinstance(wanted[0], _Condition):
+def _choices(wanted: Sequence[tuple[Any, ...] | Condition]) -> str:
+    if isinstance(wanted[0], Condition):
         return f"where that is {wanted[0]}"
     # Alternatives may share values; each is shown once.
     values = {value: None for each in wanted if isinstance(each, tuple) for value in each}

@@ -2,18 +2,25 @@
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
+from typing import Any
 
 from lbopt import errors, losses
+from lbopt._user_code import is_place
 from lbopt.config._checks import at_least, in_range
-from lbopt.config._data import CLASSIFICATION
-from lbopt.config._fields import NOT_ZERO, only
+from lbopt.config._data import OF_CLASSES
+from lbopt.config._fields import NOT_ZERO, PLACE, only, only_default
+from lbopt.errors import require
 
 
 @dataclasses.dataclass
 class LossConfig:
-    """Changes of the training loss; evaluation uses the plain loss.
+    """The training loss. Evaluation uses it without smoothing, penalty and mixtures.
 
     Attributes:
+      name: "" for the loss of the data's task, or a function of yours, "module:function" or
+        "file.py:function": (outputs, batch) -> loss, or (loss, metrics); see
+        `lbopt.recipes.own_loss`.
+      options: Arguments of the function.
       label_smoothing: Probability e taken from the right class, in [0, 1).
       label_smoothing_rule: "all_classes" (e / C on each of C classes: TensorFlow, MLPerf) or
         "other_classes" (e / (C - 1) on each class but the right one, which keeps 1 - e: NUS-LAMB,
@@ -24,16 +31,20 @@ class LossConfig:
         are sampled; 0 mixes none.
     """
 
-    label_smoothing: float = only(0.0, {"data.name": CLASSIFICATION})
+    name: str = ""
+    options: dict[str, Any] = only_default(dict, name=PLACE)
+    label_smoothing: float = only(0.0, {"data.name": OF_CLASSES, "name": ("",)})
     label_smoothing_rule: str = only(
-        "all_classes", {"data.name": CLASSIFICATION, "label_smoothing": NOT_ZERO}
+        "all_classes", {"data.name": OF_CLASSES, "name": ("",), "label_smoothing": NOT_ZERO}
     )
     l2: float = 0.0
-    mixup_alpha: float = only(0.0, {"data.name": CLASSIFICATION})
+    mixup_alpha: float = only(0.0, {"data.name": OF_CLASSES, "name": ("",)})
 
 
 def check_loss(loss: LossConfig) -> None:
     """Raise `UserError` for a value that no loss takes."""
+    fix = "give module:function or file.py:function, or leave it '' for the loss of the task"
+    require(not loss.name or is_place(loss.name), "name", loss.name, fix)
     in_range("label_smoothing", loss.label_smoothing, 0, 1)
     with errors.under("", smoothing_rule="label_smoothing_rule"):
         losses.check_smoothing_rule(loss.label_smoothing_rule)

@@ -5,9 +5,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from lbopt import errors
-from lbopt.config._checks import DTYPES
-from lbopt.config._fields import NOT_GLOBAL, only
+from lbopt import errors, tree
+from lbopt._user_code import is_place
+from lbopt.config._checks import DTYPES, require_place_or_choice
+from lbopt.config._fields import NOT_GLOBAL, PLACE, only, only_default
 from lbopt.errors import require, require_choice
 from lbopt.models import (
     REMATS,
@@ -38,6 +39,8 @@ FAMILIES = {
 }
 """The models of each task."""
 MODELS = tuple(sorted({name for names in FAMILIES.values() for name in names}))
+OWN_REMATS = ("none", "dots", "all")
+"""Rematerialisations of the user's own models, see `lbopt.models.with_remat`."""
 BATCH_NORMED = ("cnn", "efficientnet", "resnet")
 _REMATERIALISED = tuple(name for name in REMATS if name != "none")
 WIDEST = 2**14
@@ -50,7 +53,12 @@ class ModelConfig:
 
     Attributes:
       name: "resnet", "efficientnet", "bert", "lstm_lm" (language model), "cnn", "lstm" or "mlp"
-        (classifiers).
+        (classifiers); or what makes your own, "module:make" or "file.py:make": a module of Flax
+        (Linen, NNX), Equinox or Haiku, or a function that returns one (see
+        `lbopt.models.make_model`). Files are looked for beside the config file, then here.
+      options: Arguments of `make`.
+      stacked: Regular expressions of your own parameters that are stacks of layers, the layers on
+        the leading axis: each layer has a trust ratio of its own.
       widths: Channels of each stage of cnn, or widths of the hidden layers of mlp.
       hidden: Width of the hidden layer of cnn, or of the LSTM of lstm.
       batch_norm_scope: Examples that share batch statistics: "global", "local", "replicas:N",
@@ -82,11 +90,14 @@ class ModelConfig:
       activation: "gelu" (exact), "gelu_tanh" (as in google-research/bert, faster on TPU) or "relu".
       scan_layers: Whether one layer of bert is compiled and looped over.
       remat: Arrays that bert's backward pass recomputes: "none", "attention", "dots", "inner" or
-        "layer" (see `lbopt.models.Bert`).
+        "layer" (see `lbopt.models.Bert`); of your own "none", "dots" (all but matrix products) or
+        "all".
       remat_layers: Number of layers of bert to which `remat` applies; None for all.
     """
 
     name: str = "cnn"
+    options: dict[str, Any] = only_default(dict, name=PLACE)
+    stacked: tuple[str, ...] = only((), name=PLACE)
     widths: tuple[int, ...] = only((16, 32), name=("cnn", "mlp"))
     hidden: int = only(64, name=("cnn", "lstm"))
     batch_norm_scope: str = only("global", name=BATCH_NORMED)
@@ -111,7 +122,7 @@ class ModelConfig:
     max_length: int = only(512, name=("bert",))
     activation: str = only("gelu", name=("bert",))
     scan_layers: bool = only(False, name=("bert",))
-    remat: str = only("none", name=("bert",))
+    remat: str = only("none", {"name": ("bert",)}, {"name": PLACE})
     remat_layers: int | None = only(
         None, name=("bert",), remat=_REMATERIALISED, scan_layers=(False,)
     )
@@ -119,7 +130,7 @@ class ModelConfig:
 
 def check_model(model: ModelConfig) -> None:
     """Raise `UserError` for a value that no network takes."""
-    require_choice("name", model.name, MODELS)
+    require_place_or_choice("name", model.name, MODELS, "config.model")
     require_choice("dtype", model.dtype, DTYPES)
     if model.name in _BY_SIZE:
         _BY_SIZE[model.name](model.size)
@@ -127,7 +138,13 @@ def check_model(model: ModelConfig) -> None:
     # Fields of other networks are checked too: a misspelt value is refused as such, and not as a
     # field without effect.
     check_stem(model.stem)
-    check_bert(model.max_length, model.activation, model.remat, model.remat_layers)
+    own = is_place(model.name)
+    if own:
+        require_choice("remat", model.remat, OWN_REMATS)
+    remat = "none" if own else model.remat
+    check_bert(model.max_length, model.activation, remat, model.remat_layers)
+    with errors.about("stacked", model.stacked):
+        tree.check_patterns(model.stacked or ("",))
     check_fold_examples(model.fold_examples)
     momentum = model.batch_norm_momentum
     with errors.under("", momentum="batch_norm_momentum", running_from="batch_norm_running_from"):

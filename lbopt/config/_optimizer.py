@@ -11,8 +11,9 @@ import jax
 import optax
 
 from lbopt import _scalars, errors, masks, parallel, stacks, tree, types
+from lbopt.config import _foreign
 from lbopt.config._checks import DTYPES
-from lbopt.config._fields import GIVEN, NOT_ZERO, When, only
+from lbopt.config._fields import GIVEN, NOT_ZERO, Condition, When, only, only_default
 from lbopt.errors import require, require_choice
 from lbopt.transforms import (
     VARIANTS,
@@ -37,7 +38,16 @@ CLIP_STAGES = (*parallel.CLIP_STAGES, "none")
 ADAM_LIKE = ("adam", "adamw", "lamb", "lans")
 _LAYERWISE = ("lamb", "lans", "lars")
 _WITH_VELOCITY = ("lars", "momentum", "rmsprop")
-_DECAYED = tuple(name for name in OPTIMIZERS if name != "adam")
+_OURS_DECAYED = tuple(name for name in OPTIMIZERS if name != "adam")
+_DECAYED = Condition(
+    "one with weight decay",
+    lambda name: name in _OURS_DECAYED or _foreign.may_take(name, _foreign.DECAY),
+)
+_WITH_DECAY_MASK = Condition(
+    "one with a mask of the weight decay",
+    lambda name: name in _OURS_DECAYED or _foreign.may_take(name, *_foreign.MASKS),
+)
+_FOREIGN = Condition("optax.NAME, or your own", _foreign.is_foreign)
 
 
 def _variants_where(holds: Callable[[Any], bool]) -> tuple[When, ...]:
@@ -52,7 +62,7 @@ def _variants_where(holds: Callable[[Any], bool]) -> tuple[When, ...]:
 # Without decay, some variants adapt no layer, and some adapt the leaves of the decay's mask.
 _ADAPTING = _variants_where(lambda options: options.adapt_undecayed)
 _MASKED: tuple[When, ...] = (
-    {"name": _DECAYED, "weight_decay": NOT_ZERO},
+    {"name": _WITH_DECAY_MASK, "weight_decay": NOT_ZERO},
     *_variants_where(
         lambda options: options.adapt_undecayed and isinstance(options.trust_ratio_mask, str)
     ),
@@ -74,11 +84,15 @@ class OptimizerConfig:
 
     Attributes:
       name: "lamb", "lans", "lars", "adamw", "adam", "momentum" or "rmsprop" (TensorFlow's form, as
-        in EfficientNet).
+        in EfficientNet); "optax.NAME" for any of Optax's, "optax.contrib.muon" for instance; or a
+        function of yours that returns an `optax.GradientTransformation`, "module:function" or
+        "file.py:function". Both get the learning rate, the weight decay and its mask, as far as
+        they have such arguments.
+      options: Other arguments of an optimizer of Optax, or of your own; dtypes by name.
       variant: Public code to follow; `lbopt.describe()` lists them. Options without a field here
         are the variant's.
-      weight_decay: Weight decay, never the variant's. Decoupled for lamb, lans and adamw; added to
-        the gradient for lars, momentum and rmsprop. Adam has none: use adamw.
+      weight_decay: Weight decay, never the variant's nor Optax's default. Decoupled for lamb, lans
+        and adamw; added to the gradient for lars, momentum and rmsprop. Adam has none: use adamw.
       weight_decay_exclude: Regular expressions, searched in the paths of parameters, `("^embed/",)`
         for instance. Parameters that they match are not decayed, and neither are those that the
         default leaves out: for lamb and lars the variant's choice, for the rest biases,
@@ -120,6 +134,7 @@ class OptimizerConfig:
     """
 
     name: str = "lamb"
+    options: dict[str, Any] = only_default(dict, name=_FOREIGN)
     variant: str = only("paper", name=tuple(VARIANTS))
     weight_decay: float = only(0.0, name=_DECAYED)
     weight_decay_exclude: tuple[str, ...] = only((), *_MASKED)
@@ -148,6 +163,20 @@ class OptimizerConfig:
     monitor_layers: bool = False
 
 
+def OptaxConfig(name: str, options: dict[str, Any] | None = None, **fields: Any) -> OptimizerConfig:
+    """Return the config of an optimizer of Optax.
+
+    Args:
+      name: Its name in `optax`, "lion" or "contrib.muon" for instance.
+      options: Its arguments, without the learning rate, the weight decay and its mask.
+      **fields: Other fields of `OptimizerConfig`, `weight_decay` for instance.
+
+    >>> OptaxConfig("contrib.muon", {"ns_steps": 6}, weight_decay=0.1).name
+    'optax.contrib.muon'
+    """
+    return OptimizerConfig(f"optax.{name}", options=dict(options or {}), **fields)
+
+
 def check_optimizer(optimizer: OptimizerConfig) -> None:
     """Raise `UserError`, naming "optimizer.field", for an optimizer that cannot be built."""
     # The config takes fewer dtypes than the optimizers.
@@ -165,7 +194,7 @@ def check_optimizer(optimizer: OptimizerConfig) -> None:
 
 def check_optimizer_kind(optimizer: OptimizerConfig) -> None:
     """Raise `UserError` for an unknown optimizer, variant or stage: other fields depend on them."""
-    require_choice("name", optimizer.name, OPTIMIZERS)
+    _foreign.check_name(optimizer.name, OPTIMIZERS)
     _variant(optimizer)
     require_choice("clip_stage", optimizer.clip_stage, CLIP_STAGES)
 
@@ -183,6 +212,14 @@ def _check_spikes(optimizer: OptimizerConfig) -> None:
     cuts = factor is not None and stage in ("replica", "mean")
     fix = f"{{clip_stage}} = {stage!r} cuts spikes off first; use 'accumulated' or 'none' there"
     require(not cuts, "spike_factor", factor, fix, code="conflict", also=["clip_stage"])
+
+
+def evaluates_average(config: OptimizerConfig) -> bool:
+    """Return whether other parameters are evaluated than those that are trained.
+
+    They are the average of `ema_decay`, or those of a schedule-free optimizer.
+    """
+    return config.ema_decay is not None or "schedule_free" in config.name
 
 
 def resolve_clip(config: OptimizerConfig) -> float | None:
@@ -238,7 +275,7 @@ def make_optimizer(
       UserError: Naming a field of the config, "optimizer.b1" for instance.
     """
     with errors.under("optimizer"):
-        require_choice("name", config.name, OPTIMIZERS)
+        check_optimizer_kind(config)
         max_norm = resolve_clip(config)
 
     # The noise scale is measured before the clip; the links after the optimizer see its updates.
@@ -251,7 +288,8 @@ def make_optimizer(
         with errors.under("optimizer", max_norm="optimizer.max_grad_norm"):
             links.append(clip_by_global_norm(max_norm, clip_eps(config)))
     with _naming(config.name):
-        links.append(_BUILDERS[config.name](config, learning_rate, weight_decay, stacked))
+        build = _BUILDERS.get(config.name, _of_others)
+        links.append(build(config, learning_rate, weight_decay, stacked))
 
     if module_labels is not None:
         links.append(scale_by_agvm(module_labels))
@@ -293,6 +331,22 @@ def check_masks(
             masks.select_paths(*patterns)(params)
             layers = stacks.resolve_stacked(stacked, params)
             masks.resolve_mask(leaves(config), params, field, layers)
+
+
+def check_update(
+    config: OptimizerConfig, params: types.Params, stacked: types.Stacked = None
+) -> None:
+    """Raise `UserError` if a training step cannot use an optimizer of Optax or of the user.
+
+    Args:
+      config: The optimizer.
+      params: Parameters or their shapes.
+      stacked: The parameters that are stacks of layers.
+    """
+    if _foreign.is_foreign(config.name):
+        with errors.under("optimizer"):
+            tx = _of_others(config, 1.0, None, stacked)
+            _foreign.check_update(config.name, tx, params)
 
 
 def _decayed_leaves(config: OptimizerConfig) -> types.Mask:
@@ -443,6 +497,15 @@ def _add_decay(config: OptimizerConfig, weight_decay) -> optax.GradientTransform
 def _velocity(config: OptimizerConfig) -> optax.GradientTransformation:
     _scalars.require_decay_rate("momentum", config.momentum)
     return optax.trace(config.momentum, config.nesterov)
+
+
+def _of_others(
+    config: OptimizerConfig, learning_rate, weight_decay, stacked
+) -> optax.GradientTransformation:
+    decay = _decay(config, weight_decay)
+    _scalars.require_at_least("weight_decay", decay, 0)
+    mask = _decayed_leaves(config)
+    return _foreign.make(config.name, config.options, learning_rate, decay, mask, stacked)
 
 
 def _adam(

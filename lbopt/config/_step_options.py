@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 
 from lbopt import errors, parallel, types
+from lbopt._user_code import is_place
 from lbopt.aggregators import Aggregator
 from lbopt.config._aggregator import group_of, make_aggregator
 from lbopt.config._optimizer import OptimizerConfig, clip_eps, resolve_clip
@@ -56,7 +57,8 @@ def step_options(
             reduction=reduction,
             shard_update=config.parallel.shard_update,
             measure_noise=config.optimizer.track_noise_scale and trains,
-            key_per_replica=False,
+            # Layers of lbopt draw by the number of the example; others by the key alone.
+            key_per_replica=is_place(config.model.name),
         )
 
 

@@ -17,7 +17,7 @@ from lbopt.config._optimizer import OptimizerConfig
 from lbopt.config._parallel import BY_COMPILER
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.config._search import SearchConfig, check_search
-from lbopt.config._train import STATUSES, About, TrainConfig, check_epochs
+from lbopt.config._train import STATUSES, About, FromText, TrainConfig, check_epochs
 from lbopt.errors import require, require_choice
 
 TRIAL_BATCHINGS = ("auto", "none", "vmap")
@@ -51,7 +51,7 @@ _REPLACED = {
 
 
 @dataclasses.dataclass
-class Arm:
+class Arm(FromText):
     """One optimizer with its scaling and warmup rule: a line of the figure.
 
     Attributes:

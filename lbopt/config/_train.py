@@ -5,13 +5,15 @@ import contextlib
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 from lbopt import errors, paths
+from lbopt._user_code import is_place
 from lbopt.config import _checks, _fields
 from lbopt.config._aggregator import AggregatorConfig, check_aggregator_kind
 from lbopt.config._checks import at_least, require_name, require_seed
-from lbopt.config._data import TASKS, DataConfig, check_data
+from lbopt.config._data import DataConfig, check_data, data_of_text, task_of
 from lbopt.config._fields import NOT_EMPTY, only
 from lbopt.config._loss import LossConfig, check_loss
 from lbopt.config._model import FAMILIES, ModelConfig, check_model
@@ -33,6 +35,13 @@ _WHOLE_BATCH = {
     "optimizer.track_noise_scale": (False,),
 }
 """Values of fields with which a loss sees the whole batch of a step at once."""
+OF_TEXT: dict[str, Callable[[str], Any]] = {
+    "data": data_of_text,
+    "model": ModelConfig,
+    "loss": LossConfig,
+    "optimizer": OptimizerConfig,
+}
+"""Groups of fields that one text can stand for, and the functions that read it."""
 STATUSES = ("measured here", "planned by the TPU compiler", "not yet run")
 
 
@@ -92,9 +101,20 @@ class CheckpointConfig:
     best_metric: str = "eval/accuracy"
 
 
+class FromText:
+    """A config whose groups can also be given as one text, the name of their kind.
+
+    `config.model = "net.py:make"` is `config.model = ModelConfig("net.py:make")`.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kind = OF_TEXT.get(name)
+        object.__setattr__(self, name, kind(value) if kind and isinstance(value, str) else value)
+
+
 @dataclasses.dataclass
-class TrainConfig:
-    """One training run.
+class TrainConfig(FromText):
+    """One training run. `data`, `model`, `loss` and `optimizer` can be given as one text.
 
     Attributes:
       name: Name of the recipe.
@@ -229,7 +249,8 @@ def _changed(group: Any, second: PhaseConfig, names: tuple[str, ...]) -> Any:
     changed = dataclasses.replace(group, **{name: getattr(second, name) for name in names})
     # Without rematerialisation there is no number of rematerialised layers, for instance.
     idle = (field for field in dataclasses.fields(group) if not _fields.applies(field, changed))
-    return dataclasses.replace(changed, **{field.name: field.default for field in idle})
+    defaults = {field.name: _fields.default_of(field) for field in idle}
+    return dataclasses.replace(changed, **defaults)
 
 
 def _check_length(config: TrainConfig) -> None:
@@ -288,9 +309,13 @@ def _check_carried_state(config: TrainConfig) -> None:
 def _check_model_fits_data(config: TrainConfig) -> None:
     data = config.data
     model = config.model
-    fitting = FAMILIES[TASKS[data.name]]
-    fix = f"{{data}} = {data.name!r} is for {' or '.join(fitting)}; change one of the two"
-    fits = model.name in fitting
+    task = task_of(data.name, data.task)
+    fitting = FAMILIES.get(task, ())
+    fix = f"{{data}} = {data.name!r} is for {' or '.join(fitting) or 'a model of your own'}; "
+    fix += "change one of the two"
+    # The task of your own data may be known only when they are read.
+    unknown = task in ("", "multi_label", "regression") and model.name in FAMILIES["classification"]
+    fits = is_place(model.name) or model.name in fitting or unknown
     also = {"data": "data.name"}
     require(fits, "model.name", model.name, fix, code="conflict", also=also)
     folded = data.space_to_depth

@@ -28,6 +28,7 @@ from ._lstm import (
     LSTMSize as LSTMSize,
     make_lstm_language_model as make_lstm_language_model,
 )
+from ._made import checked as checked, make_model as make_model
 from ._mlp import MLP as MLP
 from ._norm import (
     RUNNING_FROM as RUNNING_FROM,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -30,13 +30,23 @@ class Model(NamedTuple):
 def from_linen(module: nn.Module) -> Model:
     """Wrap a Linen module called as `module(inputs, train=...)`.
 
+    Instead of `train` its call may take `training`, `is_training`, or `deterministic` or
+    `inference` (the opposite), or none of them. Inputs are one array, or a dict of arrays; a call
+    that names all keys of the dict gets them by name.
+
     It gets two random streams, both from the step's key: "dropout" for Flax's own layers and
     "example" for those of `lbopt.models._randomness`.
     """
 
+    def called(
+        method: Callable[..., Any], variables: Any, inputs: Any, train: bool, **options: Any
+    ):
+        positional, named = _arguments(module.__call__, inputs, train)
+        return method(variables, *positional, **named, **options)
+
     def init(key: jax.Array, inputs: Any) -> tuple[types.Params, types.ModelState]:
-        variables = dict(module.init(key, inputs, train=True))
-        return variables.pop("params"), variables
+        variables = dict(called(module.init, key, inputs, train=True))
+        return variables.pop("params", {}), variables
 
     def apply(
         params: types.Params,
@@ -47,11 +57,11 @@ def from_linen(module: nn.Module) -> Model:
     ):
         variables = {"params": params, **model_state}
         if not train:
-            return module.apply(variables, inputs, train=False), model_state
+            return called(module.apply, variables, inputs, train=False), model_state
 
         rngs = None if rng is None else {"dropout": rng, "example": rng}
-        outputs, updated = module.apply(
-            variables, inputs, train=True, mutable=list(model_state), rngs=rngs
+        outputs, updated = called(
+            module.apply, variables, inputs, train=True, mutable=list(model_state), rngs=rngs
         )
         return outputs, {**model_state, **updated}
 
@@ -60,6 +70,9 @@ def from_linen(module: nn.Module) -> Model:
 
 def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     """Wrap the NNX module that `build(rngs)` makes, called as `module(inputs, train, rngs=...)`.
+
+    Its call may take other arguments, as in `from_linen`. One that takes no such argument is set to
+    its mode by `module.train()` and `module.eval()`.
 
     Variables other than parameters, such as batch statistics, become the model's state. Random
     streams that the module holds (`nnx.Dropout(rate, rngs=rngs)`) do not: each call restarts them
@@ -96,12 +109,56 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
             graph, params, _streams(blank, jax.random.key(0) if rng is None else rng), model_state
         )
         options = {"rngs": None if rng is None else nnx.Rngs(dropout=rng)} if takes_rngs else {}
-        outputs = module(inputs, train, **options)
+        positional, named = _arguments(module.__call__, inputs, train)
+        if not named.keys() & _MODES.keys():
+            module.train() if train else module.eval()
+        outputs = module(*positional, **named, **options)
         return outputs, nnx.to_pure_dict(
             nnx.split(module, nnx.Param, nnx.RngState, ...)[3]
         ) if train else model_state
 
     return Model(init, apply)
+
+
+_MODES = {
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "deterministic": False,
+    "inference": False,
+}
+"""Arguments that say whether a module trains, and their values where it does."""
+
+
+def _arguments(
+    call: Callable[..., Any], inputs: Any, train: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and the named arguments of a module's call.
+
+    Raises:
+      UserError: If the call needs an argument that lbopt does not give.
+    """
+    taken = inspect.signature(call).parameters
+    named: dict[str, Any] = {
+        name: train == trains for name, trains in _MODES.items() if name in taken
+    }
+    by_name = isinstance(inputs, Mapping) and inputs.keys() <= taken.keys()
+    positional = () if by_name else (inputs,)
+    if by_name:
+        named |= inputs
+    needed = [
+        name
+        for name, one in taken.items()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    missing = [name for name in needed[len(positional) :] if name not in (*named, "rngs")]
+    if missing or not (taken or by_name):
+        fix = (
+            f"its call needs {', '.join(missing) or 'an argument'}; let it take the inputs, and "
+            f"perhaps one of {', '.join(_MODES)}"
+        )
+        raise UserError("model", reason=fix, code="type")
+    return positional, named
 
 
 def _takes(module: Callable[..., Any], name: str) -> bool:

@@ -56,8 +56,8 @@ def make_step_fn(
         grads, params = shards.split((reduced.grads, state.params))
         grads, norm = clip_at("accumulated", clip, grads)
 
-        # Some optimizers also need measured norms, or an aggregator's scales.
-        extra = {**noise_arguments(found.squares), **reduced.extra}
+        # Some optimizers also need the loss, measured norms, or an aggregator's scales.
+        extra = {**_loss_value(found.metrics), **noise_arguments(found.squares), **reduced.extra}
         with jax.named_scope(replicas.UPDATE):
             updates, opt_state = optimizer.update(grads, state.opt_state, params, **extra)
             params = shards.split(optax.apply_updates(params, updates))
@@ -78,6 +78,14 @@ def make_step_fn(
         return new, {**found.metrics, **norm}
 
     return train_step
+
+
+def _loss_value(metrics: types.Metrics) -> dict[str, jax.Array]:
+    """Return the mean loss of the batch as `value`, its name in Optax; {} if it is no metric."""
+    if "loss" not in metrics:
+        return {}
+    total, count = metrics["loss"]
+    return {"value": total / count}
 
 
 def step_on_one_device(

@@ -17,6 +17,7 @@ from lbopt.config import (
     ParallelConfig,
     ResolvedSchedule,
     TrainConfig,
+    evaluates_average,
     make_optimizer,
     make_schedule,
     naming,
@@ -39,7 +40,7 @@ from lbopt.parallel import (
 from lbopt.recipes import _initial, _make_step, _patterns, _problem
 from lbopt.replicas import Replicas
 from lbopt.train import Cadence, Run, Target
-from lbopt.transforms import ema_params
+from lbopt.transforms import evaluated_params
 
 
 def build_run(
@@ -156,7 +157,7 @@ def _build_phase(
         steps_per_epoch=resolved.steps_per_epoch,
         keep_checkpoints=config.checkpoint.keep,
         best_metric=config.checkpoint.best_metric,
-        evaluates_average=config.optimizer.ema_decay is not None,
+        evaluates_average=evaluates_average(config.optimizer),
         initial=_initial.of_config(config),
         vocabulary=problem.vocabulary,
         target=_target(config),
@@ -276,4 +277,4 @@ def _completed(fresh: types.PyTree, learned: types.PyTree) -> types.PyTree:
 
 def with_averaged_params(state: TrainState) -> TrainState:
     """Return the state with the average that `track_ema` kept in the place of the parameters."""
-    return state.replace(params=ema_params(state.opt_state, like=state.params))
+    return state.replace(params=evaluated_params(state.opt_state, state.params))

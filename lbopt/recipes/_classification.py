@@ -1,4 +1,4 @@
-"""Image classification: loss and metrics of a batch."""
+"""Classification: loss and metrics of a batch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from lbopt.config import LossConfig
 from lbopt.data.from_config import Source
 from lbopt.errors import require
 from lbopt.models import Model
+from lbopt.recipes._supervised import inputs_of
 from lbopt.recipes._task import Task
 
 _MANY_CLASSES = 100
@@ -21,15 +22,15 @@ _MIXUP = 0x6D69
 
 
 def make(network: Model, source: Source, loss: LossConfig) -> Task:
-    """Build the cross entropy of a batch with `image` and `label`, with top-1 accuracy.
+    """Build the cross entropy of a batch of features and labels, with top-1 accuracy.
 
     Pixels in uint8 are normalised here, on the device. Label smoothing and mixup apply to
     training only.
     """
 
     def inputs(batch: types.Batch) -> Any:
-        image = batch["image"]
-        if image.dtype != jnp.uint8:
+        image = inputs_of(source, batch)
+        if source.task or image.dtype != jnp.uint8:
             return image
         mean, std = (jnp.asarray(part, jnp.float32) * 255 for part in source.pixel_scale)
         # With space_to_depth the channels are those of four pixels.
@@ -44,13 +45,13 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
 
     def loss_fn(params, model_state, batch, rng):
         images = inputs(batch)
-        labels = batch["label"]
+        labels = batch[source.target]
         weights = None
         if loss.mixup_alpha:
             with errors.about("loss.mixup_alpha", loss.mixup_alpha):
                 key = jax.random.fold_in(rng, _MIXUP)
                 weights = mixup_weights(key, len(labels), loss.mixup_alpha)
-            images = mixed(images, weights)
+            images = jax.tree.map(lambda x: mixed(x, weights), images)
         logits, new_model_state = network.apply(params, model_state, images, train=True, rng=rng)
         each = scored(logits, labels)
         if weights is not None:
@@ -59,8 +60,9 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
 
     def metric_fn(params, model_state, batch):
         logits, _ = network.apply(params, model_state, inputs(batch), train=False)
-        each = losses.softmax_cross_entropy(logits, batch["label"])
-        return _measures(logits, batch["label"], each, batch["mask"])
+        labels = batch[source.target]
+        each = losses.softmax_cross_entropy(logits, labels)
+        return _measures(logits, labels, each, batch["mask"])
 
     return Task(inputs, loss_fn, metric_fn)
 

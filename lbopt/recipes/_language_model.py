@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,6 +25,9 @@ CARRY = "carry"
 def make(network: Model, source: Source, loss: LossConfig) -> Task:
     """Build the cross entropy of a batch with `tokens` and `next_tokens` [batch, length].
 
+    Without `next_tokens` each token is followed by the next one of `tokens`. The model gives
+    logits, or a dict with `logits`.
+
     It is the mean over all tokens. All windows are full, so the mean over tokens is the mean over
     examples. The metrics are `loss` (in nats per token), `perplexity` (the exponential of the mean
     loss of all tokens) and `accuracy`.
@@ -40,23 +44,25 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
         outputs, new_model_state = network.apply(
             params, model_state, _inputs(batch), train=True, rng=rng
         )
-        each, found = _score(outputs["logits"], batch)
+        each, found = _score(outputs, batch)
         return jnp.mean(each), (new_model_state, found)
 
     def metric_fn(params, model_state, batch):
         outputs, _ = network.apply(params, model_state, _inputs(batch), train=False)
-        return _score(outputs["logits"], batch)[1]
+        return _score(outputs, batch)[1]
 
     return Task(_inputs, loss_fn, metric_fn)
 
 
 def _inputs(batch: types.Batch) -> Any:
-    return {"tokens": batch["tokens"]}
+    tokens = batch["tokens"]
+    return {"tokens": tokens if "next_tokens" in batch else tokens[:, :-1]}
 
 
-def _score(logits: jax.Array, batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
+def _score(outputs: Any, batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
     """Return the loss of each token [batch, length], and all metrics."""
-    labels = batch["next_tokens"]
+    logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs
+    labels = batch["next_tokens"] if "next_tokens" in batch else batch["tokens"][:, 1:]
     counted = batch.get("mask")
     each = losses.softmax_cross_entropy(logits, labels)
     if counted is not None and counted.ndim == 1:

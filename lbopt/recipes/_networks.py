@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from lbopt import stacks, types
+from lbopt import _user_code, errors, stacks, types
 from lbopt.config import ModelConfig
 from lbopt.models import (
     CNN,
@@ -15,9 +17,12 @@ from lbopt.models import (
     MLP,
     RESNET_SIZES,
     LSTMClassifier,
+    Model,
+    checked,
     make_bert,
     make_efficientnet,
     make_lstm_language_model,
+    make_model,
     make_resnet,
 )
 
@@ -33,8 +38,27 @@ def make_network(model: ModelConfig, outputs: int, head: str = "pretraining") ->
     return _BUILDERS[model.name](model, outputs, head)
 
 
+def own_model(model: ModelConfig, outputs: int) -> Model:
+    """Return the user's model; errors of its code name the field, the file and the line."""
+
+    @contextlib.contextmanager
+    def naming() -> Iterator[None]:
+        place = "model.name"
+        named = errors.under("", model=place, options="model.options")
+        of_user = _user_code.naming_errors(place, model.name)
+        with errors.about(place, model.name, "model"), named, of_user:
+            yield
+
+    with naming():
+        make = _user_code.load(model.name, "model.name")
+        made = make_model(make, outputs, model.dtype, model.options, model.remat)
+    return checked(made, naming)
+
+
 def stacked(model: ModelConfig) -> types.Stacked:
     """Return the parameters of a network that are stacks of layers; None if there are none."""
+    if model.stacked:
+        return stacks.stacked_paths(*model.stacked)
     return stacks.stacked_paths("^layers/") if model.name == "bert" and model.scan_layers else None
 
 

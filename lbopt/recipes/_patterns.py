@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from lbopt import errors
-from lbopt.config import TrainConfig, check_masks, scaled_modules
+from lbopt.config import TrainConfig, check_masks, check_update, scaled_modules
 from lbopt.recipes._problem import Problem
 from lbopt.transforms import resolve_labels
 
 
 def check_patterns(config: TrainConfig, problem: Problem) -> None:
-    """Raise `UserError` if modules or masks do not fit the parameters of the problem."""
+    """Raise `UserError` if the optimizer, its masks or modules do not fit the parameters."""
     check_masks(config.optimizer, problem.params, problem.stacked)
+    check_update(config.optimizer, problem.params, problem.stacked)
     labels = scaled_modules(config.aggregator)
     if labels is None:
         return

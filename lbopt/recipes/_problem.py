@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lbopt import errors, losses, types
+from lbopt._user_code import is_place
 from lbopt.config import BATCH_NORMED, TASKS, DataConfig, LossConfig, ModelConfig
 from lbopt.data import DAMAGED, Dataset, Splits
 from lbopt.data.from_config import Learned, Source, load_source
 from lbopt.data.text import NO_VOCABULARY, Vocabulary
 from lbopt.errors import EnvironmentProblem, require, require_choice
 from lbopt.evaluation import means_of
-from lbopt.models import StatsScope, check_fold_examples, from_linen
+from lbopt.models import Model, StatsScope, check_fold_examples, from_linen
 from lbopt.recipes import (
     _classification,
     _initial,
@@ -25,6 +27,7 @@ from lbopt.recipes import (
     _masked_lm,
     _networks,
     _question_answering,
+    _supervised,
 )
 from lbopt.recipes._task import Task
 from lbopt.replicas import Replicas
@@ -34,6 +37,11 @@ _TASKS = {
     "language_model": _language_model,
     "masked_lm": _masked_lm,
     "question_answering": _question_answering,
+}
+_MAKERS = {
+    **{task: module.make for task, module in _TASKS.items()},
+    "multi_label": _supervised.make_multi_label,
+    "regression": _supervised.make_regression,
 }
 Load = Callable[[DataConfig, int, Learned | None], Source]
 """(data, global batch size, function that opens the folder of `init_from`) -> `Source`."""
@@ -100,20 +108,31 @@ def make_problem(
     """
     learned = None if init_from is None else functools.partial(_initial.opened_folder, init_from)
     source = load(data, global_batch_size, learned)
-    kind = _TASKS[TASKS[data.name]]
-    head = "question_answering" if kind is _question_answering else "pretraining"
-    network = from_linen(_networks.make_network(model, source.outputs, head))
+    kind = source.task or TASKS[data.name]
+    network = _network(model, source, kind)
     loss = loss or LossConfig()
-    task = kind.make(network, source, loss)
-    example = task.inputs(source.splits.train.take(np.arange(1)))
+    task = _MAKERS[kind](network, source, loss)
+    one = source.splits.train.take(np.arange(1))
+    example = task.inputs(one)
 
     def init(key: jax.Array) -> tuple[types.Params, types.ModelState]:
         params, model_state = network.init(key, example)
         return params, {**model_state, **(task.first_state(params) if task.first_state else {})}
 
     # The model is traced, not initialised: it is refused before anything is allocated.
-    with _naming_model(), _naming_promotion(model):
+    own = is_place(model.name)
+    with contextlib.nullcontext() if own else _naming_model(), _naming_promotion(model):
         shapes = jax.eval_shape(lambda: init(jax.random.key(0)))
+    if own or source.task:
+        outputs = jax.eval_shape(lambda: network.apply(*_zeros(shapes), example, train=False)[0])
+        if loss.name:
+            task = _supervised.with_own_loss(task, network, loss, source, outputs)
+        else:
+            _supervised.check_outputs(source, outputs, model.name)
+    elif loss.name:
+        task = _supervised.with_own_loss(task, network, loss)
+    if own or loss.name:  # code of the user is traced before anything is compiled
+        jax.eval_shape(task.loss_fn, *shapes, _without_damaged(one), jax.random.key(0))
     loss_fn = _with_l2(task.loss_fn, loss.l2) if loss.l2 else task.loss_fn
     names = task.metric_names or _metric_names(task, shapes, source.splits.validation)
     evaluator = task.evaluator or means_of(task.metric_fn)
@@ -131,10 +150,28 @@ def make_problem(
     )
 
 
+def _network(model: ModelConfig, source: Source, task: str) -> Model:
+    if is_place(model.name):
+        return _networks.own_model(model, source.outputs)
+    head = "question_answering" if task == "question_answering" else "pretraining"
+    several = len(source.features) > 1
+    fix = f"{model.name} takes one array, and {{features}} are {source.features}; name one"
+    also = {"features": "data.features"}
+    require(not several, "model.name", model.name, fix, code="conflict", also=also)
+    return from_linen(_networks.make_network(model, source.outputs, head))
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
 def _metric_names(task: Task, shapes: Any, dataset: Dataset) -> tuple[str, ...]:
-    one = {**dataset.take(np.arange(1)), "mask": np.ones(1, bool)}
-    one.pop(DAMAGED, None)
+    one = _without_damaged({**dataset.take(np.arange(1)), "mask": np.ones(1, bool)})
     return tuple(jax.eval_shape(task.metric_fn, *shapes, one))
+
+
+def _without_damaged(batch: types.Batch) -> types.Batch:
+    return {name: array for name, array in batch.items() if name != DAMAGED}
 
 
 def _with_l2(plain: types.LossFn, weight: float) -> types.LossFn:

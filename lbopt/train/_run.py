@@ -21,7 +21,7 @@ from lbopt.errors import UserError, require_choice
 from lbopt.evaluation import Evaluation
 from lbopt.parallel import Step, TrainState, put_replicated, with_shardings
 from lbopt.train._ranking import lower_is_better
-from lbopt.transforms import LearningRateState, ema_params
+from lbopt.transforms import LearningRateState, evaluated_params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Run:
 
     def _evaluate_on(self, dataset: Dataset, state: TrainState) -> dict[str, float]:
         if self.evaluates_average:
-            average = ema_params(state.opt_state, like=state.params)
+            average = evaluated_params(state.opt_state, state.params)
             state = state.replace(params=put_replicated(self.mesh, average))
         return self.evaluation(state, dataset, self.eval_global_batch_size)
 

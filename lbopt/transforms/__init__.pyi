@@ -1,4 +1,5 @@
 from ._arguments import (
+    rate_at as rate_at,
     require_state as require_state,
     require_transformation as require_transformation,
 )
@@ -10,6 +11,7 @@ from ._describe import describe as describe
 from ._ema import (
     EmaState as EmaState,
     ema_params as ema_params,
+    evaluated_params as evaluated_params,
     track_ema as track_ema,
     warn_of_microsteps as warn_of_microsteps,
 )

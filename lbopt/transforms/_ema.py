@@ -164,6 +164,24 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
     return tree.map_with_name(average, like)
 
 
+def evaluated_params(opt_state: Any, params: types.Params) -> types.Params:
+    """Return the parameters to evaluate: an average that `track_ema` keeps, or schedule-free ones.
+
+    Args:
+      opt_state: State of the optimizer, with one of them.
+      params: The parameters that are trained.
+
+    References:
+      Defazio et al., The Road Less Scheduled, arXiv 2405.15682v4; `optax.contrib.schedule_free`.
+    """
+    if any(_per_path.find_states(opt_state, (EmaState,))):
+        return ema_params(opt_state, like=params)
+    kind = optax.contrib.ScheduleFreeState
+    for state in _per_path.find_states(opt_state, (kind,)):
+        return optax.contrib.schedule_free_eval_params(state, params)
+    return params
+
+
 def warn_of_microsteps(opt_state: Any) -> None:
     """Warn if microsteps are accumulated beside an average of the parameters, not around it.
 

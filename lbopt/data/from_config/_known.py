@@ -102,7 +102,7 @@ def known_source(
 
 def has_known_length(data: DataConfig) -> bool:
     """Return whether the number of examples in an epoch is known without the data."""
-    return TASKS[data.name] != "masked_lm" or data.name == "pydoc_mlm"
+    return TASKS.get(data.name) != "masked_lm" or data.name == "pydoc_mlm"
 
 
 def _plain_name(builder: str) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lbopt.config import TASKS, DataConfig
+from lbopt import _user_code, paths
+from lbopt.config import FILES, TASKS, DataConfig, is_own
 from lbopt.data._arrays import Splits
 from lbopt.data._digits import NUM_CLASSES, load_digits
 from lbopt.data.from_config import _text
 from lbopt.data.from_config._naming import naming_data
+from lbopt.data.own import as_splits, describe, load_arrays
 from lbopt.data.text import (
     NO_VOCABULARY,
     MaskedLMDataset,
@@ -31,6 +33,11 @@ class Source(NamedTuple):
       num_streams: Number of streams that carry a state from batch to batch; 0 for none.
       max_answer_length: Maximum number of tokens of an answer, for questions.
       pixel_scale: (mean, std) of pixels in [0, 1], for images that come as uint8.
+      task: The task of the user's own data; "" for that of a data set of lbopt.
+      target: Name of the array to predict.
+      features: Names of the arrays that the model sees.
+      class_names: Names of the classes, where labels are text.
+      target_variance: Variance of the training targets of a regression.
     """
 
     splits: Splits
@@ -40,6 +47,11 @@ class Source(NamedTuple):
     num_streams: int = 0
     max_answer_length: int = 30
     pixel_scale: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,))
+    task: str = ""
+    target: str = "label"
+    features: tuple[str, ...] = ("image",)
+    class_names: tuple[str, ...] = ()
+    target_variance: float = 1.0
 
 
 def load_source(
@@ -58,11 +70,51 @@ def load_source(
       EnvironmentProblem: If the data are missing or damaged.
     """
     with naming_data():
+        if is_own(data.name):
+            return _own(data)
         if data.name == "squad":
             return _squad(data, learned)
         if TASKS[data.name] == "language_model":
             return _language_model(data, global_batch_size)
         return _LOADERS[data.name](data)
+
+
+def _own(data: DataConfig) -> Source:
+    """Return the user's own data."""
+    if data.name in FILES:
+        found = load_arrays(
+            paths.local(data.path, "path"),
+            target=data.target,
+            task=data.task,
+            outputs=data.outputs,
+            features=data.features,
+            matrix=data.matrix,
+            split_column=data.split_column,
+            validation_fraction=data.validation_fraction,
+            test_fraction=data.test_fraction,
+            split_seed=data.split_seed,
+            normalize=data.normalize,
+        )
+    else:
+        function = _user_code.load(data.name, "name")
+        with _user_code.naming_errors("name", data.name):
+            splits = as_splits(function(**data.options), "name", data.name)
+            found = describe(
+                splits,
+                target=data.target,
+                task=data.task,
+                outputs=data.outputs,
+                features=data.features,
+            )
+    return Source(
+        found.splits,
+        found.outputs,
+        task=found.task,
+        target=found.target,
+        features=found.features,
+        class_names=found.class_names,
+        target_variance=found.target_variance,
+    )
 
 
 def _squad(data: DataConfig, learned: _text.Learned | None) -> Source:

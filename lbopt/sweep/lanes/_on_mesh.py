@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lbopt import errors, tree
-from lbopt.config import SweepConfig, TrainConfig, naming
+from lbopt.config import SweepConfig, TrainConfig, evaluates_average, naming
 from lbopt.data import DAMAGED, Dataset, Reading, TrainBatches, example_indices, train_iterator
 from lbopt.job import beat
 from lbopt.parallel import TrainState, local_parts, put_batch, put_replicated
@@ -202,7 +202,7 @@ class MeshSession:
 
     def _evaluated(self) -> TrainState:
         """Return the state that is evaluated, with averaged parameters if they are kept."""
-        if self._program.train.optimizer.ema_decay is None:
+        if not evaluates_average(self._program.train.optimizer):
             return self._state
         state = with_averaged_params(self._state)
         return state.replace(params=put_replicated(self._program.mesh, state.params))

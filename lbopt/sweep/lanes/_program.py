@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lbopt import replicas, tree
-from lbopt.config import SweepConfig, step_options
+from lbopt.config import SweepConfig, evaluates_average, step_options
 from lbopt.parallel import TrainState, on_one_device, split_seed, step_on_one_device
 from lbopt.recipes import Problem, with_averaged_params
 from lbopt.sweep._trials import Cell
@@ -275,7 +275,7 @@ class Program:
         optimizer = cell.train.optimizer
         self._create = batching.jit(self._created)
         self._merge = jax.jit(_merged, donate_argnums=1)
-        averages = optimizer.ema_decay is not None
+        averages = evaluates_average(optimizer)
         self._average = batching.jit(with_averaged_params) if averages else lambda state: state
         self._advance = batching.jit(self._advanced, num_shared=2, donate=(2,))
         self.trust_ratios = batching.jit(trust_ratios)

@@ -1,0 +1,236 @@
+"""Optimizers of Optax by name, and optimizers of the user."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lbopt import _user_code, types
+from lbopt.config._checks import require_place_or_choice
+from lbopt.errors import UserError, require, require_choice
+from lbopt.transforms import LearningRateState, rate_at
+
+DECAY = "weight_decay"
+MASKS = ("mask", "weight_decay_mask")
+"""Names of arguments of optimizers for the leaves that are decayed."""
+_FILLED = ("learning_rate", DECAY, *MASKS, "stacked")
+"""Arguments that the config's own fields fill."""
+_PREFIX = "optax."
+
+
+def is_foreign(name: str) -> bool:
+    """Return whether a name means an optimizer of Optax, or of the user.
+
+    >>> [is_foreign(name) for name in ("optax.lion", "opt.py:make", "lamb")]
+    [True, True, False]
+    """
+    return name.startswith(_PREFIX) or _user_code.is_place(name)
+
+
+def may_take(name: str, *arguments: str) -> bool:
+    """Return whether an optimizer may have one of these arguments.
+
+    The user's own code is not read for it, so its optimizers may have all.
+
+    >>> may_take("optax.lion", "weight_decay"), may_take("optax.sgd", "weight_decay")
+    (True, False)
+    """
+    if _user_code.is_place(name):
+        return True
+    found = _of_optax(name)
+    return found is not None and bool({*arguments} & {*inspect.signature(found).parameters})
+
+
+def check_name(name: str, ours: Sequence[str]) -> None:
+    """Raise `UserError` for a name that is none of ours, of Optax or of the user.
+
+    Args:
+      name: The name.
+      ours: The names of our own optimizers.
+    """
+    if name in ours or _user_code.is_place(name) or _of_optax(name) is not None:
+        return
+    if name.startswith(_PREFIX):
+        require_choice("name", name, names_of_optax())
+    if _of_optax(_PREFIX + name) is not None:
+        raise UserError("name", name, f"write {_PREFIX + name!r} for that of Optax", code="choice")
+    require_place_or_choice("name", name, ours, "config.optimizer")
+
+
+def _of_optax(name: str) -> Callable[..., Any] | None:
+    if not name.startswith(_PREFIX):
+        return None
+    *modules, last = name.removeprefix(_PREFIX).split(".")
+    module: Any = {(): optax, ("contrib",): optax.contrib}.get(tuple(modules))
+    found = getattr(module, last, None)
+    return found if _is_factory(found) else None
+
+
+def names_of_optax() -> list[str]:
+    """Return the names of Optax's optimizers."""
+    of_module = {_PREFIX: optax, f"{_PREFIX}contrib.": optax.contrib}
+    return [
+        f"{prefix}{name}"
+        for prefix, module in of_module.items()
+        for name in vars(module)
+        if not name.startswith(("_", "scale_by_")) and _is_factory(getattr(module, name))
+    ]
+
+
+def _is_factory(found: Any) -> bool:
+    """Return whether an object of Optax is a function with a learning rate."""
+    return inspect.isfunction(found) and "learning_rate" in inspect.signature(found).parameters
+
+
+class InjectedState(NamedTuple):
+    """The state of an optimizer whose learning rate is filled in at each step.
+
+    Attributes:
+      rate: The step of the schedule, and the rate of the last update.
+      inner: State of the optimizer.
+    """
+
+    rate: LearningRateState
+    inner: Any
+
+
+def make(
+    name: str,
+    options: Mapping[str, Any],
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: float | jax.Array,
+    mask: types.Mask,
+    stacked: types.Stacked,
+) -> optax.GradientTransformationExtraArgs:
+    """Build an optimizer of Optax or of the user, with a learning rate from outside.
+
+    Args:
+      name: "optax.NAME", or a place of the user's code.
+      options: Other arguments.
+      learning_rate: Number or schedule. The optimizer is built anew in each step with the number of
+        that step, so that the schedule, its restarts and the log are those of our own optimizers.
+      weight_decay: Weight decay; may be traced.
+      mask: The decayed leaves.
+      stacked: The parameters that are stacks of layers.
+
+    Raises:
+      UserError: Naming `name`, `options` or `weight_decay`, if the optimizer does not take them.
+    """
+    factory = _of_optax(name) or _user_code.load(name, "name")
+    require(callable(factory), "name", name, "no function; give one that returns an optimizer")
+    taken = inspect.signature(factory).parameters
+    given = _arguments(name, taken, options, weight_decay, mask, stacked)
+
+    def with_rate(rate: Any) -> optax.GradientTransformationExtraArgs:
+        with _user_code.naming_errors("name", name):
+            made = factory(**({"learning_rate": rate} if "learning_rate" in taken else {}), **given)
+        fix = f"it returns a {type(made).__name__}; return an optax.GradientTransformation"
+        is_one = hasattr(made, "init") and hasattr(made, "update")
+        require(is_one, "name", name, fix, code="type")
+        return optax.with_extra_args_support(made)
+
+    # A factory that refuses its arguments does so here, and not when a step is traced.
+    with_rate(rate_at(learning_rate, jnp.zeros((), jnp.int32)))
+
+    def init_fn(params: types.Params) -> InjectedState:
+        start = LearningRateState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
+        rate = rate_at(learning_rate, start.schedule_count)
+        return InjectedState(start, with_rate(rate).init(params))
+
+    def update_fn(
+        updates: optax.Updates,
+        state: InjectedState,
+        params: types.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, InjectedState]:
+        rate = jnp.asarray(rate_at(learning_rate, state.rate.schedule_count), jnp.float32)
+        count = optax.safe_increment(state.rate.schedule_count)
+        updates, inner = with_rate(rate).update(updates, state.inner, params, **extra)
+        return updates, InjectedState(LearningRateState(count, rate), inner)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _arguments(
+    name: str,
+    taken: Mapping[str, inspect.Parameter],
+    options: Mapping[str, Any],
+    weight_decay: float | jax.Array,
+    mask: types.Mask,
+    stacked: types.Stacked,
+) -> dict[str, Any]:
+    """Return the arguments of an optimizer but the learning rate."""
+    for option in options:
+        fix = "{option} has a field of its own; set that instead"
+        own = {"learning_rate": "schedule.base_learning_rate", DECAY: "optimizer.weight_decay"}
+        also = {"option": own.get(option, "optimizer.weight_decay_exclude")}
+        require(option not in _FILLED, "options", dict(options), fix, code="conflict", also=also)
+        _require_argument(name, taken, option)
+    if not (isinstance(weight_decay, float | int) and weight_decay == 0):
+        fix = f"{{name}} = {name!r} takes no weight decay; leave it 0"
+        also = ["name"]
+        require(DECAY in taken, DECAY, weight_decay, fix, code="unused", also=also)
+
+    needed = [
+        argument
+        for argument, one in taken.items()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    for argument in needed:
+        fix = f"{{name}} = {name!r} needs {argument!r} too; give it a value"
+        known = argument in (*_FILLED, *options)
+        require(known, "options", dict(options), fix, code="missing", also=["name"])
+
+    filled: dict[str, Any] = {DECAY: weight_decay, "stacked": stacked}
+    if DECAY in taken:
+        filled |= dict.fromkeys(MASKS, mask)
+        filled["adam_weight_decay"] = weight_decay  # muon's, for the leaves that are no matrices
+    given = {argument: value for argument, value in filled.items() if argument in taken}
+    return given | {option: _option(option, value) for option, value in options.items()}
+
+
+def _require_argument(name: str, taken: Mapping[str, inspect.Parameter], option: str) -> None:
+    """Raise `UserError` unless an optimizer has an argument of this name."""
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+        return
+    with_field = (*_FILLED, "adam_weight_decay")
+    known = [argument for argument in taken if argument not in with_field]
+    require_choice(f"options.{option}", option, known)
+
+
+def _option(option: str, value: Any) -> Any:
+    """Return the value of an argument: a dtype for the name of one."""
+    return jnp.dtype(value) if option.endswith("dtype") and isinstance(value, str) else value
+
+
+def check_update(name: str, tx: optax.GradientTransformation, params: types.Params) -> None:
+    """Raise `UserError`, naming "name", if a training step cannot use an optimizer.
+
+    Args:
+      name: Name of the optimizer.
+      tx: The optimizer.
+      params: The parameters, or their shapes.
+    """
+    tx = optax.with_extra_args_support(tx)
+
+    def update(grads: types.Params, params: types.Params, loss: jax.Array) -> types.Params:
+        return tx.update(grads, tx.init(params), params, value=loss)[0]
+
+    loss = jax.ShapeDtypeStruct((), jnp.float32)
+    try:
+        updates = jax.eval_shape(update, params, params, loss)
+    except UserError:
+        raise
+    except (TypeError, ValueError) as error:
+        # Optax has no other way to say that an update needs the objective function, for instance.
+        cause = " ".join(str(error).split())[:200]
+        fix = f"a training step gives it gradients, parameters and the loss ({cause}); use another"
+        raise UserError("name", name, fix, code="conflict") from error
+    shapes, wanted = (jax.tree.map(lambda x: x.shape, one) for one in (updates, params))
+    fix = "its updates have other shapes than the parameters; use another optimizer"
+    require(shapes == wanted, "name", name, fix, code="mismatch")

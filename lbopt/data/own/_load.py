@@ -1,0 +1,496 @@
+"""Arrays of the user, split, checked, normalized, with the task that their target sets."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lbopt.data._arrays import ArrayDataset, Dataset, Reading, Splits
+from lbopt.data.own import _columns
+from lbopt.errors import UserError, require, require_choice
+
+TARGETS = ("label", "labels", "target", "targets", "y", "class")
+"""Names of the array to predict, where none is given."""
+TASKS = ("classification", "language_model", "multi_label", "regression")
+TOKENS = "tokens"
+"""The array of a language model."""
+MATRIX = "features"
+"""The array that the columns of a table make."""
+_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
+_CHUNK_BYTES = 2**26
+_LARGEST_IN_MEMORY_BYTES = 2**31
+"""Size up to which the normalized arrays of a split are held in memory."""
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Statistics(NamedTuple):
+    """Mean and standard deviation of a feature on the training split, fp32, by which it is
+    normalized; they broadcast against an example."""
+
+    mean: np.ndarray
+    std: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnData:
+    """Data of the user.
+
+    Attributes:
+      splits: Training, validation and test set.
+      task: One of `TASKS`.
+      target: Name of the array to predict; "" for a language model.
+      features: Names of the arrays that the model sees.
+      outputs: Number of classes, labels, numbers or tokens.
+      class_names: Names of the classes, where labels are text.
+      target_variance: Variance of the training targets of a regression; 1 otherwise.
+    """
+
+    splits: Splits
+    task: str
+    target: str
+    features: tuple[str, ...]
+    outputs: int
+    class_names: tuple[str, ...] = ()
+    target_variance: float = 1.0
+
+
+class MappedArrays(ArrayDataset):
+    """Arrays that stay on disk, normalized as they are read.
+
+    Args:
+      arrays: Name -> [all examples, ...], memory-mapped.
+      rows: Numbers of the examples that belong to the split, ascending.
+      statistics: Statistics of the features to normalize, by name.
+    """
+
+    reading = Reading(threads=4, examples_per_slice=256)
+    same_in_every_epoch = False  # too large for a device: batches are read as they are needed
+
+    def __init__(self, arrays: Arrays, rows: np.ndarray, statistics: Mapping[str, Statistics]):
+        super().__init__(arrays)
+        self._rows = rows
+        self._statistics = statistics
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the examples at `indices` as one batch."""
+        rows = self._rows[indices]
+        return {
+            name: _prepared(array[rows], self._statistics.get(name))
+            for name, array in self.arrays.items()
+        }
+
+
+def load_arrays(
+    path: pathlib.Path,
+    *,
+    target: str = "",
+    task: str = "",
+    outputs: int | None = None,
+    features: Sequence[str] = (),
+    matrix: bool = True,
+    split_column: str = "",
+    validation_fraction: float = 0.1,
+    test_fraction: float = 0.1,
+    split_seed: int = 0,
+    normalize: bool = True,
+) -> OwnData:
+    """Read arrays or a table, and split, check and normalize them.
+
+    Splits are stated by files (`train.npz`, `validation.npz`, `test.npz` in a folder, or folders of
+    these names) or by a column; those that are not are drawn from the others' training examples by
+    a seed, of classes in equal shares.
+
+    Args:
+      path: A file or a folder.
+      target: Array or column to predict; "" for the only one of `TARGETS` that is there.
+      task: One of `TASKS`; "" for that which the target tells: integers, bools or text [examples]
+        are classes, floats are numbers, and [examples, labels] of 0 and 1 are labels.
+      outputs: Number of classes, labels or tokens; None for that of the training split.
+      features: Arrays or columns that the model sees; () for all others.
+      matrix: Whether the columns of a table make one array `MATRIX` [examples, columns].
+      split_column: Column with "train", "validation" or "test"; "" for none.
+      validation_fraction: Fraction of all examples that are drawn for validation.
+      test_fraction: Fraction of all examples that are drawn for the test.
+      split_seed: Seed by which they are drawn.
+      normalize: Whether features of floats, and of pixels (uint8), get mean 0 and standard
+        deviation 1 on the training split: each column of [examples, columns], each channel of
+        images with up to 4, and otherwise the whole array.
+
+    Raises:
+      UserError: Naming the parameter: no such column, arrays of different lengths, values that are
+        not finite, labels that are no classes, an empty split.
+    """
+    parts, in_table = _read(path)
+    whole = {name: _joined([part[name] for part in parts.values()]) for name in _names(parts, path)}
+    split_of = _stated(parts, whole, split_column)
+    target, task = _target_and_task(whole, target, task, exclude=split_column)
+    chosen = _features(whole, target, split_column, features, task)
+    classes = _class_names(whole, target, task, split_of)
+    arrays = {name: whole[name] for name in chosen}
+    if target:
+        arrays[target] = _coded(whole[target], target, task, classes)
+
+    rows = _rows(split_of, arrays.get(target), task, validation_fraction, test_fraction, split_seed)
+    if in_table and matrix and task != "language_model":
+        arrays = _as_matrix(arrays, chosen, target)
+        chosen = (MATRIX,)
+    arrays = {name: _narrow(name, array) for name, array in arrays.items()}
+
+    outputs = _outputs(arrays, target, task, rows, outputs)
+    statistics = {
+        name: found
+        for name in (*chosen, *([target] if task == "regression" else []))
+        for found in [_statistics(name, arrays[name], rows["train"])]
+        if found is not None
+    }
+    variance = 1.0
+    if task == "regression":
+        variance = float(np.mean(np.square(statistics.pop(target).std))) or 1.0
+    if not normalize:
+        statistics = {}
+    splits = Splits(*(_split(arrays, rows[name], statistics) for name in Splits._fields))
+    return OwnData(splits, task, target, chosen, outputs, classes, variance)
+
+
+def describe(
+    splits: Splits,
+    *,
+    target: str = "",
+    task: str = "",
+    outputs: int | None = None,
+    features: Sequence[str] = (),
+) -> OwnData:
+    """Return splits of the user with their task; the arguments are those of `load_arrays`.
+
+    Raises:
+      UserError: As `load_arrays`; and naming `outputs`, if the training set is no `ArrayDataset`,
+        whose classes could be counted.
+    """
+    one = splits.train.take(np.arange(1))
+    target, task = _target_and_task(one, target, task)
+    chosen = _features(one, target, "", features, task)
+    variance = 1.0
+    known = isinstance(splits.train, ArrayDataset) and not isinstance(splits.train, MappedArrays)
+    if known:
+        for split in splits:
+            arrays = getattr(split, "arrays", {})
+            for name in chosen:
+                _statistics(name, arrays[name], np.arange(len(split)))
+        arrays = splits.train.arrays  # type: ignore[attr-defined]
+        rows = {"train": np.arange(len(splits.train))}
+        outputs = _outputs(arrays, target, task, rows, outputs)
+        if task == "regression":
+            variance = float(np.var(arrays[target], axis=0).mean()) or 1.0
+    else:
+        counted = task in ("multi_label", "regression")
+        if outputs is None and counted:
+            outputs = int(np.prod(one[target].shape[1:], initial=1))
+        fix = "the data set cannot tell; give the number of classes or tokens"
+        require(outputs is not None, "outputs", outputs, fix, code="missing")
+        assert outputs is not None
+    return OwnData(splits, task, target, chosen, outputs, (), variance)
+
+
+# ---- reading
+
+
+def _read(path: pathlib.Path) -> tuple[dict[str, dict[str, np.ndarray]], bool]:
+    """Return the columns of each stated split, or of "" for all; and whether they are of tables."""
+    stated = _stated_files(path)
+    files = stated or {"": path}
+    parts = {name: _columns.read_columns(file) for name, file in files.items()}
+    for columns in parts.values():
+        _columns.lengths(columns)
+    return parts, all(file.suffix in _columns.TABLES for file in files.values())
+
+
+def _stated_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Return the files or folders of splits in a folder, by split."""
+    if not folder.is_dir():
+        return {}
+    entries = {entry.stem: entry for entry in sorted(folder.iterdir())}
+    found = {
+        split: entries[name]
+        for split, names in _NAMES.items()
+        for name in names
+        if name in entries and entries[name].suffix in ("", *_columns.FORMATS)
+    }
+    found = {name: entry for name, entry in found.items() if entry.is_dir() or entry.suffix}
+    # A folder of arrays may have one that is called train.
+    return found if "train" in found and len(found) > 1 else {}
+
+
+def _names(parts: Mapping[str, Arrays], path: pathlib.Path) -> list[str]:
+    first = next(iter(parts.values()))
+    for split, columns in parts.items():
+        fix = f"{split} has {sorted(columns)}, and train {sorted(first)}; make them alike"
+        require(columns.keys() == first.keys(), "path", str(path), fix, code="mismatch")
+    return list(first)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _stated(parts: Mapping[str, Arrays], whole: Arrays, split_column: str) -> np.ndarray:
+    """Return the split of each example, "" where none is stated."""
+    if not split_column:
+        counts = [len(next(iter(columns.values()))) for columns in parts.values()]
+        return np.repeat(list(parts), counts)
+    require_choice("split_column", split_column, whole)
+    values = whole[split_column].astype(str)
+    for value in np.unique(values):
+        fix = f"it holds {str(value)!r}; write 'train', 'validation' or 'test'"
+        require(value in _NAMES, "split_column", split_column, fix)
+    return values
+
+
+# ---- target, task and features
+
+
+def _target_and_task(columns: Arrays, target: str, task: str, exclude: str = "") -> tuple[str, str]:
+    if task:
+        require_choice("task", task, TASKS)
+    if task == "language_model" or (not target and not task and set(columns) == {TOKENS}):
+        fix = f"a language model reads the array {TOKENS!r}; leave it ''"
+        require(not target, "target", target, fix, code="conflict")
+        require_choice("features", TOKENS, columns)
+        return "", "language_model"
+
+    names = [name for name in columns if name != exclude]
+    if not target:
+        found = [name for name in TARGETS if name in names]
+        fix = f"{len(found)} of the arrays are called {', '.join(TARGETS)}; name one of {names}"
+        require(len(found) == 1, "target", target, fix, code="missing")
+        target = found[0]
+    require_choice("target", target, names)
+    return target, task or _task_of(columns[target])
+
+
+def _task_of(array: np.ndarray) -> str:
+    if np.issubdtype(array.dtype, np.floating):
+        return "regression"
+    return "classification" if array.ndim == 1 else "multi_label"
+
+
+def _features(
+    columns: Arrays, target: str, split_column: str, features: Sequence[str], task: str
+) -> tuple[str, ...]:
+    if task == "language_model":
+        return (TOKENS,)
+    for name in features:
+        require_choice("features", name, [one for one in columns if one != target])
+    others = [name for name in columns if name not in (target, split_column)]
+    chosen = tuple(features) or tuple(others)
+    fix = f"there is no array beside the target {target!r}; give data that have some"
+    require(chosen, "features", tuple(features), fix, code="missing")
+    for name in chosen:
+        fix = f"{name!r} holds {columns[name].dtype}, no numbers; leave it out, or encode it"
+        is_number = columns[name].dtype.kind in "biuf"
+        require(is_number, "features", chosen, fix, code="type")
+    return chosen
+
+
+def _class_names(columns: Arrays, target: str, task: str, split_of: np.ndarray) -> tuple[str, ...]:
+    if task != "classification" or columns[target].dtype.kind not in "US":
+        return ()
+    train = split_of == "train" if "train" in split_of else np.ones(len(split_of), bool)
+    names = np.unique(columns[target][train])
+    unknown = sorted(set(np.unique(columns[target])) - set(names))
+    fix = f"class {str(unknown[:1])[1:-1]} is in no training example; add some, or leave it out"
+    require(not unknown, "target", target, fix, code="mismatch")
+    return tuple(map(str, names))
+
+
+def _coded(array: np.ndarray, target: str, task: str, classes: tuple[str, ...]) -> np.ndarray:
+    """Return the target as numbers of the dtype that its task needs."""
+    if classes:
+        return np.searchsorted(np.asarray(classes), array).astype(np.int32)
+    if task == "regression":
+        _require_numbers(array, target, "biuf", "numbers")
+        return np.asarray(array, np.float32)
+    fix_kind = "whole numbers" if task == "classification" else "0 and 1"
+    _require_numbers(array, target, "biu", fix_kind)
+    if task == "classification":
+        fix = f"its shape is {array.shape}; classes are one number an example"
+        require(array.ndim == 1, "target", target, fix, code="type")
+        return np.asarray(array, np.int32)
+    fix = f"its shape is {array.shape}; labels are [examples, labels]"
+    require(array.ndim == 2, "target", target, fix, code="type")
+    wrong = np.flatnonzero(((array != 0) & (array != 1)).any(1))
+    fix = f"example {wrong[:1]} has other labels than 0 and 1; correct it"
+    require(not wrong.size, "target", target, fix)
+    return np.asarray(array, np.int32)
+
+
+def _require_numbers(array: np.ndarray, target: str, kinds: str, what: str) -> None:
+    fix = f"it holds {array.dtype}, and this task needs {what}; convert it, or give another task"
+    require(array.dtype.kind in kinds, "target", target, fix, code="type")
+
+
+def _outputs(
+    arrays: Arrays,
+    target: str,
+    task: str,
+    rows: Mapping[str, np.ndarray],
+    outputs: int | None,
+) -> int:
+    """Return the number of outputs; check that no class or token is beyond it."""
+    if task in ("multi_label", "regression"):
+        found = int(np.prod(arrays[target].shape[1:], initial=1))
+        fix = f"{target!r} has {found}; leave it None"
+        require(outputs in (None, found), "outputs", outputs, fix, code="mismatch")
+        return found
+    name = target or TOKENS
+    array = arrays[name]
+    fix = f"it holds {array.dtype}; give whole numbers"
+    require(array.dtype.kind in "biu", "target", name, fix, code="type")
+    size = outputs or int(np.max(array[rows["train"]])) + 1
+    for split, of_split in rows.items():
+        for start, chunk in _chunks(array, of_split):
+            wrong = np.argwhere((chunk < 0) | (chunk >= size))
+            if wrong.size:
+                value = chunk[tuple(wrong[0])]
+                fix = (
+                    f"example {of_split[start + wrong[0][0]]}, of {split}, has {value}, and there "
+                    f"are 0 to {size - 1} in training; correct it, or give {{outputs}}"
+                )
+                raise UserError("target", name, fix, also=["outputs"])
+    return size
+
+
+# ---- splits
+
+
+def _rows(
+    split_of: np.ndarray,
+    labels: np.ndarray | None,
+    task: str,
+    validation_fraction: float,
+    test_fraction: float,
+    seed: int,
+) -> dict[str, np.ndarray]:
+    """Return the numbers of the examples of each split, ascending."""
+    found = {name: np.flatnonzero(split_of == name) for name in Splits._fields}
+    if not found["train"].size:
+        found["train"] = np.flatnonzero(split_of == "")
+    fractions = {"validation": validation_fraction, "test": test_fraction}
+    total = len(split_of)
+    groups = labels if task == "classification" else None
+    for number, (name, fraction) in enumerate(fractions.items()):
+        if not found[name].size:
+            drawn = _drawn(found["train"], groups, round(fraction * total), (seed, number))
+            found["train"] = np.setdiff1d(found["train"], drawn)
+            found[name] = drawn
+    sizes = {name: len(rows) for name, rows in found.items()}
+    for name, size in sizes.items():
+        field = "path" if name == "train" else f"{name}_fraction"
+        fix = f"{name} has no example of the {total}; give more examples, or a larger fraction"
+        require(size, field, fractions.get(name, sizes), fix)
+    return found
+
+
+def _drawn(
+    rows: np.ndarray, groups: np.ndarray | None, count: int, seed: tuple[int, int]
+) -> np.ndarray:
+    """Return `count` of some rows, drawn by a seed; of classes in equal shares.
+
+    Rows are shuffled, sorted by class, and taken at equal distances, so that the share of every
+    class is right to within one example.
+    """
+    shuffled = np.random.Generator(np.random.PCG64(seed)).permutation(rows)
+    if groups is not None:
+        shuffled = shuffled[np.argsort(groups[shuffled], kind="stable")]
+    places = (np.arange(count) * len(shuffled)) // max(count, 1)
+    return np.sort(shuffled[places])
+
+
+# ---- values
+
+
+def _as_matrix(arrays: Arrays, chosen: Sequence[str], target: str) -> dict[str, np.ndarray]:
+    columns = [np.asarray(arrays[name], np.float32) for name in chosen]
+    found = {MATRIX: np.stack(columns, 1)}
+    return {**found, target: arrays[target]} if target else found
+
+
+def _narrow(name: str, array: np.ndarray) -> np.ndarray:
+    """Return an array of the widths that JAX computes with; fp64 on disk is read as fp32 later."""
+    if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+        bounds = np.iinfo(np.int32)
+        fits = not array.size or (array.min() >= bounds.min and array.max() <= bounds.max)
+        fix = f"{name!r} has numbers that do not fit int32; scale or leave them out"
+        require(fits, "features", name, fix)
+        return np.asarray(array, np.int32)
+    return array
+
+
+def _chunks(array: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the examples at some rows in chunks of bounded size, after the place of the first."""
+    of_one = max(1, int(np.prod(array.shape[1:], initial=1)) * array.dtype.itemsize)
+    step = max(1, _CHUNK_BYTES // of_one)
+    for start in range(0, len(rows), step):
+        yield start, array[rows[start : start + step]]
+
+
+def _statistics(name: str, array: np.ndarray, rows: np.ndarray) -> Statistics | None:
+    """Return the statistics of a feature that can be normalized; check that it is finite.
+
+    None for integers other than pixels, which may be tokens.
+    """
+    if array.dtype.kind == "f":
+        _check_finite(name, array)
+    elif array.dtype != np.uint8 or array.ndim < 3:
+        return None
+    kept = array.ndim == 2 or (array.ndim >= 4 and array.shape[-1] <= 4)
+    axes = tuple(range(array.ndim - kept))
+
+    # Sums in float64 around the first example, so that a large mean costs no digits.
+    shift = np.asarray(array[rows[0]], np.float64)
+    shift = shift if array.ndim - kept == 1 else shift.mean(tuple(a - 1 for a in axes if a))
+    count = 0
+    total = np.zeros_like(shift)
+    squares = np.zeros_like(shift)
+    for _, chunk in _chunks(array, rows):
+        moved = np.asarray(chunk, np.float64) - shift
+        count += moved.size // max(1, total.size)
+        total += moved.sum(axes)
+        squares += np.square(moved).sum(axes)
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    std = np.where(std > 0, std, 1.0)
+    return Statistics((mean + shift).astype(np.float32), std.astype(np.float32))
+
+
+def _check_finite(name: str, array: np.ndarray) -> None:
+    for start, chunk in _chunks(array, np.arange(len(array))):
+        bad = np.flatnonzero(~np.isfinite(chunk.reshape(len(chunk), -1)).all(1))
+        if bad.size:
+            fix = f"example {start + bad[0]} is not finite; correct it, or leave it out"
+            raise UserError("features", name, fix)
+
+
+def _prepared(array: np.ndarray, statistics: Statistics | None) -> np.ndarray:
+    if statistics is not None:
+        return (np.asarray(array, np.float32) - statistics.mean) / statistics.std
+    return np.asarray(array, np.float32) if array.dtype.kind == "f" else np.asarray(array)
+
+
+def _split(arrays: Arrays, rows: np.ndarray, statistics: Mapping[str, Statistics]) -> Dataset:
+    """Return a split, in memory if it is small."""
+    size = sum(
+        len(rows) * int(np.prod(array.shape[1:], initial=1)) * max(4, array.dtype.itemsize)
+        for array in arrays.values()
+    )
+    mapped = MappedArrays(arrays, rows, statistics)
+    if size > _LARGEST_IN_MEMORY_BYTES:
+        return mapped
+    return ArrayDataset(mapped.take(np.arange(len(rows))))

@@ -1,0 +1,108 @@
+"""Data sets that a function of the user returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lbopt.data._arrays import ArrayDataset, Dataset, Reading, Splits
+from lbopt.errors import UserError, require
+
+
+class SourceDataset:
+    """The records of a random-access source as a data set; every epoch sees the same examples.
+
+    Args:
+      source: Numbered records, `source[index]` -> arrays by name, as Grain and PyTorch have them.
+    """
+
+    reading = Reading(threads=8, examples_per_slice=64)
+
+    def __init__(self, source: Any):
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the records at `indices` as one batch."""
+        records = [self._source[int(index)] for index in indices]
+        return {name: np.stack([record[name] for record in records]) for name in records[0]}
+
+    def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Return the records at `indices` as one batch, the same in every epoch."""
+        del epochs, seed
+        return self.take(indices)
+
+
+class _Completed:
+    """A data set of the user with the defaults of `Dataset` for what it lacks."""
+
+    def __init__(self, dataset: Any):
+        self._dataset = dataset
+        self.reading: Reading = getattr(dataset, "reading", Reading())
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return dict(self._dataset.take(indices))
+
+    def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        if hasattr(self._dataset, "draw"):
+            return dict(self._dataset.draw(indices, epochs, seed))
+        return self.take(indices)
+
+
+def as_splits(found: Any, field: str, place: str) -> Splits:
+    """Return the splits that a function of the user returned.
+
+    Args:
+      found: `Splits`, or another tuple of three; each a data set with `__len__` and `take`, a
+        mapping of names to arrays, or a random-access source (`__len__` and `__getitem__`).
+      field: Field that names the function, for errors.
+      place: Its value.
+
+    Raises:
+      UserError: If it is something else, or if the examples of the three differ in names, shapes or
+        dtypes.
+    """
+    fix = f"it returns a {type(found).__name__}; return lbopt.data.Splits(train, validation, test)"
+    is_three = isinstance(found, tuple) and len(found) == 3
+    require(is_three, field, place, fix, code="type")
+    splits = Splits(*(_dataset(each, field, place) for each in found))
+    examples = [_example(split, field, place) for split in splits]
+    for name, example in zip(Splits._fields, examples, strict=True):
+        fix = f"an example of {name} is {example}, and of train {examples[0]}; make them alike"
+        require(example == examples[0], field, place, fix, code="mismatch")
+    return splits
+
+
+def _dataset(found: Any, field: str, place: str) -> Dataset:
+    if isinstance(found, Mapping):
+        return ArrayDataset({name: np.asarray(array) for name, array in found.items()})
+    if isinstance(found, ArrayDataset):
+        return found
+    if hasattr(found, "__len__") and hasattr(found, "take"):
+        return _Completed(found)
+    if hasattr(found, "__len__") and hasattr(found, "__getitem__") and not isinstance(found, str):
+        return SourceDataset(found)
+    fix = (
+        f"a split is a {type(found).__name__}; give a dict of arrays, or an object with __len__ "
+        "and take(indices)"
+    )
+    raise UserError(field, place, fix, code="type")
+
+
+def _example(split: Dataset, field: str, place: str) -> dict[str, str]:
+    """Return the dtype and shape of an example by name, as text."""
+    fix = "a split has no example; give it some"
+    require(len(split) > 0, field, place, fix)
+    batch = split.take(np.arange(min(2, len(split))))
+    fix = "take(indices) gives no arrays with an example for each index; correct it"
+    arrays = {name: np.asarray(array) for name, array in dict(batch).items()}
+    fits = all(array.ndim and len(array) == min(2, len(split)) for array in arrays.values())
+    require(arrays and fits, field, place, fix, code="type")
+    return {name: f"{array.dtype}{list(array.shape[1:])}" for name, array in arrays.items()}

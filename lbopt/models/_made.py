@@ -1,0 +1,147 @@
+"""Models that a function of the user makes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lbopt.errors import UserError, require, require_choice
+from lbopt.models._seam import Model, from_linen, from_nnx
+
+OUTPUTS = ("outputs", "num_classes", "num_outputs", "vocab_size", "out_features")
+"""Names of the argument of a maker that gets the number of outputs."""
+_REMATS: dict[str, Any] = {
+    "all": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+def make_model(
+    make: Any,
+    outputs: int,
+    dtype: Any = jnp.float32,
+    options: Mapping[str, Any] | None = None,
+    remat: str = "none",
+) -> Model:
+    """Return the model that the user's code makes.
+
+    Args:
+      make: A class or a function that makes a Linen module, an NNX module or a `Model`; or a Linen
+        module, or a `Model`. It gets those of these arguments that it has: the number of outputs as
+        one of `OUTPUTS`, `dtype`, and for NNX `rngs`. It is called anew for every initialization of
+        an NNX module. A module is called as `from_linen` and `from_nnx` say.
+      outputs: Number of outputs: classes, labels, numbers or tokens.
+      dtype: Dtype of the computation. If `make` has no such argument, parameters and inputs are
+        cast to it, and outputs to fp32.
+      options: Other arguments of `make`.
+      remat: Arrays that the backward pass computes again: "none", "dots" (all but the results of
+        matrix products) or "all".
+
+    Raises:
+      UserError: Naming `model` or `options`.
+    """
+    given = dict(options or {})
+    taken: Mapping[str, inspect.Parameter] = {}
+    if not isinstance(make, nn.Module | Model):
+        require(callable(make), "model", make, "no function; give one that makes a model")
+        taken = inspect.signature(make).parameters
+    _check_options(taken, given)
+    offered = {**dict.fromkeys(OUTPUTS, outputs), "dtype": jnp.dtype(dtype)}
+    given = {**{name: value for name, value in offered.items() if name in taken}, **given}
+
+    model = _model(make, taken, given)
+    if jnp.dtype(dtype) != jnp.float32 and "dtype" not in taken:
+        model = with_precision(model, dtype)
+    return with_remat(model, remat)
+
+
+def _check_options(taken: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> None:
+    """Raise `UserError` for an option that the maker does not take."""
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+        return
+    known = [name for name in taken if name not in ("rngs", "parent", "name")]
+    for option in options:
+        require_choice("options", option, known)
+
+
+def _model(make: Any, taken: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> Model:
+    if isinstance(make, Model):
+        return make
+    if isinstance(make, nn.Module):
+        return from_linen(make)
+    if "rngs" in taken:
+        return from_nnx(lambda rngs: make(rngs=rngs, **given))
+    made = make(**given)
+    if isinstance(made, Model):
+        return made
+    if isinstance(made, nn.Module):
+        return from_linen(made)
+    hint = "; let the function take rngs" if isinstance(made, nnx.Module) else ""
+    fix = f"it makes a {type(made).__name__}; make a module of Flax or a lbopt.models.Model{hint}"
+    raise UserError("model", reason=fix, code="type")
+
+
+def with_precision(model: Model, dtype: Any) -> Model:
+    """Return a model that computes in a dtype: parameters and inputs are cast, outputs are fp32."""
+
+    def apply(params: Any, model_state: Any, inputs: Any, train: bool, rng: Any = None) -> Any:
+        narrow = functools.partial(_cast, dtype=dtype)
+        outputs, state = model.apply(narrow(params), model_state, narrow(inputs), train, rng)
+        state = jax.tree.map(lambda new, old: new.astype(old.dtype), dict(state), dict(model_state))
+        return _cast(outputs, jnp.float32), state
+
+    return Model(model.init, apply)
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    """Return a tree with its floating-point leaves in a dtype."""
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )
+
+
+def with_remat(model: Model, remat: str) -> Model:
+    """Return a model whose backward pass computes arrays again, see `make_model`."""
+    if remat == "none":
+        return model
+    require_choice("remat", remat, _REMATS)
+    policy = _REMATS[remat]
+
+    def apply(params: Any, model_state: Any, inputs: Any, train: bool, rng: Any = None) -> Any:
+        if not train:
+            return model.apply(params, model_state, inputs, train=False)
+
+        def training(params: Any, model_state: Any, inputs: Any, rng: Any) -> Any:
+            return model.apply(params, model_state, inputs, train=True, rng=rng)
+
+        return jax.checkpoint(training, policy=policy)(params, model_state, inputs, rng)
+
+    return Model(model.init, apply)
+
+
+def checked(model: Model, naming: Callable[[], Any]) -> Model:
+    """Return a model whose functions are called in a context that names errors of its code.
+
+    A dict of one input is given to them as the array.
+    """
+
+    def only(inputs: Any) -> Any:
+        single = isinstance(inputs, Mapping) and len(inputs) == 1
+        return next(iter(inputs.values())) if single else inputs
+
+    def init(key: jax.Array, inputs: Any) -> Any:
+        with naming():
+            return model.init(key, only(inputs))
+
+    def apply(params: Any, model_state: Any, inputs: Any, train: bool, rng: Any = None) -> Any:
+        with naming():
+            return model.apply(params, model_state, only(inputs), train, rng)
+
+    return Model(init, apply)
