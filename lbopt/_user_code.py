@@ -33,13 +33,14 @@ _beside: dict[str, str] = {}
 _config_folders: list[str] = []
 
 
-def is_place(text: str) -> bool:
-    """Return whether a text has the form of a place.
+def is_place(text: Any) -> bool:
+    """Return whether a value is a text of the form of a place.
 
     >>> [is_place(text) for text in ("my.module:make", "../net.py:Net", "lamb", "gs://b/c.py")]
     [True, True, False, False]
     """
-    return _PLACE.fullmatch(text) is not None and not paths.is_address(text)
+    is_text = isinstance(text, str)
+    return is_text and _PLACE.fullmatch(text) is not None and not paths.is_address(text)
 
 
 def look_beside(folders: Sequence[str]) -> None:

@@ -77,23 +77,6 @@ class DataConfig:
         (questions, for bert); "arrays" (your own arrays or table, see `path`); or a function of
         yours, "module:function" or "file.py:function", that returns `lbopt.data.Splits` (files are
         looked for beside the config file, then here).
-      path: Your own arrays: a .npz file, a folder of .npy files, a table (.csv, .tsv, .parquet,
-        .feather, .arrow), or a folder with one of these for each of train, validation and test.
-      options: Arguments of the function.
-      target: Name of the array or column to predict; "" for the only one of label, labels, target,
-        targets, y or class.
-      task: "classification", "multi_label", "regression" or "language_model" (next tokens of the
-        array `tokens`); "" for that which the target's dtype and shape tell.
-      outputs: Number of classes, labels, numbers or tokens that the model gives; None for that of
-        the training split.
-      features: Names of the arrays or columns that the model sees; () for all but the target.
-      matrix: Whether the columns of a table are one array [examples, columns]; False for an array
-        of each.
-      split_column: Column of a table that says "train", "validation" or "test"; "" for none.
-      validation_fraction: Fraction of the examples in the validation split, where none is stated.
-      test_fraction: Fraction of the examples in the test split, where none is stated.
-      split_seed: Seed by which these splits are drawn.
-      normalize: Whether features have mean 0 and standard deviation 1 on the training split.
       builder: Name of a TFDS data set, "name[/config][:version]"; for text_mlm the name that the
         corpus was given.
       data_dir: Folder of data sets; None for $TFDS_DATA_DIR, or ~/tensorflow_datasets.
@@ -139,21 +122,26 @@ class DataConfig:
       max_query_length: Largest number of tokens of a question.
       doc_stride: Tokens between the starts of two windows of one paragraph.
       max_answer_length: Largest number of tokens of an answer.
+      path: Your own arrays: a .npz file, a folder of .npy files, a table (.csv, .tsv, .parquet,
+        .feather, .arrow), or a folder with one of these for each of train, validation and test.
+      options: Arguments of the function.
+      target: Name of the array or column to predict; "" for the only one of label, labels, target,
+        targets, y or class.
+      task: "classification", "multi_label", "regression" or "language_model" (next tokens of the
+        array `tokens`); "" for that which the target's dtype and shape tell.
+      outputs: Number of classes, labels, numbers or tokens that the model gives; None for that of
+        the training split.
+      features: Names of the arrays or columns that the model sees; () for all but the target.
+      matrix: Whether the columns of a table are one array [examples, columns]; False for an array
+        of each.
+      split_column: Column of a table that says "train", "validation" or "test"; "" for none.
+      validation_fraction: Fraction of the examples in the validation split, where none is stated.
+      test_fraction: Fraction of the examples in the test split, where none is stated.
+      split_seed: Seed by which these splits are drawn.
+      normalize: Whether features have mean 0 and standard deviation 1 on the training split.
     """
 
     name: str = "digits"
-    path: str = only("", name=FILES)
-    options: dict[str, Any] = only_default(dict, name=PLACE)
-    target: str = only("", name=OWN)
-    task: str = only("", name=OWN)
-    outputs: int | None = only(None, name=OWN)
-    features: tuple[str, ...] = only((), name=OWN)
-    matrix: bool = only(True, name=("arrays",))
-    split_column: str = only("", name=("arrays",))
-    validation_fraction: float = only(0.1, name=("arrays",), split_column=("",))
-    test_fraction: float = only(0.1, name=("arrays",), split_column=("",))
-    split_seed: int = only(0, name=("arrays",), split_column=("",))
-    normalize: bool = only(True, name=("arrays",))
     builder: str = only("", name=_PREPARED)
     data_dir: str | None = only(None, name=(*_PREPARED, "ptb"))
     train_split: str = only("train", name=("images", "squad"))
@@ -186,6 +174,18 @@ class DataConfig:
     max_query_length: int = only(64, _SQUAD)
     doc_stride: int = only(128, _SQUAD)
     max_answer_length: int = only(30, _SQUAD)
+    path: str = only("", name=FILES)
+    options: dict[str, Any] = only_default(dict, name=PLACE)
+    target: str = only("", name=OWN)
+    task: str = only("", name=OWN)
+    outputs: int | None = only(None, name=OWN)
+    features: tuple[str, ...] = only((), name=OWN)
+    matrix: bool = only(True, name=("arrays",))
+    split_column: str = only("", name=("arrays",))
+    validation_fraction: float = only(0.1, name=("arrays",), split_column=("",))
+    test_fraction: float = only(0.1, name=("arrays",), split_column=("",))
+    split_seed: int = only(0, name=("arrays",), split_column=("",))
+    normalize: bool = only(True, name=("arrays",))
 
 
 def check_data(data: DataConfig) -> None:

@@ -29,7 +29,7 @@ def is_foreign(name: str) -> bool:
     >>> [is_foreign(name) for name in ("optax.lion", "opt.py:make", "lamb")]
     [True, True, False]
     """
-    return name.startswith(_PREFIX) or _user_code.is_place(name)
+    return str(name).startswith(_PREFIX) or _user_code.is_place(name)
 
 
 def may_take(name: str, *arguments: str) -> bool:
@@ -63,7 +63,7 @@ def check_name(name: str, ours: Sequence[str]) -> None:
 
 
 def _of_optax(name: str) -> Callable[..., Any] | None:
-    if not name.startswith(_PREFIX):
+    if not str(name).startswith(_PREFIX):
         return None
     *modules, last = name.removeprefix(_PREFIX).split(".")
     module: Any = {(): optax, ("contrib",): optax.contrib}.get(tuple(modules))

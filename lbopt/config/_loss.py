@@ -17,10 +17,6 @@ class LossConfig:
     """The training loss. Evaluation uses it without smoothing, penalty and mixtures.
 
     Attributes:
-      name: "" for the loss of the data's task, or a function of yours, "module:function" or
-        "file.py:function": (outputs, batch) -> loss, or (loss, metrics); see
-        `lbopt.recipes.own_loss`.
-      options: Arguments of the function.
       label_smoothing: Probability e taken from the right class, in [0, 1).
       label_smoothing_rule: "all_classes" (e / C on each of C classes: TensorFlow, MLPerf) or
         "other_classes" (e / (C - 1) on each class but the right one, which keeps 1 - e: NUS-LAMB,
@@ -29,16 +25,21 @@ class LossConfig:
         It comes on top of an optimizer's weight decay, as in the released EfficientNet code.
       mixup_alpha: Parameter of Beta(alpha, alpha), from which the weights of mixed pairs of images
         are sampled; 0 mixes none.
+      name: "" for the loss of the data's task, or a function of yours, "module:function" or
+        "file.py:function". It is called with the model's outputs and the arrays of the batch by
+        name, and returns the loss of each example [batch] or (sum over the batch, weight); and
+        perhaps, as a second result, a dict of metrics in these forms.
+      options: Arguments of the function.
     """
 
-    name: str = ""
-    options: dict[str, Any] = only_default(dict, name=PLACE)
     label_smoothing: float = only(0.0, {"data.name": OF_CLASSES, "name": ("",)})
     label_smoothing_rule: str = only(
         "all_classes", {"data.name": OF_CLASSES, "name": ("",), "label_smoothing": NOT_ZERO}
     )
     l2: float = 0.0
     mixup_alpha: float = only(0.0, {"data.name": OF_CLASSES, "name": ("",)})
+    name: str = ""
+    options: dict[str, Any] = only_default(dict, name=PLACE)
 
 
 def check_loss(loss: LossConfig) -> None:

@@ -56,9 +56,6 @@ class ModelConfig:
         (classifiers); or what makes your own, "module:make" or "file.py:make": a module of Flax
         (Linen, NNX), Equinox or Haiku, or a function that returns one (see
         `lbopt.models.make_model`). Files are looked for beside the config file, then here.
-      options: Arguments of `make`.
-      stacked: Regular expressions of your own parameters that are stacks of layers, the layers on
-        the leading axis: each layer has a trust ratio of its own.
       widths: Channels of each stage of cnn, or widths of the hidden layers of mlp.
       hidden: Width of the hidden layer of cnn, or of the LSTM of lstm.
       batch_norm_scope: Examples that share batch statistics: "global", "local", "replicas:N",
@@ -93,11 +90,12 @@ class ModelConfig:
         "layer" (see `lbopt.models.Bert`); of your own "none", "dots" (all but matrix products) or
         "all".
       remat_layers: Number of layers of bert to which `remat` applies; None for all.
+      options: Arguments of `make`.
+      stacked: Regular expressions of your own parameters that are stacks of layers, the layers on
+        the leading axis: each layer has a trust ratio of its own.
     """
 
     name: str = "cnn"
-    options: dict[str, Any] = only_default(dict, name=PLACE)
-    stacked: tuple[str, ...] = only((), name=PLACE)
     widths: tuple[int, ...] = only((16, 32), name=("cnn", "mlp"))
     hidden: int = only(64, name=("cnn", "lstm"))
     batch_norm_scope: str = only("global", name=BATCH_NORMED)
@@ -126,6 +124,8 @@ class ModelConfig:
     remat_layers: int | None = only(
         None, name=("bert",), remat=_REMATERIALISED, scan_layers=(False,)
     )
+    options: dict[str, Any] = only_default(dict, name=PLACE)
+    stacked: tuple[str, ...] = only((), name=PLACE)
 
 
 def check_model(model: ModelConfig) -> None:
@@ -138,6 +138,7 @@ def check_model(model: ModelConfig) -> None:
     # Fields of other networks are checked too: a misspelt value is refused as such, and not as a
     # field without effect.
     check_stem(model.stem)
+
     own = is_place(model.name)
     if own:
         require_choice("remat", model.remat, OWN_REMATS)

@@ -88,7 +88,6 @@ class OptimizerConfig:
         function of yours that returns an `optax.GradientTransformation`, "module:function" or
         "file.py:function". Both get the learning rate, the weight decay and its mask, as far as
         they have such arguments.
-      options: Other arguments of an optimizer of Optax, or of your own; dtypes by name.
       variant: Public code to follow; `lbopt.describe()` lists them. Options without a field here
         are the variant's.
       weight_decay: Weight decay, never the variant's nor Optax's default. Decoupled for lamb, lans
@@ -131,10 +130,10 @@ class OptimizerConfig:
       track_noise_scale: Whether the gradient noise scale is logged; needs microsteps or several
         replicas.
       monitor_layers: Whether every layer's weight norm, update norm and their quotient are logged.
+      options: Other arguments of an optimizer of Optax, or of your own; dtypes by name.
     """
 
     name: str = "lamb"
-    options: dict[str, Any] = only_default(dict, name=_FOREIGN)
     variant: str = only("paper", name=tuple(VARIANTS))
     weight_decay: float = only(0.0, name=_DECAYED)
     weight_decay_exclude: tuple[str, ...] = only((), *_MASKED)
@@ -161,6 +160,7 @@ class OptimizerConfig:
     nu_dtype: str = only("float32", name=("lamb", "lans"))
     track_noise_scale: bool = False
     monitor_layers: bool = False
+    options: dict[str, Any] = only_default(dict, name=_FOREIGN)
 
 
 def OptaxConfig(name: str, options: dict[str, Any] | None = None, **fields: Any) -> OptimizerConfig:

@@ -38,7 +38,7 @@ _WHOLE_BATCH = {
 OF_TEXT: dict[str, Callable[[str], Any]] = {
     "data": data_of_text,
     "model": ModelConfig,
-    "loss": LossConfig,
+    "loss": lambda text: LossConfig(name=text),
     "optimizer": OptimizerConfig,
 }
 """Groups of fields that one text can stand for, and the functions that read it."""

@@ -146,6 +146,7 @@ def _arguments(
     positional = () if by_name else (inputs,)
     if by_name:
         named |= inputs
+
     needed = [
         name
         for name, one in taken.items()

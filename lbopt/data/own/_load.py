@@ -128,6 +128,7 @@ def load_arrays(
       UserError: Naming the parameter: no such column, arrays of different lengths, values that are
         not finite, labels that are no classes, an empty split.
     """
+    # The columns of all splits together, and the roles that they have.
     parts, in_table = _read(path)
     whole = {name: _joined([part[name] for part in parts.values()]) for name in _names(parts, path)}
     split_of = _stated(parts, whole, split_column)
@@ -138,12 +139,14 @@ def load_arrays(
     if target:
         arrays[target] = _coded(whole[target], target, task, classes)
 
+    # The examples of each split, in arrays of the widths that JAX computes with.
     rows = _rows(split_of, arrays.get(target), task, validation_fraction, test_fraction, split_seed)
     if in_table and matrix and task != "language_model":
         arrays = _as_matrix(arrays, chosen, target)
         chosen = (MATRIX,)
     arrays = {name: _narrow(name, array) for name, array in arrays.items()}
 
+    # Labels are checked and features measured on the training examples.
     outputs = _outputs(arrays, target, task, rows, outputs)
     statistics = {
         name: found
@@ -344,11 +347,14 @@ def _outputs(
     outputs: int | None,
 ) -> int:
     """Return the number of outputs; check that no class or token is beyond it."""
+    # Labels and numbers are as many as the target has columns.
     if task in ("multi_label", "regression"):
         found = int(np.prod(arrays[target].shape[1:], initial=1))
         fix = f"{target!r} has {found}; leave it None"
         require(outputs in (None, found), "outputs", outputs, fix, code="mismatch")
         return found
+
+    # Classes and tokens are counted.
     name = target or TOKENS
     array = arrays[name]
     fix = f"it holds {array.dtype}; give whole numbers"
