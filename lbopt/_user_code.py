@@ -223,7 +223,7 @@ def _hide_namesakes(folders: Sequence[str]) -> dict[str, Any]:
 
 def _lies_in(folder: str, module: Any) -> bool:
     """Return whether a module came from `folder`, but not from a longer path in it (a `.venv`)."""
-    file = str(getattr(module, "__file__", None) or "")
+    file = _file_of(module)
     above = [
         other for other in (folder, *sys.path) if file.startswith(other.rstrip(os.sep) + os.sep)
     ]
@@ -288,7 +288,7 @@ def source_files(places: Sequence[str]) -> list[pathlib.Path]:
       places: Places whose modules are imported.
     """
     modules = [sys.modules.get(name) for name in map(_name_of_module, places) if name]
-    waiting = [str(module.__file__) for module in modules if getattr(module, "__file__", None)]
+    waiting = [file for module in modules if (file := _file_of(module))]
     found: set[str] = set()
     while waiting:
         file = os.path.realpath(waiting.pop())
@@ -330,12 +330,17 @@ def _imported_files(file: pathlib.Path) -> list[str]:
         ".".join(name.split(".")[: n + 1]) for name in names for n in range(name.count(".") + 1)
     }
     modules = (sys.modules.get(name) for name in whole)
-    return [str(module.__file__) for module in modules if getattr(module, "__file__", None)]
+    return [file for module in modules if (file := _file_of(module))]
+
+
+def _file_of(module: Any) -> str:
+    """Return the file of a module; "" for None, and for a module without a file."""
+    return str(getattr(module, "__file__", None) or "")
 
 
 def _package_of(file: pathlib.Path) -> str:
     """Return the package of an imported module, to which its relative imports refer."""
     for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == str(file):
+        if _file_of(module) == str(file):
             return getattr(module, "__package__", None) or ""
     return ""

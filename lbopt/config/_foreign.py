@@ -166,15 +166,12 @@ def _arguments(
 ) -> dict[str, Any]:
     """Return the arguments of an optimizer but the learning rate."""
     for option in options:
-        fix = "{option} has a field of its own; set that instead"
-        own = {"learning_rate": "schedule.base_learning_rate", DECAY: "optimizer.weight_decay"}
-        also = {"option": own.get(option, "optimizer.weight_decay_exclude")}
-        require(option not in _FILLED, "options", dict(options), fix, code="conflict", also=also)
+        fix = f"{option!r} comes from the schedule or the fields of weight decay; leave it out"
+        require(option not in _FILLED, "options", dict(options), fix, code="conflict")
         _require_argument(name, taken, option)
     if not (isinstance(weight_decay, float | int) and weight_decay == 0):
         fix = f"{{name}} = {name!r} takes no weight decay; leave it 0"
-        also = ["name"]
-        require(DECAY in taken, DECAY, weight_decay, fix, code="unused", also=also)
+        require(DECAY in taken, DECAY, weight_decay, fix, code="unused", also=["name"])
 
     needed = [
         argument

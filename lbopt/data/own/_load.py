@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -147,7 +147,10 @@ def load_arrays(
     arrays = {name: _narrow(name, array) for name, array in arrays.items()}
 
     # Labels are checked and features measured on the training examples.
-    outputs = _outputs(arrays, target, task, rows, outputs)
+    predicted = arrays[target or TOKENS]
+    outputs = _outputs(predicted[rows["train"]], target, task, outputs)
+    for name in Splits._fields:
+        _check_classes(predicted, rows[name], name, target, task, outputs)
     statistics = {
         name: found
         for name in (*chosen, *([target] if task == "regression" else []))
@@ -180,26 +183,32 @@ def describe(
     one = splits.train.take(np.arange(1))
     target, task = _target_and_task(one, target, task)
     chosen = _features(one, target, "", features, task)
-    variance = 1.0
-    known = isinstance(splits.train, ArrayDataset) and not isinstance(splits.train, MappedArrays)
-    if known:
-        for split in splits:
-            arrays = getattr(split, "arrays", {})
-            for name in chosen:
-                _statistics(name, arrays[name], np.arange(len(split)))
-        arrays = splits.train.arrays  # type: ignore[attr-defined]
-        rows = {"train": np.arange(len(splits.train))}
-        outputs = _outputs(arrays, target, task, rows, outputs)
-        if task == "regression":
-            variance = float(np.var(arrays[target], axis=0).mean()) or 1.0
-    else:
-        counted = task in ("multi_label", "regression")
-        if outputs is None and counted:
-            outputs = int(np.prod(one[target].shape[1:], initial=1))
-        fix = "the data set cannot tell; give the number of classes or tokens"
-        require(outputs is not None, "outputs", outputs, fix, code="missing")
-        assert outputs is not None
-    return OwnData(splits, task, target, chosen, outputs, (), variance)
+    if all(isinstance(split, ArrayDataset) for split in splits):
+        return _described(splits, target, task, chosen, outputs)
+
+    if outputs is None and task in ("multi_label", "regression"):
+        outputs = int(np.prod(one[target].shape[1:], initial=1))
+    fix = "the data set cannot tell; give the number of classes or tokens"
+    if outputs is None:
+        raise UserError("outputs", None, fix, code="missing")
+    return OwnData(splits, task, target, chosen, outputs)
+
+
+def _described(
+    splits: Any, target: str, task: str, features: tuple[str, ...], outputs: int | None
+) -> OwnData:
+    """Return splits in memory with their task; check their values."""
+    for split in splits:
+        for name in features:
+            if split.arrays[name].dtype.kind == "f":
+                _check_finite(name, split.arrays[name])
+    trained = splits.train.arrays[target or TOKENS]
+    outputs = _outputs(trained, target, task, outputs)
+    for split, dataset in zip(Splits._fields, splits, strict=True):
+        array = dataset.arrays[target or TOKENS]
+        _check_classes(array, np.arange(len(array)), split, target, task, outputs)
+    variance = float(np.var(trained, axis=0).mean()) if task == "regression" else 1.0
+    return OwnData(splits, task, target, features, outputs, (), variance or 1.0)
 
 
 # ---- reading
@@ -339,38 +348,34 @@ def _require_numbers(array: np.ndarray, target: str, kinds: str, what: str) -> N
     require(array.dtype.kind in kinds, "target", target, fix, code="type")
 
 
-def _outputs(
-    arrays: Arrays,
-    target: str,
-    task: str,
-    rows: Mapping[str, np.ndarray],
-    outputs: int | None,
-) -> int:
-    """Return the number of outputs; check that no class or token is beyond it."""
-    # Labels and numbers are as many as the target has columns.
+def _outputs(trained: np.ndarray, target: str, task: str, outputs: int | None) -> int:
+    """Return the number of outputs: the stated one, or that of the training targets."""
     if task in ("multi_label", "regression"):
-        found = int(np.prod(arrays[target].shape[1:], initial=1))
+        found = int(np.prod(trained.shape[1:], initial=1))
         fix = f"{target!r} has {found}; leave it None"
         require(outputs in (None, found), "outputs", outputs, fix, code="mismatch")
         return found
-
-    # Classes and tokens are counted.
     name = target or TOKENS
-    array = arrays[name]
-    fix = f"it holds {array.dtype}; give whole numbers"
-    require(array.dtype.kind in "biu", "target", name, fix, code="type")
-    size = outputs or int(np.max(array[rows["train"]])) + 1
-    for split, of_split in rows.items():
-        for start, chunk in _chunks(array, of_split):
-            wrong = np.argwhere((chunk < 0) | (chunk >= size))
-            if wrong.size:
-                value = chunk[tuple(wrong[0])]
-                fix = (
-                    f"example {of_split[start + wrong[0][0]]}, of {split}, has {value}, and there "
-                    f"are 0 to {size - 1} in training; correct it, or give {{outputs}}"
-                )
-                raise UserError("target", name, fix, also=["outputs"])
-    return size
+    fix = f"it holds {trained.dtype}; give whole numbers"
+    require(trained.dtype.kind in "biu", "target", name, fix, code="type")
+    return outputs or int(np.max(trained)) + 1
+
+
+def _check_classes(
+    array: np.ndarray, rows: np.ndarray, split: str, target: str, task: str, outputs: int
+) -> None:
+    """Raise `UserError` for a class or token beyond the outputs."""
+    if task not in ("classification", "language_model"):
+        return
+    for start, chunk in _chunks(array, rows):
+        wrong = np.argwhere((chunk < 0) | (chunk >= outputs))
+        if wrong.size:
+            place = rows[start + wrong[0][0]]
+            fix = (
+                f"example {place}, of {split}, has {chunk[tuple(wrong[0])]}, and {{outputs}} are 0 "
+                f"to {outputs - 1}; correct it, or give more"
+            )
+            raise UserError("target", target or TOKENS, fix, also=["outputs"])
 
 
 # ---- splits
