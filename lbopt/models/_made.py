@@ -51,7 +51,7 @@ def make_model(
     taken: Mapping[str, inspect.Parameter] = {}
     if not isinstance(make, nn.Module | Model):
         require(callable(make), "model", make, "no function; give one that makes a model")
-        taken = inspect.signature(make).parameters
+        taken = _taken(make)
     _check_options(taken, given)
     offered = {**dict.fromkeys(OUTPUTS, outputs), "dtype": jnp.dtype(dtype)}
     given = {**{name: value for name, value in offered.items() if name in taken}, **given}
@@ -60,6 +60,13 @@ def make_model(
     if jnp.dtype(dtype) != jnp.float32 and "dtype" not in taken:
         model = with_precision(model, dtype)
     return with_remat(model, remat)
+
+
+def _taken(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the arguments of a maker by name; the metaclass of NNX hides those of its classes."""
+    found = dict(inspect.signature(make.__init__ if inspect.isclass(make) else make).parameters)
+    found.pop("self", None)
+    return found
 
 
 def _check_options(taken: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ def own_model(model: ModelConfig, outputs: int) -> Model:
     @contextlib.contextmanager
     def naming() -> Iterator[None]:
         place = "model.name"
-        named = errors.under("", model=place, options="model.options")
+        named = errors.under("", options="model.options")
         of_user = _user_code.naming_errors(place, model.name)
         with errors.about(place, model.name, "model"), named, of_user:
             yield

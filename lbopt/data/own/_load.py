@@ -334,7 +334,7 @@ def _coded(array: np.ndarray, target: str, task: str, classes: tuple[str, ...]) 
     if task == "classification":
         fix = f"its shape is {array.shape}; classes are one number an example"
         require(array.ndim == 1, "target", target, fix, code="type")
-        return np.asarray(array, np.int32)
+        return np.asarray(_narrow(target, array, "target"), np.int32)
     fix = f"its shape is {array.shape}; labels are [examples, labels]"
     require(array.ndim == 2, "target", target, fix, code="type")
     wrong = np.flatnonzero(((array != 0) & (array != 1)).any(1))
@@ -433,13 +433,13 @@ def _as_matrix(arrays: Arrays, chosen: Sequence[str], target: str) -> dict[str, 
     return {**found, target: arrays[target]} if target else found
 
 
-def _narrow(name: str, array: np.ndarray) -> np.ndarray:
+def _narrow(name: str, array: np.ndarray, field: str = "features") -> np.ndarray:
     """Return an array of the widths that JAX computes with; fp64 on disk is read as fp32 later."""
     if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
         bounds = np.iinfo(np.int32)
         fits = not array.size or (array.min() >= bounds.min and array.max() <= bounds.max)
-        fix = f"{name!r} has numbers that do not fit int32; scale or leave them out"
-        require(fits, "features", name, fix)
+        fix = "it has numbers that do not fit int32; scale or leave them out"
+        require(fits, field, name, fix)
         return np.asarray(array, np.int32)
     return array
 

@@ -1,0 +1,321 @@
+"""A model, a loss, data and an optimizer of the user's own, and all of Optax's optimizers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from refusal import refused
+
+from lbopt import metrics
+from lbopt.cli import load_config
+from lbopt.config import (
+    ArraysConfig,
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptaxConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+    _foreign,
+    check_update,
+    config_from_json,
+    config_to_json,
+    make_optimizer,
+)
+from lbopt.recipes import make_problem
+from lbopt.recipes._build import build_run
+
+CODE = """
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from lbopt.data import Splits
+from lbopt.models import Model
+
+
+class Linen(nn.Module):
+    outputs: int
+    width: int = 8
+
+    @nn.compact
+    def __call__(self, x, deterministic):
+        x = nn.relu(nn.Dense(self.width)(x))
+        x = nn.BatchNorm(use_running_average=deterministic)(x)
+        return nn.Dense(self.outputs)(nn.Dropout(0.5)(x, deterministic))
+
+
+class Nnx(nnx.Module):
+    def __init__(self, outputs, rngs):
+        self.inner = nnx.Linear(3, 8, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.head = nnx.Linear(8, outputs, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.dropout(nnx.relu(self.inner(x))))
+
+
+class ByName(nn.Module):
+    outputs: int
+
+    @nn.compact
+    def __call__(self, left, right):
+        return nn.Dense(self.outputs)(jnp.concatenate([left, right], -1))
+
+
+def plain(outputs):
+    def init(key, inputs):
+        return {"w": jnp.full((inputs.shape[-1], outputs), 0.1)}, {}
+
+    def apply(params, model_state, inputs, train, rng=None):
+        return inputs @ params["w"], model_state
+
+    return Model(init, apply)
+
+
+def wide(outputs):
+    return Linen(outputs + 1)
+
+
+def broken(outputs):
+    return 1 / 0
+
+
+def number():
+    return 3
+
+
+def load(columns=3):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, columns)).astype(np.float32)
+    split = {"x": x, "y": (x[:, 0] > 0).astype(np.int32)}
+    return Splits(split, split, split)
+
+
+def two():
+    x = np.ones((40, 2), np.float32)
+    split = {"left": x, "right": x, "y": np.arange(40) % 2}
+    return Splits(split, split, split)
+
+
+def hinge(outputs, batch, margin=1.0):
+    right = jnp.take_along_axis(outputs, batch["y"][:, None], 1)[:, 0]
+    own = jnp.arange(outputs.shape[-1]) == batch["y"][:, None]
+    wrong = jnp.max(jnp.where(own, -9e9, outputs), 1)
+    each = jnp.maximum(0, margin + wrong - right)
+    return (jnp.sum(each), float(len(each))), {"gap": right - wrong}
+
+
+def text(outputs, batch):
+    return "loss"
+
+
+def adamw(learning_rate, weight_decay, mask, b1=0.9):
+    return optax.adamw(learning_rate, b1, weight_decay=weight_decay, mask=mask)
+
+
+def nothing(learning_rate):
+    return None
+"""
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    (tmp_path / "code_of_user.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "code_of_user.py"
+
+
+def of_user(name):
+    return f"code_of_user.py:{name}"
+
+
+def config_of(**changes):
+    return (
+        TrainConfig(
+            data=of_user("load"),
+            model=of_user("Linen"),
+            optimizer=OptimizerConfig("lamb", weight_decay=0.01),
+            schedule=ScheduleConfig(0.05),
+            num_steps=30,
+            global_batch_size=20,
+            eval_global_batch_size=16,
+        )
+        if not changes
+        else dataclasses.replace(config_of(), **changes)
+    )
+
+
+def trained(config):
+    run = build_run(config, jax.devices()[:1])
+    state = run.init()
+    losses = []
+    for step in range(run.num_steps):
+        state, sums = jax.block_until_ready(run.train_step(state, run.batches[step]))
+        losses.append(metrics.means([sums])["loss"])
+    return losses, run.evaluate(state)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model": of_user("Nnx")},
+        {"model": of_user("plain")},
+        {"model": ModelConfig(of_user("Linen"), dtype="bfloat16", remat="all")},
+        {"optimizer": OptimizerConfig(of_user("adamw"), options={"b1": 0.8}, weight_decay=0.1)},
+        {"optimizer": OptaxConfig("contrib.muon", {"ns_steps": 3}, ema_decay=0.5, skip_limit=2)},
+        {"optimizer": OptaxConfig("contrib.schedule_free_adamw")},
+        {"loss": LossConfig(name=of_user("hinge"), options={"margin": 0.5}, l2=1e-3)},
+        {"data": DataConfig(of_user("two")), "model": of_user("ByName")},
+    ],
+    ids=["linen", "nnx", "plain", "bf16", "optimizer", "muon", "schedule-free", "loss", "two"],
+)
+def test_the_users_own_parts_train(changes, code):
+    config = config_of(**changes)
+    config.validate()
+    assert config_from_json(TrainConfig, config_to_json(config)) == config
+    losses, scores = trained(config)
+    assert "accuracy" in scores
+    if "two" not in str(changes):
+        assert np.mean(losses[-5:]) < 0.95 * np.mean(losses[:5])
+        assert scores["accuracy"] > 0.75
+
+
+def test_an_own_loss_counts_every_example_once_at_any_batch_size(code):
+    config = config_of(loss=LossConfig(name=of_user("hinge")))
+    scores = []
+    for size in (40, 16, 7):
+        config.eval_global_batch_size = size
+        run = build_run(config, jax.devices()[:1])
+        scores.append(run.evaluate(run.init()))
+    assert scores[0].keys() == {"loss", "accuracy", "gap"}
+    for other in scores[1:]:
+        assert other == pytest.approx(scores[0], rel=1e-5)
+
+
+PARAMS = {"a": {"kernel": jnp.linspace(-1, 1, 12).reshape(3, 4), "bias": jnp.ones(4)}}
+REFUSED_BY_NAME = ("optax.lbfgs", "optax.contrib.sophia")
+REFUSED = (*REFUSED_BY_NAME, "optax.contrib.dpsgd", "optax.contrib.schedule_free")
+RANDOM = ("optax.noisy_sgd",)
+UNSCHEDULED = (
+    "optax.contrib.schedule_free_adamw",
+    "optax.contrib.schedule_free_sgd",
+    "optax.optimistic_adam",
+    "optax.optimistic_gradient_descent",
+    "optax.rprop",
+    "optax.sm3",
+)
+"""Optimizers that take no schedule, or read it one step later than all others."""
+
+
+@pytest.mark.filterwarnings("ignore:Specifying a key will be required")
+@pytest.mark.parametrize("name", _foreign.names_of_optax())
+def test_every_optimizer_of_optax_updates_as_optax_does_or_is_refused(name):
+    """The learning rate and the weight decay are traced, as in a study's program."""
+    if name in REFUSED:
+        with refused("optimizer.name" if name in REFUSED_BY_NAME else "optimizer.options"):
+            check(name)
+        return
+    check(name)
+    decays = _foreign.may_take(name, "weight_decay")
+    config = OptimizerConfig(name, weight_decay=0.1 if decays else 0.0)
+
+    def two_updates(rate, decay):
+        schedule = rate if name in UNSCHEDULED else lambda count: rate * (1 + count)
+        return updates_of(make_optimizer(config, schedule, decay if decays else None))
+
+    ours = jax.jit(two_updates)(0.01, 0.1)
+    if name in RANDOM:
+        return
+    factory = _foreign._of_optax(name)
+    options = {"weight_decay": 0.1, "adam_weight_decay": 0.1} if decays else {}
+    mask = {"a": {"kernel": True, "bias": False}}
+    options |= dict.fromkeys(("mask", "weight_decay_mask"), mask)
+    taken = {key: value for key, value in options.items() if _foreign.may_take(name, key)}
+    schedule = 0.01 if name in UNSCHEDULED else lambda count: 0.01 * (1 + count)
+    tx = factory(learning_rate=schedule, **taken)
+    theirs = jax.jit(lambda: updates_of(tx))()
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-7)
+
+
+def check(name):
+    check_update(OptimizerConfig(name), PARAMS)
+
+
+def updates_of(tx):
+    tx = optax.with_extra_args_support(tx)
+    state = tx.init(PARAMS)
+    params = PARAMS
+    for number in range(2):
+        grads = jax.tree.map(lambda x, n=number: jnp.cos(3 * x + n), PARAMS)
+        updates, state = tx.update(grads, state, params, value=jnp.float32(0.7))
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "code_of_error", "words"),
+    [
+        ({"model": of_user("wide")}, "model.name", "mismatch", "[1, 3]"),
+        ({"model": of_user("broken")}, "model.name", "damaged", "line "),
+        ({"model": of_user("number")}, "model.name", "type", "int"),
+        ({"model": of_user("absent")}, "model.name", "missing", "Linen"),
+        ({"model": "not_there:Net"}, "model.name", "missing", "not_there"),
+        ({"model": "not_there.py:Net"}, "model.name", "missing", "not_there.py"),
+        ({"model": ModelConfig(of_user("Linen"), {"w": 1})}, "model.widths", "type", ""),
+        (
+            {"model": ModelConfig(of_user("Linen"), options={"widht": 1})},
+            "model.options",
+            "choice",
+            "width",
+        ),
+        ({"loss": LossConfig(name=of_user("text"))}, "loss.name", "type", ""),
+        ({"data": of_user("number")}, "data.name", "type", "int"),
+        ({"data": ArraysConfig("absent.npz")}, "data.path", "missing", ""),
+        ({"optimizer": of_user("nothing")}, "optimizer.name", "type", "NoneType"),
+        (
+            {"optimizer": OptaxConfig("sgd", weight_decay=0.1)},
+            "optimizer.weight_decay",
+            "unused",
+            "",
+        ),
+        ({"optimizer": OptaxConfig("lion", {"b3": 1})}, "optimizer.options.b3", "choice", "b1"),
+        ({"optimizer": OptaxConfig("lyon")}, "optimizer.name", "choice", "optax.lion"),
+        ({"optimizer": OptimizerConfig("lion")}, "optimizer.name", "choice", "optax.lion"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(changes, field, code_of_error, words, code):
+    config = config_of(**changes)
+    with refused(f"config.{field}", code=code_of_error) as caught:
+        build_run(config, jax.devices()[:1])
+    assert words in str(caught.value)
+
+
+def test_one_text_stands_for_a_group_in_a_config_and_on_the_command_line(code, tmp_path):
+    config = TrainConfig()
+    config.data = "my.npz"
+    config.optimizer = "optax.lion"
+    assert (config.data.name, config.data.path) == ("arrays", "my.npz")
+    assert config.optimizer == OptimizerConfig("optax.lion")
+
+    file = tmp_path / "conf.py"
+    file.write_text("from lbopt.config import *\ndef get_config(arg): return TrainConfig()\n")
+    flags = ["--config.data=my.npz", "--config.data.target=x", f"--config.model={of_user('Nnx')}"]
+    found = load_config(str(file), flags, TrainConfig)
+    assert found.data == ArraysConfig("my.npz", target="x")
+    assert found.model == ModelConfig(of_user("Nnx"))
+    with refused("config.data.name", "/data/my.npz", "choice"):
+        TrainConfig(data=DataConfig("/data/my.npz")).validate()
+
+
+def test_a_problem_of_own_data_has_an_own_vocabulary_of_names(code):
+    problem = make_problem(DataConfig(of_user("load")), ModelConfig("mlp"))
+    assert problem.outputs == 2
+    assert set(problem.metric_names) == {"loss", "accuracy"}
