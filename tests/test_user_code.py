@@ -69,7 +69,8 @@ def test_an_error_names_the_last_line_of_the_users_code(folder, monkeypatch):
 
 
 def test_an_object_of_a_program_has_a_place(folder):
-    first, second = object(), object()
+    first = object()
+    second = object()
     places = [_user_code.place_of_object(one, "Net") for one in (first, second, first)]
     assert len(set(places)) == 2
     assert places[0] == places[2]
