@@ -96,15 +96,17 @@ def _model(make: Any, taken: Mapping[str, inspect.Parameter], given: Mapping[str
 
 
 def with_precision(model: Model, dtype: Any) -> Model:
-    """Return a model that computes in a dtype: parameters and inputs are cast, outputs are fp32."""
+    """Return a model that computes in a dtype: parameters and inputs are cast.
+
+    Its outputs and its state are fp32.
+    """
 
     def apply(params: Any, model_state: Any, inputs: Any, train: bool, rng: Any = None) -> Any:
         narrow = functools.partial(_cast, dtype=dtype)
         outputs, state = model.apply(narrow(params), model_state, narrow(inputs), train, rng)
-        state = jax.tree.map(lambda new, old: new.astype(old.dtype), dict(state), dict(model_state))
-        return _cast(outputs, jnp.float32), state
+        return _cast(outputs, jnp.float32), _cast(state, jnp.float32)
 
-    return Model(model.init, apply)
+    return model._replace(apply=apply)
 
 
 def _cast(tree: Any, dtype: Any) -> Any:
@@ -130,7 +132,7 @@ def with_remat(model: Model, remat: str) -> Model:
 
         return jax.checkpoint(training, policy=policy)(params, model_state, inputs, rng)
 
-    return Model(model.init, apply)
+    return model._replace(apply=apply)
 
 
 def checked(model: Model, naming: Callable[[], Any]) -> Model:
@@ -151,4 +153,4 @@ def checked(model: Model, naming: Callable[[], Any]) -> Model:
         with naming():
             return model.apply(params, model_state, only(inputs), train, rng)
 
-    return Model(init, apply)
+    return model._replace(init=init, apply=apply)

@@ -142,6 +142,8 @@ def _arguments(
     named: dict[str, Any] = {
         name: train == trains for name, trains in _MODES.items() if name in taken
     }
+    if not named and any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+        named = {"train": train}
     by_name = isinstance(inputs, Mapping) and inputs.keys() <= taken.keys()
     positional = () if by_name else (inputs,)
     if by_name:

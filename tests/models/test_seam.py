@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from refusal import refused
 
 import lbopt
 from lbopt import losses, metrics
@@ -101,3 +102,38 @@ def test_dropout_draws_from_the_key_in_training_only():
     assert np.any(dropped != other)
     assert set(np.unique(dropped)) == {0.0, 2.0}
     np.testing.assert_array_equal(kept, x)
+
+
+TOLD = """
+class Told(nn.Module):
+    def __call__(self, x, {arguments}):
+        return x * ({trains})
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trains"),
+    [
+        ("training", "training"),
+        ("is_training", "is_training"),
+        ("deterministic", "not deterministic"),
+        ("inference=True", "not inference"),
+        ("**options", "options['train']"),
+    ],
+)
+def test_a_module_is_told_that_it_trains_by_the_argument_that_it_has(arguments, trains):
+    made = {"nn": nn}
+    exec(TOLD.format(arguments=arguments, trains=trains), made)
+    model = from_linen(made["Told"]())
+    params, state = model.init(jax.random.key(0), jnp.ones(2))
+    for train in (True, False):
+        outputs, _ = model.apply(params, state, jnp.ones(2), train=train)
+        assert outputs.tolist() == [float(train)] * 2
+
+
+def test_a_module_that_needs_what_nobody_gives_is_refused():
+    made = {"nn": nn}
+    exec(TOLD.format(arguments="temperature", trains="1"), made)
+    with refused("model", code="type") as caught:
+        from_linen(made["Told"]()).init(jax.random.key(0), jnp.ones(2))
+    assert "temperature" in caught.value.reason
