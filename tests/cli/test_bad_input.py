@@ -93,8 +93,8 @@ COMMAND_LINES = {
     "field of a number": (field("seed.high", 1), ("--config.seed.high", NO_VALUE, "choice")),
     "override without value": (train("--config.seed"), ("--config.seed", NO_VALUE, "missing")),
     "override of a whole part": (
-        field("optimizer", "lamb"),
-        ("--config.optimizer", NO_VALUE, "type"),
+        field("schedule", "legw"),
+        ("--config.schedule", NO_VALUE, "type"),
     ),
     "int from text": (field("seed", "abc"), ("--config.seed", "abc", "type")),
     "int from float": (field("seed", 1.5), ("--config.seed", "1.5", "type")),
@@ -521,8 +521,8 @@ CONFIG_FILES = {
         ("config.seed", "1", "type"),
     ),
     "a part of another type": (
-        f"{IMPORT}def get_config(arg=''):\n    return TrainConfig(model='cnn')",
-        ("config.model", "cnn", "type"),
+        f"{IMPORT}def get_config(arg=''):\n    return TrainConfig(schedule='legw')",
+        ("config.schedule", "legw", "type"),
     ),
 }
 
