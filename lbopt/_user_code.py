@@ -330,7 +330,7 @@ def _imported_files(file: pathlib.Path) -> list[str]:
         ".".join(name.split(".")[: n + 1]) for name in names for n in range(name.count(".") + 1)
     }
     modules = (sys.modules.get(name) for name in whole)
-    return [file for module in modules if (file := _file_of(module))]
+    return [found for module in modules if (found := _file_of(module))]
 
 
 def _file_of(module: Any) -> str:

@@ -271,7 +271,7 @@ def updates_of(tx):
         ({"model": "not_there.py:Net"}, "model.name", "missing", "not_there.py"),
         ({"model": ModelConfig(of_user("Linen"), {"w": 1})}, "model.widths", "type", ""),
         (
-            {"model": ModelConfig(of_user("Linen"), options={"widht": 1})},
+            {"model": ModelConfig(of_user("Linen"), options={"widths": 1})},
             "model.options",
             "choice",
             "width",
