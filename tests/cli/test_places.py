@@ -154,7 +154,12 @@ def test_fields(address):
                 paths_of_config.append(name)
         setattr(node, field, before)
         config.phase2 = phase2
-    assert paths_of_config == ["config.data.data_dir", "config.data.vocab_file", "config.init_from"]
+    assert paths_of_config == [
+        "config.data.data_dir",
+        "config.data.vocab_file",
+        "config.data.path",
+        "config.init_from",
+    ]
 
 
 @pytest.mark.parametrize(
