@@ -23,8 +23,10 @@ MODULES = {
 }
 CALLS = {"eval", "exec", "compile"}
 ATTRIBUTES = {"load": {"np", "numpy", "yaml", "torch", "joblib"}, "unpack_archive": {"shutil"}}
-LOADS_CONFIGS = "lbopt/cli/_flags.py"
-"""Runs the config file that the user names: `exec_module`."""
+LOADS_CONFIGS = "lbopt/_user_code.py"
+"""Runs the config file, and the code, that the user names: `exec_module`."""
+READS_ARRAYS = "lbopt/data/own/_columns.py"
+"""Reads .npy and .npz files: `numpy.load` without pickles, and the list of a zip file's members."""
 
 
 def imports(nodes):
@@ -42,10 +44,14 @@ def calls(nodes):
                 yield node.func.id
             elif isinstance(node.func, ast.Attribute):
                 name = ast.unparse(node.func.value)
-                if name in ATTRIBUTES.get(node.func.attr, ()):
+                if name in ATTRIBUTES.get(node.func.attr, ()) and not refuses_pickles(node):
                     yield f"{name}.{node.func.attr}"
                 if node.func.attr == "exec_module":
                     yield "exec_module"
+
+
+def refuses_pickles(call):
+    return "allow_pickle=False" in map(ast.unparse, call.keywords)
 
 
 def test_no_file_of_ours_can_run_what_it_reads():
@@ -55,6 +61,7 @@ def test_no_file_of_ours_can_run_what_it_reads():
         name = str(file.relative_to(ROOT))
         found[name] = (set(imports(nodes)) & MODULES) | set(calls(nodes))
     found[LOADS_CONFIGS].remove("exec_module")
+    found[READS_ARRAYS].remove("zipfile")
     assert not {name: what for name, what in found.items() if what}
 
 

@@ -154,6 +154,7 @@ def test_fields(address):
                 paths_of_config.append(name)
         setattr(node, field, before)
         config.phase2 = phase2
+
     assert paths_of_config == [
         "config.data.data_dir",
         "config.data.vocab_file",

@@ -53,18 +53,21 @@ def _reader(path: pathlib.Path) -> Callable[[pathlib.Path], dict[str, np.ndarray
 
 
 def _npy_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    return {file.stem: np.load(file, mmap_mode="r") for file in sorted(folder.glob("*.npy"))}
+    return {
+        file.stem: np.load(file, mmap_mode="r", allow_pickle=False)
+        for file in sorted(folder.glob("*.npy"))
+    }
 
 
 def _npy(file: pathlib.Path) -> dict[str, np.ndarray]:
-    array = np.load(file, mmap_mode="r")
+    array = np.load(file, mmap_mode="r", allow_pickle=False)
     if array.dtype.names is None:
         raise ValueError("one array without names of columns")
     return {name: array[name] for name in array.dtype.names}
 
 
 def _npz(file: pathlib.Path) -> dict[str, np.ndarray]:
-    with zipfile.ZipFile(file) as archive, np.load(file) as loaded:
+    with zipfile.ZipFile(file) as archive, np.load(file, allow_pickle=False) as loaded:
         members = {info.filename: info for info in archive.infolist()}
         return {
             name: _mapped(file, members[f"{name}.npy"])
