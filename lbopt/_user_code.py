@@ -6,7 +6,6 @@ was loaded last, then in the current folder.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import importlib.util
@@ -25,9 +24,6 @@ from lbopt import paths
 from lbopt.errors import LboptError, UserError, require
 
 _PLACE = re.compile(r"(?P<module>.+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
-_GIVEN = "python"
-"""The module of places of objects that a program handed over, see `place_of_object`."""
-_given: dict[str, Any] = {}
 _beside: dict[str, str] = {}
 """Module that a file of the user imported from `_import_folders` -> the file's folder."""
 _config_folders: list[str] = []
@@ -48,22 +44,6 @@ def look_beside(folders: Sequence[str]) -> None:
     _config_folders[:] = folders
 
 
-def place_of_object(given: Any, name: str) -> str:
-    """Return a place at which `load` finds an object of this program.
-
-    Args:
-      given: The object.
-      name: Name for messages, an identifier. A number is added if another object has it.
-    """
-    number = 1
-    place = f"{_GIVEN}:{name}"
-    while _given.get(place, given) is not given:
-        number += 1
-        place = f"{_GIVEN}:{name}_{number}"
-    _given[place] = given
-    return place
-
-
 def load(place: str, field: str) -> Any:
     """Return the object at a place.
 
@@ -78,11 +58,6 @@ def load(place: str, field: str) -> Any:
     found = _PLACE.fullmatch(place)
     require(found, field, place, "write module:name or file.py:name")
     assert found is not None
-    if found["module"] == _GIVEN:
-        fix = "only the program that made it has this object; give module:name or file.py:name"
-        require(place in _given, field, place, fix, code="missing")
-        return _given[place]
-
     if found["module"].endswith(".py"):
         module = _module_of_file(place, found["module"], field)
     else:
@@ -281,66 +256,6 @@ def _installed() -> list[str]:
     return [os.path.realpath(folder) for folder in (*packages, *python, own)]
 
 
-def source_files(places: Sequence[str]) -> list[pathlib.Path]:
-    """Return the files of the user's code at these places, and those that they import, sorted.
-
-    Args:
-      places: Places whose modules are imported.
-    """
-    modules = [sys.modules.get(name) for name in map(_name_of_module, places) if name]
-    waiting = [file for module in modules if (file := _file_of(module))]
-    found: set[str] = set()
-    while waiting:
-        file = os.path.realpath(waiting.pop())
-        if file not in found and is_of_user(file) and os.path.isfile(file):
-            found.add(file)
-            waiting += _imported_files(pathlib.Path(file))
-    return [pathlib.Path(file) for file in sorted(found)]
-
-
-def _name_of_module(place: str) -> str | None:
-    """Return the name in `sys.modules` of the module of a place; None without one."""
-    found = _PLACE.fullmatch(place)
-    if found is None:
-        return None
-    if found["module"] == _GIVEN:
-        return getattr(_given.get(place), "__module__", None)
-    if not found["module"].endswith(".py"):
-        return found["module"]
-    files = (pathlib.Path(folder) / found["module"] for folder in _folders())
-    return next((_module_name(file) for file in files if file.is_file()), None)
-
-
-def _imported_files(file: pathlib.Path) -> list[str]:
-    """Return the files of modules that the imports in a Python file name."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return []
-    names = set()
-    package = _package_of(file)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1]
-            base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
-            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    whole = {
-        ".".join(name.split(".")[: n + 1]) for name in names for n in range(name.count(".") + 1)
-    }
-    modules = (sys.modules.get(name) for name in whole)
-    return [found for module in modules if (found := _file_of(module))]
-
-
 def _file_of(module: Any) -> str:
     """Return the file of a module; "" for None, and for a module without a file."""
     return str(getattr(module, "__file__", None) or "")
-
-
-def _package_of(file: pathlib.Path) -> str:
-    """Return the package of an imported module, to which its relative imports refer."""
-    for module in list(sys.modules.values()):
-        if _file_of(module) == str(file):
-            return getattr(module, "__package__", None) or ""
-    return ""

@@ -14,7 +14,6 @@ def folder(tmp_path, monkeypatch):
         "pkg/net.py": "import json, helper\nfrom . import layers\nNet = layers.Layer\n",
         "pkg/layers.py": "import numpy as np\nclass Layer: pass\n",
         "helper.py": "HELP = 1\n",
-        "unused.py": "",
         "broken.py": "x = 1\ny = [\n",
         "late.py": "def make():\n    x = {}\n    return x['absent']\n",
     }
@@ -28,15 +27,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "mine"
 
 
-def test_the_files_of_a_place_are_those_that_its_module_imports(folder):
-    _user_code.load("pkg.net:Net", "model")
-    found = [
-        file.relative_to(folder).as_posix() for file in _user_code.source_files(["pkg.net:Net"])
-    ]
-    assert found == ["helper.py", "pkg/__init__.py", "pkg/layers.py", "pkg/net.py"]
-
-    _user_code.load("late.py:make", "model")
-    assert _user_code.source_files(["late.py:make"]) == [folder / "late.py"]
+def test_a_module_or_a_file_is_found_beside_the_config(folder):
+    layer = _user_code.load("pkg.net:Net", "model")
+    assert layer.__module__ == "pkg.layers"
+    assert _user_code.load("late.py:make", "model") is _user_code.load("late.py:make", "model")
 
 
 @pytest.mark.parametrize(
@@ -66,15 +60,3 @@ def test_an_error_names_the_last_line_of_the_users_code(folder, monkeypatch):
     monkeypatch.setattr(_user_code, "is_of_user", lambda file: False)
     with pytest.raises(KeyError), _user_code.naming_errors("model", "late.py:make"):
         make()
-
-
-def test_an_object_of_a_program_has_a_place(folder):
-    first = object()
-    second = object()
-    places = [_user_code.place_of_object(one, "Net") for one in (first, second, first)]
-    assert len(set(places)) == 2
-    assert places[0] == places[2]
-    assert _user_code.load(places[0], "model") is first
-    assert _user_code.load(places[1], "model") is second
-    with refused("model", "python:Other", "missing"):
-        _user_code.load("python:Other", "model")

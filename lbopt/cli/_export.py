@@ -14,7 +14,7 @@ from lbopt import errors, types
 from lbopt._shown import show
 from lbopt.cli import _flags
 from lbopt.cli._train import saved_config, with_vocabulary
-from lbopt.config import TrainConfig, config_to_json, evaluates_average
+from lbopt.config import TrainConfig, config_to_json
 from lbopt.errors import require, require_choice
 from lbopt.interchange import (
     WEIGHTS_FILE,
@@ -73,7 +73,7 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Pat
     training = build_run(on_one_device(with_vocabulary(config, str(workdir))), trains=False)
     check_vocabulary(training, workdir)
     state = _restore(training, workdir, given.get("checkpoint", "latest"))
-    averaged = evaluates_average(config.optimizer)
+    averaged = training.evaluates_average
     if averaged:
         state = with_averaged_params(state)
 

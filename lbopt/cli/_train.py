@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lbopt._shown import show
+from lbopt._user_code import is_place
 from lbopt.cli import _flags, _process
 from lbopt.config import (
     BATCH_NORMED,
@@ -21,6 +22,7 @@ from lbopt.config import (
     json_without,
     naming,
     resolve_clip,
+    step_options,
 )
 from lbopt.errors import UserError
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
@@ -201,4 +203,6 @@ def _depends_on_devices(config: TrainConfig) -> bool:
     )
     # Between slices, each device holds a shard of the gradient, padded to the number of devices.
     by_shards = config.aggregator.over != "replicas"
-    return by_norm or by_clip or by_shards
+    # Layers of others normalize, and draw, over what a device sees.
+    by_others = is_place(config.model.name) and step_options(config).mapped
+    return by_norm or by_clip or by_shards or by_others

@@ -30,9 +30,7 @@ from ._model import BATCH_NORMED as BATCH_NORMED, ModelConfig as ModelConfig
 from ._optimizer import (
     OptaxConfig as OptaxConfig,
     OptimizerConfig as OptimizerConfig,
-    check_masks as check_masks,
-    check_update as check_update,
-    evaluates_average as evaluates_average,
+    check_fits as check_fits,
     make_optimizer as make_optimizer,
     resolve_clip as resolve_clip,
 )

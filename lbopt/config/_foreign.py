@@ -134,9 +134,6 @@ def make(
         require(is_one, "name", name, fix, code="type")
         return optax.with_extra_args_support(made)
 
-    # A factory that refuses its arguments does so here, and not when a step is traced.
-    with_rate(rate_at(learning_rate, jnp.zeros((), jnp.int32)))
-
     def init_fn(params: types.Params) -> InjectedState:
         start = LearningRateState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
         rate = rate_at(learning_rate, start.schedule_count)

@@ -214,14 +214,6 @@ def _check_spikes(optimizer: OptimizerConfig) -> None:
     require(not cuts, "spike_factor", factor, fix, code="conflict", also=["clip_stage"])
 
 
-def evaluates_average(config: OptimizerConfig) -> bool:
-    """Return whether other parameters are evaluated than those that are trained.
-
-    They are the average of `ema_decay`, or those of a schedule-free optimizer.
-    """
-    return config.ema_decay is not None or "schedule_free" in config.name
-
-
 def resolve_clip(config: OptimizerConfig) -> float | None:
     """Return the norm that gradients are clipped to, the config's or the variant's.
 
@@ -305,10 +297,10 @@ def make_optimizer(
         return skip_bad_updates(tx, config.skip_limit, config.spike_factor)
 
 
-def check_masks(
+def check_fits(
     config: OptimizerConfig, params: types.Params, stacked: types.Stacked = None
 ) -> None:
-    """Raise `UserError` if the patterns of a mask do not fit the parameters.
+    """Raise `UserError` if the optimizer, or a pattern of a mask, does not fit the parameters.
 
     Args:
       config: The optimizer.
@@ -332,17 +324,6 @@ def check_masks(
             layers = stacks.resolve_stacked(stacked, params)
             masks.resolve_mask(leaves(config), params, field, layers)
 
-
-def check_update(
-    config: OptimizerConfig, params: types.Params, stacked: types.Stacked = None
-) -> None:
-    """Raise `UserError` if a training step cannot use an optimizer of Optax or of the user.
-
-    Args:
-      config: The optimizer.
-      params: Parameters or their shapes.
-      stacked: The parameters that are stacks of layers.
-    """
     if _foreign.is_foreign(config.name):
         with errors.under("optimizer"):
             tx = _of_others(config, 1.0, None, stacked)

@@ -4,7 +4,7 @@
 import dataclasses
 
 from lbopt.config._data import OF_TASK, TEXT
-from lbopt.config._fields import only
+from lbopt.config._fields import PLACE, only
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.errors import require_choice
 
@@ -24,7 +24,8 @@ class PhaseConfig:
       eval_global_batch_size: Examples per step of evaluation; any size.
       sequence_length: Tokens of an example.
       max_predictions: Largest number of predicted tokens of an example.
-      remat: Arrays that bert's backward pass recomputes, see `ModelConfig`.
+      remat: Arrays that the backward pass of bert or of your own model recomputes, see
+        `ModelConfig`.
       schedule: Learning rate of this phase.
       optimizer_state: "keep" the moments (and the averaged parameters), or "reset" them.
     """
@@ -35,7 +36,7 @@ class PhaseConfig:
     eval_global_batch_size: int = 256
     sequence_length: int = only(512, {"data.name": TEXT})
     max_predictions: int = only(76, {"data.name": OF_TASK["masked_lm"]})
-    remat: str = only("none", {"model.name": ("bert",)})
+    remat: str = only("none", {"model.name": ("bert",)}, {"model.name": PLACE})
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
     optimizer_state: str = "keep"
 

@@ -298,6 +298,10 @@ def _check_carried_state(config: TrainConfig) -> None:
     two = config.phase2
     fix = "the state of text belongs to one batch size; leave it None"
     require(two is None, "phase2", two, fix, code="conflict")
+    fix = "{carry_state} needs a network of lbopt that gives its state; use lstm_lm"
+    also = {"carry_state": "data.carry_state"}
+    own = is_place(config.model.name)
+    require(not own, "model.name", config.model.name, fix, code="conflict", also=also)
 
     fix = (
         "{carry_state} needs the whole batch of a step in one program, under 'jit'; leave this at "

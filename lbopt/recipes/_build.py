@@ -17,7 +17,6 @@ from lbopt.config import (
     ParallelConfig,
     ResolvedSchedule,
     TrainConfig,
-    evaluates_average,
     make_optimizer,
     make_schedule,
     naming,
@@ -40,7 +39,7 @@ from lbopt.parallel import (
 from lbopt.recipes import _initial, _make_step, _patterns, _problem
 from lbopt.replicas import Replicas
 from lbopt.train import Cadence, Run, Target
-from lbopt.transforms import evaluated_params
+from lbopt.transforms import evaluated_params, has_evaluated_params
 
 
 def build_run(
@@ -157,7 +156,7 @@ def _build_phase(
         steps_per_epoch=resolved.steps_per_epoch,
         keep_checkpoints=config.checkpoint.keep,
         best_metric=config.checkpoint.best_metric,
-        evaluates_average=evaluates_average(config.optimizer),
+        evaluates_average=has_evaluated_params(jax.eval_shape(tx.init, problem.params)),
         initial=_initial.of_config(config),
         vocabulary=problem.vocabulary,
         target=_target(config),

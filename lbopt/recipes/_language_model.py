@@ -16,7 +16,7 @@ from lbopt.data.from_config import Source
 from lbopt.evaluation import Evaluation, evaluate_streams, stream_arguments
 from lbopt.models import Model
 from lbopt.parallel import make_eval_step
-from lbopt.recipes._task import Task
+from lbopt.recipes._task import Task, scored_task
 
 CARRY = "carry"
 """Key in the model's state of the `lbopt.models._lstm.Carry` after the text so far."""
@@ -40,18 +40,7 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
     if source.num_streams:
         return _carried(network, source.num_streams)
 
-    def loss_fn(params, model_state, batch, rng):
-        outputs, new_model_state = network.apply(
-            params, model_state, _inputs(batch), train=True, rng=rng
-        )
-        each, found = _score(outputs, batch)
-        return jnp.mean(each), (new_model_state, found)
-
-    def metric_fn(params, model_state, batch):
-        outputs, _ = network.apply(params, model_state, _inputs(batch), train=False)
-        return _score(outputs, batch)[1]
-
-    return Task(_inputs, loss_fn, metric_fn)
+    return scored_task(network, _inputs, _score)
 
 
 def _inputs(batch: types.Batch) -> Any:

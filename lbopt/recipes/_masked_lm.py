@@ -12,7 +12,7 @@ from lbopt import losses, metrics, types
 from lbopt.config import LossConfig
 from lbopt.data.from_config import Source
 from lbopt.models import Model
-from lbopt.recipes._task import Task
+from lbopt.recipes._task import Task, scored_task
 
 
 def make(network: Model, source: Source, loss: LossConfig) -> Task:
@@ -70,16 +70,7 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
 
         return each, {"loss": metrics.summed(each, present), **found}
 
-    def loss_fn(params, model_state, batch, rng):
-        outputs, new_model_state = network.apply(params, model_state, batch, train=True, rng=rng)
-        each, found = score(outputs, batch)
-        return jnp.mean(each), (new_model_state, found)
-
-    def metric_fn(params, model_state, batch):
-        outputs, _ = network.apply(params, model_state, batch, train=False)
-        return score(outputs, batch)[1]
-
-    return Task(_whole_batch, loss_fn, metric_fn)
+    return scored_task(network, _whole_batch, score)
 
 
 def _whole_batch(batch: types.Batch) -> Any:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from lbopt import errors
-from lbopt.config import TrainConfig, check_masks, check_update, scaled_modules
+from lbopt.config import TrainConfig, check_fits, scaled_modules
 from lbopt.recipes._problem import Problem
 from lbopt.transforms import resolve_labels
 
 
 def check_patterns(config: TrainConfig, problem: Problem) -> None:
     """Raise `UserError` if the optimizer, its masks or modules do not fit the parameters."""
-    check_masks(config.optimizer, problem.params, problem.stacked)
-    check_update(config.optimizer, problem.params, problem.stacked)
+    check_fits(config.optimizer, problem.params, problem.stacked)
     labels = scaled_modules(config.aggregator)
     if labels is None:
         return

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lbopt import errors, losses, types
@@ -124,7 +123,8 @@ def make_problem(
     with contextlib.nullcontext() if own else _naming_model(), _naming_promotion(model):
         shapes = jax.eval_shape(lambda: init(jax.random.key(0)))
     if own or source.task:
-        outputs = jax.eval_shape(lambda: network.apply(*_zeros(shapes), example, train=False)[0])
+        evaluated = functools.partial(network.apply, inputs=example, train=False)
+        outputs = jax.eval_shape(evaluated, *shapes)[0]
         if loss.name:
             task = _supervised.with_own_loss(task, network, loss, source, outputs)
         else:
@@ -159,10 +159,6 @@ def _network(model: ModelConfig, source: Source, task: str) -> Model:
     also = {"features": "data.features"}
     require(not several, "model.name", model.name, fix, code="conflict", also=also)
     return from_linen(_networks.make_network(model, source.outputs, head))
-
-
-def _zeros(shapes: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def _metric_names(task: Task, shapes: Any, dataset: Dataset) -> tuple[str, ...]:

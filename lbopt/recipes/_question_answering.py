@@ -20,7 +20,7 @@ from lbopt.evaluation import (
 )
 from lbopt.models import Model
 from lbopt.parallel import make_eval_step
-from lbopt.recipes._task import Task
+from lbopt.recipes._task import Task, scored_task
 
 
 def make(network: Model, source: Source, loss: LossConfig) -> Task:
@@ -57,21 +57,11 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
         }
         return each, found
 
-    def loss_fn(params, model_state, batch, rng):
-        outputs, new_model_state = network.apply(
-            params, model_state, question_inputs(batch), train=True, rng=rng
-        )
-        each, found = score(outputs, batch)
-        return jnp.mean(each), (new_model_state, found)
-
-    def metric_fn(params, model_state, batch):
-        outputs, _ = network.apply(params, model_state, question_inputs(batch), train=False)
-        return score(outputs, batch)[1]
-
     def evaluator(mesh: Mesh, backend: str) -> Evaluation:
         del backend  # pmap would sum the positions over replicas
         predict = predict_fn(network, source.max_answer_length)
         step = make_eval_step(predict, mesh)  # type: ignore[arg-type]
         return Evaluation(step, evaluate_answers, batch_arguments)
 
-    return Task(question_inputs, loss_fn, metric_fn, evaluator, ("exact_match", "f1"))
+    task = scored_task(network, question_inputs, score)
+    return task._replace(evaluator=evaluator, metric_names=("exact_match", "f1"))

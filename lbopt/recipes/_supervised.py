@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,10 +15,7 @@ from lbopt.config import LossConfig
 from lbopt.data.from_config import Source
 from lbopt.errors import UserError, require
 from lbopt.models import Model
-from lbopt.recipes._task import Task
-
-Score = Callable[[Any, types.Batch], tuple[jax.Array, types.Metrics]]
-"""(outputs, batch) -> (loss of each example [batch], metrics of the batch)."""
+from lbopt.recipes._task import Task, scored_task
 
 
 def inputs_of(source: Source, batch: types.Batch) -> Any:
@@ -46,7 +43,7 @@ def make_multi_label(network: Model, source: Source, loss: LossConfig) -> Task:
             "exact_match": metrics.summed(jnp.all(right, -1), mask),
         }
 
-    return _task(network, source, score)
+    return scored_task(network, functools.partial(inputs_of, source), score)
 
 
 def make_regression(network: Model, source: Source, loss: LossConfig) -> Task:
@@ -70,24 +67,7 @@ def make_regression(network: Model, source: Source, loss: LossConfig) -> Task:
             "r2": metrics.summed(1 - each / source.target_variance, mask),
         }
 
-    return _task(network, source, score)
-
-
-def _task(network: Model, source: Source, score: Score) -> Task:
-    inputs = functools.partial(inputs_of, source)
-
-    def loss_fn(params, model_state, batch, rng):
-        outputs, new_model_state = network.apply(
-            params, model_state, inputs(batch), train=True, rng=rng
-        )
-        each, found = score(outputs, batch)
-        return jnp.mean(each), (new_model_state, found)
-
-    def metric_fn(params, model_state, batch):
-        outputs, _ = network.apply(params, model_state, inputs(batch), train=False)
-        return score(outputs, batch)[1]
-
-    return Task(inputs, loss_fn, metric_fn)
+    return scored_task(network, functools.partial(inputs_of, source), score)
 
 
 def with_own_loss(
@@ -111,6 +91,10 @@ def with_own_loss(
       source: The data; None for those of lbopt, which fit.
       outputs: Shapes of the model's outputs for one example.
     """
+    fix = "these data have an evaluation or a state of their own; leave it ''"
+    plain = task.evaluator is None and task.first_state is None
+    require(plain, "loss.name", loss.name, fix, code="conflict")
+
     keeps = source is None or _misfit(source, outputs) is None
     function = functools.partial(_user_code.load(loss.name, "loss.name"), **loss.options)
 

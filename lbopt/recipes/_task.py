@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from lbopt import types
 from lbopt.evaluation import Evaluator
+from lbopt.models import Model
 
 
 class Task(NamedTuple):
@@ -29,3 +33,24 @@ class Task(NamedTuple):
     evaluator: Evaluator | None = None
     metric_names: tuple[str, ...] = ()
     first_state: Callable[[types.Params], types.ModelState] | None = None
+
+
+Score = Callable[[Any, types.Batch], tuple[jax.Array, types.Metrics]]
+"""(outputs, batch) -> (loss of each example, or of each token; all metrics of the batch)."""
+
+
+def scored_task(network: Model, inputs: Callable[[types.Batch], Any], score: Score) -> Task:
+    """Build a task whose loss is the mean of a score's losses."""
+
+    def loss_fn(params, model_state, batch, rng):
+        outputs, new_model_state = network.apply(
+            params, model_state, inputs(batch), train=True, rng=rng
+        )
+        each, found = score(outputs, batch)
+        return jnp.mean(each), (new_model_state, found)
+
+    def metric_fn(params, model_state, batch):
+        outputs, _ = network.apply(params, model_state, inputs(batch), train=False)
+        return score(outputs, batch)[1]
+
+    return Task(inputs, loss_fn, metric_fn)

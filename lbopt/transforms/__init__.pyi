@@ -12,6 +12,7 @@ from ._ema import (
     EmaState as EmaState,
     ema_params as ema_params,
     evaluated_params as evaluated_params,
+    has_evaluated_params as has_evaluated_params,
     track_ema as track_ema,
     warn_of_microsteps as warn_of_microsteps,
 )

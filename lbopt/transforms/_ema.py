@@ -176,10 +176,13 @@ def evaluated_params(opt_state: Any, params: types.Params) -> types.Params:
     """
     if any(_per_path.find_states(opt_state, (EmaState,))):
         return ema_params(opt_state, like=params)
-    kind = optax.contrib.ScheduleFreeState
-    for state in _per_path.find_states(opt_state, (kind,)):
-        return optax.contrib.schedule_free_eval_params(state, params)
-    return params
+    (state,) = _per_path.find_states(opt_state, (optax.contrib.ScheduleFreeState,))
+    return optax.contrib.schedule_free_eval_params(state, params)
+
+
+def has_evaluated_params(opt_state: Any) -> bool:
+    """Return whether a state, or its shapes, has parameters to evaluate, see `evaluated_params`."""
+    return any(_per_path.find_states(opt_state, (EmaState, optax.contrib.ScheduleFreeState)))
 
 
 def warn_of_microsteps(opt_state: Any) -> None:

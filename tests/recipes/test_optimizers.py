@@ -15,7 +15,7 @@ from lbopt.config import (
     OptimizerConfig,
     SweepConfig,
     TrainConfig,
-    check_masks,
+    check_fits,
     make_optimizer,
     resolve_clip,
 )
@@ -335,9 +335,9 @@ def test_a_pattern_that_is_no_regular_expression_is_refused(field):
     ],
 )
 def test_patterns_that_do_not_fit_the_parameters_are_refused(field, patterns):
-    check_masks(OptimizerConfig(weight_decay_exclude=("^embed/",)), EMBEDDED)
+    check_fits(OptimizerConfig(weight_decay_exclude=("^embed/",)), EMBEDDED)
     with refused(f"optimizer.{field}", patterns, "mismatch"):
-        check_masks(OptimizerConfig(**{field: patterns}), EMBEDDED)
+        check_fits(OptimizerConfig(**{field: patterns}), EMBEDDED)
 
 
 def test_runs_and_studies_check_patterns_before_they_compile():

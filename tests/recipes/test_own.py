@@ -21,7 +21,7 @@ from lbopt.config import (
     ScheduleConfig,
     TrainConfig,
     _foreign,
-    check_update,
+    check_fits,
     config_from_json,
     config_to_json,
     make_optimizer,
@@ -246,7 +246,7 @@ def test_every_optimizer_of_optax_updates_as_optax_does_or_is_refused(name):
 
 
 def check(name):
-    check_update(OptimizerConfig(name), PARAMS)
+    check_fits(OptimizerConfig(name), PARAMS)
 
 
 def updates_of(tx):
@@ -315,7 +315,7 @@ def test_one_text_stands_for_a_group_in_a_config_and_on_the_command_line(code, t
         TrainConfig(data=DataConfig("/data/my.npz")).validate()
 
 
-def test_a_problem_of_own_data_has_an_own_vocabulary_of_names(code):
+def test_a_network_of_lbopt_takes_own_data(code):
     problem = make_problem(DataConfig(of_user("load")), ModelConfig("mlp"))
     assert problem.outputs == 2
     assert set(problem.metric_names) == {"loss", "accuracy"}

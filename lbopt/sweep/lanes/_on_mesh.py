@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lbopt import errors, tree
-from lbopt.config import SweepConfig, TrainConfig, evaluates_average, naming
+from lbopt.config import SweepConfig, TrainConfig, naming
 from lbopt.data import DAMAGED, Dataset, Reading, TrainBatches, example_indices, train_iterator
 from lbopt.job import beat
 from lbopt.parallel import TrainState, local_parts, put_batch, put_replicated
@@ -30,6 +30,7 @@ from lbopt.sweep.lanes._gauges import make_probe
 from lbopt.sweep.lanes._program import trust_ratios
 from lbopt.sweep.lanes._scores import Tested
 from lbopt.sweep.lanes._trial_arguments import Arguments
+from lbopt.transforms import has_evaluated_params
 
 _STEPS = 100
 """Most steps in a call, so that divergence and a request to stop are noticed soon."""
@@ -202,7 +203,7 @@ class MeshSession:
 
     def _evaluated(self) -> TrainState:
         """Return the state that is evaluated, with averaged parameters if they are kept."""
-        if not evaluates_average(self._program.train.optimizer):
+        if not has_evaluated_params(self._state.opt_state):
             return self._state
         state = with_averaged_params(self._state)
         return state.replace(params=put_replicated(self._program.mesh, state.params))

@@ -14,14 +14,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lbopt import replicas, tree
-from lbopt.config import SweepConfig, evaluates_average, step_options
+from lbopt.config import SweepConfig, step_options
 from lbopt.parallel import TrainState, on_one_device, split_seed, step_on_one_device
 from lbopt.recipes import Problem, with_averaged_params
 from lbopt.sweep._trials import Cell
 from lbopt.sweep.lanes import _trial_arguments
 from lbopt.sweep.lanes._feed import Feed
 from lbopt.sweep.lanes._trial_arguments import Arguments
-from lbopt.transforms import optimizer_metrics
+from lbopt.transforms import has_evaluated_params, optimizer_metrics
 
 TRIALS_AXIS = "trials"
 """The mesh axis over which a batch of trials is spread."""
@@ -272,10 +272,9 @@ class Program:
         strategy = on_one_device(options.reduction)
         self._aggregation = strategy.aggregation
         self._step = step_on_one_device(cell.problem.loss_fn, self._tx, options, strategy)
-        optimizer = cell.train.optimizer
         self._create = batching.jit(self._created)
         self._merge = jax.jit(_merged, donate_argnums=1)
-        averages = evaluates_average(optimizer)
+        averages = has_evaluated_params(jax.eval_shape(self._tx.init, cell.problem.params))
         self._average = batching.jit(with_averaged_params) if averages else lambda state: state
         self._advance = batching.jit(self._advanced, num_shared=2, donate=(2,))
         self.trust_ratios = batching.jit(trust_ratios)
