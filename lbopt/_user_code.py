@@ -44,6 +44,21 @@ def look_beside(folders: Sequence[str]) -> None:
     _config_folders[:] = folders
 
 
+def folders_of(config: Any) -> list[str]:
+    """Return the folders beside which the code of a config was found; [] if it names none.
+
+    Args:
+      config: The config as JSON data.
+    """
+    return list(_config_folders) if _names_code(config) else []
+
+
+def _names_code(data: Any) -> bool:
+    if isinstance(data, dict):
+        return is_place(data.get("name")) or any(map(_names_code, data.values()))
+    return isinstance(data, list) and any(map(_names_code, data))
+
+
 def load(place: str, field: str) -> Any:
     """Return the object at a place.
 

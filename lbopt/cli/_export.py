@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from lbopt import errors, types
+from lbopt import _user_code, errors, types
 from lbopt._shown import show
 from lbopt.cli import _flags
 from lbopt.cli._train import saved_config, with_vocabulary
@@ -64,7 +64,10 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Path) -> None:
-    config = saved_config(read_config(workdir, "train"), str(workdir))
+    saved = read_config(workdir, "train")
+    config = saved_config(saved, str(workdir))
+    if saved is not None:
+        _user_code.look_beside(saved.get("code_folders", ()))
     if given["format"] == "huggingface":
         model = config.model.name
         fix = f"transformers has {', '.join(HUGGINGFACE_MODELS)}; use --format=safetensors"

@@ -111,7 +111,7 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
     overrides = list({_named(override): override for override in overrides}.values())
     before = {name: operator.attrgetter(name)(config) for name in map(_named, overrides)}
     already_unused = unused(config)
-    overrides = [override for override in overrides if not _set_to_none(config, override)]
+    overrides = [override for override in overrides if not _set_at_once(config, override)]
     for override in overrides:  # again: the group of a field may be None now
         _check_override(config, override)
 
@@ -217,17 +217,30 @@ def command_line(command: str, argv: Sequence[str]) -> str:
     return shell_line(["lbopt", command, *argv])
 
 
-def _set_to_none(config: Any, override: str) -> bool:
-    """Apply an override if it sets to None a field that may be None, and return whether it did.
+def _set_at_once(config: Any, override: str) -> bool:
+    """Apply an override that sets None or a dict, and return whether it did.
 
-    Flags of ml_collections cannot set None.
+    Flags of ml_collections can set neither.
+
+    Raises:
+      UserError: If the text of a dict is none.
     """
-    *groups, field = override.lstrip("-").partition("=")[0].split(".")[1:]
+    name, _, text = override.lstrip("-").partition("=")
+    *groups, field = name.split(".")[1:]
     for group in groups:
         config = getattr(config, group)
-    if not override.endswith("=None") or not _may_be_none(config, field):
+    if text == "None" and _may_be_none(config, field):
+        setattr(config, field, None)
+        return True
+    if not isinstance(getattr(config, field), dict):
         return False
-    setattr(config, field, None)
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        found = None
+    fix = "write a dict, for instance {'width': 64}"
+    require(isinstance(found, dict), f"--{name}", text, fix, code="type")
+    setattr(config, field, found)
     return True
 
 

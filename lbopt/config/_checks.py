@@ -162,6 +162,8 @@ def _revive(hint: Any, value: Any, place: str, written_by: str) -> Any:
     for option in typing.get_args(hint) if union else (hint,):
         if dataclasses.is_dataclass(option) and isinstance(option, type) and value is not None:
             return _revive_group(option, value, place, written_by)
+        if typing.get_origin(option) is dict and isinstance(value, dict):
+            return json.loads(json.dumps(value))  # of plain types, whatever read it
         if typing.get_origin(option) is tuple and isinstance(value, list):
             kinds = typing.get_args(option)
             if kinds[-1] is Ellipsis:

@@ -22,11 +22,13 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield f"{plan.recipe} on {plan.topology.name}: {devices}, {plan.num_hosts} hosts"
     for number, phase in enumerate(plan.phases, 1):
         if len(plan.phases) > 1:
-            yield f"\nphase {number}: {phase.num_steps:,} steps of {phase.global_batch_size:,}"
+            yield ""
+            yield f"phase {number}: {phase.num_steps:,} steps of {phase.global_batch_size:,}"
         yield from _phase(plan, phase)
     yield ""
     yield from _whole(plan)
-    yield "\nassumptions"
+    yield ""
+    yield "assumptions"
     for sentence in _document.assumptions(plan):
         yield from textwrap.wrap(
             f"- {sentence}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NotRequired, TypedDict
 
-from lbopt import _typed_json, _unfinished, paths
+from lbopt import _typed_json, _unfinished, _user_code, paths
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.job import Job, SoloJob
@@ -43,6 +43,7 @@ class _SavedConfig(_Start):
     config: _Named
     command: NotRequired[str]
     resumed: NotRequired[list[_Start]]
+    code_folders: NotRequired[list[str]]
 
 
 class _SavedRun(TypedDict):
@@ -110,7 +111,11 @@ def open_workdir(
             file = folder / "config.json"
             if saved is None:
                 _refuse_strangers(folder)
-                write_json(file, {"kind": kind, "config": config, "command": command, **now})
+                # Other commands look there for the code that the config names.
+                folders = _user_code.folders_of(config)
+                beside = {"code_folders": folders} if folders else {}
+                saved = {"kind": kind, "config": config, "command": command, **beside, **now}
+                write_json(file, saved)
             elif now != _versions.last_environment(saved):
                 write_json(file, {**saved, "resumed": [*saved.get("resumed", []), now]})
         job.together("workdir opened", True)

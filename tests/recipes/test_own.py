@@ -1,6 +1,7 @@
 """A model, a loss, data and an optimizer of the user's own, and all of Optax's optimizers."""
 
 import dataclasses
+import os
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,10 @@ import numpy as np
 import optax
 import pytest
 from refusal import refused
+from safetensors.numpy import load_file
 
-from lbopt import metrics
-from lbopt.cli import load_config
+from lbopt import _user_code, metrics
+from lbopt.cli import load_config, main
 from lbopt.config import (
     ArraysConfig,
     DataConfig,
@@ -319,3 +321,39 @@ def test_a_network_of_lbopt_takes_own_data(code):
     problem = make_problem(DataConfig(of_user("load")), ModelConfig("mlp"))
     assert problem.outputs == 2
     assert set(problem.metric_names) == {"loss", "accuracy"}
+
+
+OPTIONS = "--config.model.options"
+
+
+def test_a_run_of_own_code_is_evaluated_and_exported_from_anywhere(code, tmp_path, capsys):
+    (tmp_path / "conf.py").write_text(
+        "from lbopt.config import *\n"
+        "def get_config(arg):\n"
+        "    return TrainConfig(data='code_of_user.py:load', model='code_of_user.py:Linen',\n"
+        "                       num_steps=2, global_batch_size=8)\n"
+    )
+    flags = [f"--config={tmp_path / 'conf.py'}", f"--workdir={tmp_path / 'run'}"]
+    given = [*flags, OPTIONS + "={'width': 5}"]
+    assert main(["train", *given]) == 0
+    os.chdir("/")
+    assert main(["evaluate", *given]) == 0
+    assert "validation/accuracy" in capsys.readouterr().out
+
+    # As a command of its own would: no config was loaded before.
+    _user_code.look_beside([])
+    output = tmp_path / "out"
+    found = ["--format=safetensors", f"--output={output}"]
+    assert main(["export", f"--workdir={tmp_path / 'run'}", *found]) == 0
+    saved = load_file(output / "model.safetensors")
+    assert saved["params/Dense_0/kernel"].shape == (3, 5)
+
+    with refused(OPTIONS, "[3]", "type"):
+        load_config(str(tmp_path / "conf.py"), [f"{OPTIONS}=[3]"], TrainConfig)
+
+
+def test_a_state_is_carried_by_networks_of_lbopt_alone():
+    data = DataConfig("pydoc_lm", carry_state=True, sequence_length=8)
+    config = TrainConfig(data=data, model="net.py:Net", num_steps=2)
+    with refused("config.model.name", "net.py:Net", "conflict"):
+        config.validate()
