@@ -27,6 +27,7 @@ LEVELS = {
         "paths",
         "_unfinished",
         "_user_code",
+        "_given",
     },
     1: {"job", "transforms", "schedules", "losses", "metrics", "models", "aggregators"},
     2: {"parallel", "config", "data", "interchange"},

@@ -75,7 +75,7 @@ class DataConfig:
         segments, for bert), "text_mlm" (the same of a corpus that `lbopt prepare` made), "pydoc_lm"
         (the topics as text, for lstm_lm), "ptb" (Mikolov's Penn Treebank files) or "squad"
         (questions, for bert); "arrays" (your own arrays or table, see `path`); or a function of
-        yours, "module:function" or "file.py:function", that returns `lbopt.data.Splits` (files are
+        yours, "module:function" or "file.py:function", that returns `lbopt.Splits` (files are
         looked for beside the config file, then here).
       builder: Name of a TFDS data set, "name[/config][:version]"; for text_mlm the name that the
         corpus was given.
@@ -123,7 +123,8 @@ class DataConfig:
       doc_stride: Tokens between the starts of two windows of one paragraph.
       max_answer_length: Largest number of tokens of an answer.
       path: Your own arrays: a .npz file, a folder of .npy files, a table (.csv, .tsv, .parquet,
-        .feather, .arrow), or a folder with one of these for each of train, validation and test.
+        .feather, .arrow), or a folder with one of these for each of train, validation and test; or
+        a function of yours that returns arrays by name, or a table of pandas.
       options: Arguments of the function.
       target: Name of the array or column to predict; "" for the only one of label, labels, target,
         targets, y or class.
@@ -212,7 +213,7 @@ def _check_own(data: DataConfig) -> None:
     fix = "give a file or a folder, for instance 'my.npz'"
     needed = data.name in FILES
     require(data.path or not needed, "path", data.path, fix, code="missing")
-    if data.path:
+    if data.path and not _user_code.is_place(data.path):
         paths.local(data.path, "path")
     if data.task:
         require_choice("task", data.task, OWN_TASKS)

@@ -10,6 +10,7 @@ from lbopt.config._aggregator import AggregatorConfig
 from lbopt.config._checks import at_least, require_name, require_seeds
 from lbopt.config._data import DataConfig
 from lbopt.config._fields import only
+from lbopt.config._from_text import FromText
 from lbopt.config._loss import LossConfig
 from lbopt.config._measure import MeasureConfig, check_measure
 from lbopt.config._model import ModelConfig
@@ -17,7 +18,7 @@ from lbopt.config._optimizer import OptimizerConfig
 from lbopt.config._parallel import BY_COMPILER
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.config._search import SearchConfig, check_search
-from lbopt.config._train import STATUSES, About, FromText, TrainConfig, check_epochs
+from lbopt.config._train import STATUSES, About, TrainConfig, check_epochs
 from lbopt.errors import require, require_choice
 
 TRIAL_BATCHINGS = ("auto", "none", "vmap")

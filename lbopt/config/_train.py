@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 from lbopt import errors, paths
@@ -13,8 +12,9 @@ from lbopt._user_code import is_place
 from lbopt.config import _checks, _fields
 from lbopt.config._aggregator import AggregatorConfig, check_aggregator_kind
 from lbopt.config._checks import at_least, require_name, require_seed
-from lbopt.config._data import DataConfig, check_data, data_of_text, task_of
+from lbopt.config._data import DataConfig, check_data, task_of
 from lbopt.config._fields import NOT_EMPTY, only
+from lbopt.config._from_text import FromText
 from lbopt.config._loss import LossConfig, check_loss
 from lbopt.config._model import FAMILIES, ModelConfig, check_model
 from lbopt.config._optimizer import OptimizerConfig, check_optimizer, check_optimizer_kind
@@ -35,13 +35,6 @@ _WHOLE_BATCH = {
     "optimizer.track_noise_scale": (False,),
 }
 """Values of fields with which a loss sees the whole batch of a step at once."""
-OF_TEXT: dict[str, Callable[[str], Any]] = {
-    "data": data_of_text,
-    "model": ModelConfig,
-    "loss": lambda text: LossConfig(name=text),
-    "optimizer": OptimizerConfig,
-}
-"""Groups of fields that one text can stand for, and the functions that read it."""
 STATUSES = ("measured here", "planned by the TPU compiler", "not yet run")
 
 
@@ -101,20 +94,9 @@ class CheckpointConfig:
     best_metric: str = "eval/accuracy"
 
 
-class FromText:
-    """A config whose groups can also be given as one text, the name of their kind.
-
-    `config.model = "net.py:make"` is `config.model = ModelConfig("net.py:make")`.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        kind = OF_TEXT.get(name)
-        object.__setattr__(self, name, kind(value) if kind and isinstance(value, str) else value)
-
-
 @dataclasses.dataclass
 class TrainConfig(FromText):
-    """One training run. `data`, `model`, `loss` and `optimizer` can be given as one text.
+    """One training run. Groups can be given as one text, or as an object, see `FromText`.
 
     Attributes:
       name: Name of the recipe.

@@ -89,7 +89,7 @@ class MappedArrays(ArrayDataset):
 
 
 def load_arrays(
-    path: pathlib.Path,
+    path: pathlib.Path | Mapping[str, Any] | Any,
     *,
     target: str = "",
     task: str = "",
@@ -109,7 +109,7 @@ def load_arrays(
     a seed, of classes in equal shares.
 
     Args:
-      path: A file or a folder.
+      path: A file or a folder; or arrays by name, or a table of pandas.
       target: Array or column to predict; "" for the only one of `TARGETS` that is there.
       task: One of `TASKS`; "" for that which the target tells: integers, bools or text [examples]
         are classes, floats are numbers, and [examples, labels] of 0 and 1 are labels.
@@ -214,8 +214,12 @@ def _described(
 # ---- reading
 
 
-def _read(path: pathlib.Path) -> tuple[dict[str, dict[str, np.ndarray]], bool]:
+def _read(path: Any) -> tuple[dict[str, dict[str, np.ndarray]], bool]:
     """Return the columns of each stated split, or of "" for all; and whether they are of tables."""
+    if not isinstance(path, pathlib.Path):
+        columns = _columns.columns_of(path)
+        _columns.lengths(columns)
+        return {"": columns}, not isinstance(path, Mapping)
     stated = _stated_files(path)
     files = stated or {"": path}
     parts = {name: _columns.read_columns(file) for name, file in files.items()}
@@ -240,7 +244,7 @@ def _stated_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     return found if "train" in found and len(found) > 1 else {}
 
 
-def _names(parts: Mapping[str, Arrays], path: pathlib.Path) -> list[str]:
+def _names(parts: Mapping[str, Arrays], path: Any) -> list[str]:
     first = next(iter(parts.values()))
     for split, columns in parts.items():
         fix = f"{split} has {sorted(columns)}, and train {sorted(first)}; make them alike"
