@@ -34,7 +34,8 @@ LEVELS = {
     3: {"workdir", "evaluation"},
     4: {"train"},
     5: {"report", "recipes", "sweep", "plan"},
-    6: {"cli", "__main__", "__init__"},
+    6: {"cli", "__main__"},
+    7: {"api", "__init__"},
 }
 LEVEL_OF = {package: level for level, packages in LEVELS.items() for package in packages}
 

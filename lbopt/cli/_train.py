@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lbopt._shown import show
 from lbopt._user_code import is_place
@@ -26,9 +26,9 @@ from lbopt.config import (
 )
 from lbopt.errors import UserError
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
-from lbopt.parallel import connect_processes
+from lbopt.parallel import TrainState, connect_processes
 from lbopt.recipes import build_run
-from lbopt.train import check_name, is_begun, train
+from lbopt.train import Run, check_name, is_begun, train
 from lbopt.transforms import is_per_layer
 from lbopt.workdir import (
     CompareConfigs,
@@ -85,8 +85,8 @@ def run(argv: Sequence[str], job: Job) -> None:
     with PreemptionWatch(job) as watch:
         job.same("config", {"config": config_to_json(config), "versions": package_versions()}, "")
         connect_processes(job)
-        with _naming_fields(), local_workdir(given["workdir"], job) as folder:
-            lines = _train(config, folder, watch, _flags.command_line("train", argv))
+        with local_workdir(given["workdir"], job) as folder:
+            lines = train_in(folder, config, watch, _flags.command_line("train", argv)).lines
             where = shown_path(absolute_workdir(folder) / "metrics.jsonl")
 
     if job.index:
@@ -109,10 +109,39 @@ def _naming_fields() -> contextlib.AbstractContextManager[None]:
     return naming("config", TrainConfig, **places)
 
 
-def _train(
-    config: TrainConfig, folder: str, watch: PreemptionWatch, command: str
-) -> list[dict[str, Any]]:
-    """Train in a local folder, and return the metrics as they are in its `metrics.jsonl`."""
+class Trained(NamedTuple):
+    """A finished run.
+
+    Attributes:
+      run: Its last phase.
+      state: The final state.
+      lines: The lines of `metrics.jsonl`; [] in processes of a job other than the first.
+    """
+
+    run: Run
+    state: TrainState
+    lines: list[dict[str, Any]]
+
+
+def train_in(folder: str, config: TrainConfig, watch: PreemptionWatch, command: str) -> Trained:
+    """Train in a local folder, resuming from its last checkpoint.
+
+    Args:
+      folder: The workdir.
+      config: The config.
+      watch: The watch for SIGTERM, which knows the job.
+      command: The command line of the user, for the report.
+
+    Raises:
+      UserError: If a field of the config is wrong, or the workdir holds another run.
+      EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
+      Preempted: On SIGTERM; the state is saved.
+    """
+    with _naming_fields():
+        return _train_in(folder, config, watch, command)
+
+
+def _train_in(folder: str, config: TrainConfig, watch: PreemptionWatch, command: str) -> Trained:
     job = watch.job
     check_name(str(checkpoint_root(absolute_workdir(folder))))
     check_shared_workdir(folder, job)
@@ -134,8 +163,9 @@ def _train(
     with open_workdir(folder, "train", saved, compare, num_devices, command, job) as workdir:
         if job.index == 0:
             _process.import_tensorboard_writer()
-        train(training, workdir, watch)
-        return read_json_lines(workdir / "metrics.jsonl") if job.index == 0 else []
+        state = train(training, workdir, watch)
+        lines = read_json_lines(workdir / "metrics.jsonl") if job.index == 0 else []
+        return Trained(training.phases()[-1], state, lines)
 
 
 def saved_config(saved: Mapping[str, Any] | None, workdir: str) -> TrainConfig:

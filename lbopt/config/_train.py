@@ -86,7 +86,8 @@ class CheckpointConfig:
       every_steps: Steps between two saves; the state is also saved at the end and on SIGTERM.
       keep: Number of latest checkpoints that are kept beside the best one.
       best_metric: Evaluation metric that says which is best. Higher is better unless its name ends
-        in "loss" or "perplexity".
+        in "loss" or "perplexity". Where the evaluation has no accuracy, the default means
+        "eval/perplexity" or "eval/loss".
     """
 
     every_steps: int = 100
