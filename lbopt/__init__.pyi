@@ -5,7 +5,7 @@ Every public name, and the package it is imported from when it is first used.
 """
 
 from .aggregators import aggregate, agvm, aps, econtrol, ef, ef21, float_quantize, powersgd
-from .api import Problem, run_plan, run_sweep, run_training
+from .api import Problem, run_plan, run_sweep, run_training, suggest
 from .data import Dataset, Splits
 from .evaluation import evaluate
 from .interchange import load_huggingface
@@ -123,6 +123,7 @@ __all__ = [
     "stacked_from_metadata",
     "stacked_paths",
     "step_schedule",
+    "suggest",
     "summarize_masks",
     "track_ema",
     "track_noise_scale",

@@ -23,8 +23,11 @@ class Folder:
     """
 
     def __init__(self, workdir: paths.GivenPath | None):
-        self._temporary = tempfile.TemporaryDirectory(prefix="lbopt-") if workdir is None else None
-        self.name = os.fspath(workdir) if self._temporary is None else self._temporary.name
+        if workdir is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="lbopt-")
+            self.name = self._temporary.name
+        else:
+            self.name = os.fspath(workdir)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[str]:
