@@ -21,6 +21,7 @@ from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, re
 from lbopt.job import MEMBER_VARIABLE, Job, find_place, given_job_flags, join_job, run_guarded
 
 COMMANDS = {
+    "new": "write a small project of your own, which runs as it stands",
     "train": "train a recipe; the same command resumes",
     "evaluate": "evaluate a checkpoint on every example of the validation and test splits",
     "sweep": "run a batch-size-limit study; the same command resumes",
