@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import os
 import pathlib
 import tempfile
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ class Folder:
             self._temporary = tempfile.TemporaryDirectory(prefix="lbopt-")
             self.name = self._temporary.name
         else:
-            self.name = os.fspath(workdir)
+            self.name = paths.local_or_bucket(workdir, "workdir")
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[str]:

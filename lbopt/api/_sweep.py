@@ -94,6 +94,7 @@ def run_sweep(
       Preempted: On SIGTERM; finished trials are saved, and the same call resumes.
     """
     with in_python():
+        target = Folder(workdir)
         of_study = {name: value for name, value in fields.items() if name in _OF_STUDY}
         of_train = {name: value for name, value in fields.items() if name not in _OF_STUDY}
         config = SweepConfig(
@@ -102,7 +103,6 @@ def run_sweep(
             arms=tuple(_arms(arms)),
             global_batch_sizes=tuple(batch_sizes),
         )
-        target = Folder(workdir)
         command = "lbopt.run_sweep(...) of a program"
         written = sweep_in(target.name, config, SoloJob(), command)
         assert written is not None, "a whole study has trials"

@@ -113,10 +113,10 @@ def run_training(
       Preempted: On SIGTERM; the state is saved, and the same call resumes.
     """
     with in_python(), PreemptionWatch() as watch:
+        target = Folder(workdir)
         fields = {"name": "run_training", "global_batch_size": global_batch_size, **fields}
         config = train_config(problem, optimizer, schedule, **fields)
         config.validate()
-        target = Folder(workdir)
         if workdir is None:  # nobody resumes it
             config.checkpoint = dataclasses.replace(config.checkpoint, every_steps=_NEVER)
         with target.opened() as folder:

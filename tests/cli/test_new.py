@@ -12,8 +12,8 @@ def test_the_project_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     assert main(["new", "mine/spirals"]) == 0
     monkeypatch.chdir(tmp_path / "mine/spirals")
     words = ["--config=config.py", "--workdir=runs/one"]
-    assert main(["train", *words, "--config.num_epochs=1"]) == 0
-    assert main(["evaluate", *words, "--config.num_epochs=1"]) == 0
+    assert main(["train", *words, "--config.num_epochs=4"]) == 0
+    assert main(["evaluate", *words, "--config.num_epochs=4"]) == 0
     runpy.run_path("test_project.py")["test_the_run_learns"]()
 
     study = load_config("study.py", [], SweepConfig)
