@@ -35,7 +35,8 @@ def from_equinox(build: Callable[[jax.Array], Any], *, batched: bool = False) ->
     Each example has a random key of its own, from the step's key and the example's number in the
     global batch, so results do not depend on the number of devices. In evaluation the module is in
     `equinox.nn.inference_mode`, and its key is None, or a fixed one if the argument has no default.
-    In training, layers built with `inference=True` stay so.
+    In training, layers built with `inference=True` stay so. To compute in bf16 with BatchNorm, give
+    it `mode="batch"`: the running statistics are fp32, and its mode "ema" mixes no dtypes.
 
     Args:
       build: Function of a random key that returns the module, or the pair (module, state) of
@@ -209,7 +210,7 @@ class _Call:
         is_pair = isinstance(result, tuple) and len(result) == 2
         if is_pair and isinstance(result[1], self.eqx.nn.State):
             return result
-        fix = f"its call takes state and returns a {type(result).__name__}; return (outputs, state)"
+        fix = "its call takes state, and does not return one; return (outputs, state)"
         raise UserError("model", reason=fix, code="type")
 
 

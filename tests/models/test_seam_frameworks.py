@@ -1,6 +1,7 @@
 """Equinox modules and Haiku's pairs behind the seam train as in their own frameworks' loops."""
 
 import json
+import sys
 
 import equinox as eqx
 import haiku as hk
@@ -11,7 +12,7 @@ import optax
 import pytest
 from flax import nnx
 from flax.traverse_util import flatten_dict
-from refusal import refused
+from refusal import refused, troubled
 from safetensors.numpy import load_file
 
 import lbopt
@@ -125,7 +126,10 @@ def by_haiku(batch, keys):
     return flatten_dict(params), flatten_dict({"state": state}), logits
 
 
-MAKERS = [pytest.param(Net, by_equinox, id="equinox"), pytest.param(haiku_net, by_haiku, id="haiku")]
+MAKERS = [
+    pytest.param(Net, by_equinox, id="equinox"),
+    pytest.param(haiku_net, by_haiku, id="haiku"),
+]
 
 
 def loss_of(model):
@@ -327,32 +331,43 @@ class Counting(eqx.Module):
         return (x, state) if self.returns else x
 
 
-def made_by_key(outputs, key):
-    return {"key": key}
+def dropping(x):
+    return hk.dropout(hk.next_rng_key(), 0.5, x)
 
 
-def test_what_is_no_model_is_refused():
+ONE = jnp.ones(())
+
+
+@pytest.mark.parametrize(
+    ("make", "word", "code"),
+    [
+        (lambda key: Other(ONE), "temperature", "type"),
+        (lambda: Other(ONE), "key", "type"),
+        (lambda key: {}, "dict", "type"),
+        (lambda: {}, "hk.transform", "type"),
+        (Other(ONE), "finished", "type"),
+        (lambda key: Counting(True), "lax.pmean", "mismatch"),
+        (lambda key: Counting(False), "state", "type"),
+        (lambda: hk.transform(lambda x, temperature: x), "temperature", "type"),
+        (lambda: hk.transform(dropping), "is_training", "type"),
+    ],
+)
+def test_what_is_no_model_is_refused(make, word, code):
     x = jnp.ones((2, 3))
-    for make, word in [
-        (lambda key: Other(jnp.ones(())), "temperature"),
-        (lambda: Other(jnp.ones(())), "key"),
-        (made_by_key, "dict"),
-        (lambda: {}, "hk.transform"),
-        (lambda: hk.multi_transform(lambda: (None, ())), "MultiTransformed"),
-        (Other(jnp.ones(())), "finished"),
-        (lambda key: Counting(True), "lax.pmean"),
-        (lambda key: Counting(False), "state"),
-        (lambda: hk.transform(lambda x, temperature: x), "temperature"),
-        (lambda: hk.transform(lambda x: hk.dropout(hk.next_rng_key(), 0.5, x)), "is_training"),
-    ]:
-        with refused("model", code=mock_code(word)) as caught:
-            model = make_model(make, 3)
-            model.apply(*model.init(jax.random.key(0), x), x, train=False)
-        assert word in caught.value.reason
+    with refused("model", code=code) as caught:
+        model = make_model(make, 3)
+        model.apply(*model.init(jax.random.key(0), x), x, train=False)
+    assert word in caught.value.reason
 
 
-def mock_code(word):
-    return "mismatch" if "pmean" in word else "type"
+def test_what_the_seam_cannot_wrap_is_refused(monkeypatch):
+    with refused("transformed", code="type"):
+        from_haiku(lambda x: x)
+    with refused("build", code="type"):
+        from_equinox(Other(ONE))
+    monkeypatch.setitem(sys.modules, "equinox", None)
+    with troubled("equinox", code="installation"):
+        from_equinox(lambda key: None)
 
 
 CODE = """
