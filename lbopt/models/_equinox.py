@@ -56,6 +56,8 @@ def from_equinox(build: Callable[[jax.Array], Any], *, batched: bool = False) ->
         return _with_state(eqx, build(key))
 
     module, blank_state = eqx.filter_eval_shape(make, jax.random.key(0))
+    structure: Any = jax.tree.structure(module)
+    state_structure: Any = jax.tree.structure(blank_state)
     leaves = _by_path(module)
     arrays = {path: leaf for path, leaf in leaves.items() if _is_shape(leaf)}
     trained = [path for path, leaf in arrays.items() if jnp.issubdtype(leaf.dtype, jnp.inexact)]
@@ -83,17 +85,15 @@ def from_equinox(build: Callable[[jax.Array], Any], *, batched: bool = False) ->
         rng: jax.Array | None = None,
     ):
         values = {**leaves, **_flat(params), **_flat(model_state.get("arrays", {}))}
-        module = jax.tree.unflatten(structure, [values[path] for path in leaves])
+        merged = jax.tree.unflatten(structure, [values[path] for path in leaves])
         of_path = _flat(model_state.get("state", {}))
         state = jax.tree.unflatten(state_structure, [of_path[path] for path in state_paths])
 
-        outputs, state = call(module, state, inputs, train, rng)
+        outputs, state = call(merged, state, inputs, train, rng)
         if not (train and state_paths):
             return outputs, model_state
         return outputs, {**model_state, "state": of_state(state)}
 
-    structure: Any = jax.tree.structure(module)
-    state_structure: Any = jax.tree.structure(blank_state)
     return Model(init, apply, module)
 
 

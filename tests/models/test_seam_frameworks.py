@@ -24,14 +24,20 @@ EXAMPLES = 8
 RATE = 0.1
 
 
+class Gain(eqx.Module):
+    """An array of NumPy, under the name that boxes give to theirs."""
+
+    value: np.ndarray
+
+
 class Net(eqx.Module):
-    """A CNN for one image [4, 4], with an array of integers and one of NumPy."""
+    """A CNN for one image [4, 4], with an array of integers."""
 
     layers: list
     norm: eqx.nn.BatchNorm
     dropout: eqx.nn.Dropout
     order: jax.Array
-    scale: np.ndarray
+    gain: Gain
 
     def __init__(self, outputs, key):
         keys = jax.random.split(key, 3)
@@ -40,11 +46,11 @@ class Net(eqx.Module):
         self.norm = eqx.nn.BatchNorm(4, "examples", momentum=0.9, mode="batch")
         self.dropout = eqx.nn.Dropout(0.5)
         self.order = jax.random.permutation(keys[2], 16)
-        self.scale = np.ones(16, np.float32)
+        self.gain = Gain(np.ones(16, np.float32))
 
     def __call__(self, x, state, *, key=None):
         x, state = self.norm(jax.nn.relu(self.layers[0](x[None])), state)
-        x = self.dropout(x.reshape(-1)[self.order] * self.scale, key=key)
+        x = self.dropout(x.reshape(-1)[self.order] * self.gain.value, key=key)
         return self.layers[1](x), state
 
 
@@ -90,7 +96,7 @@ def by_equinox(batch, keys):
     params = {
         ("norm", "weight"): net.norm.weight,
         ("norm", "bias"): net.norm.bias,
-        ("scale",): net.scale,
+        ("gain", "value"): net.gain.value,
     }
     for number, layer in enumerate(net.layers):
         for name in ("weight", "bias"):
