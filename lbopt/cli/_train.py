@@ -28,14 +28,16 @@ from lbopt.errors import UserError
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
 from lbopt.parallel import connect_processes
 from lbopt.recipes import build_run
-from lbopt.train import check_name, is_begun, train
+from lbopt.train import ProfiledSteps, check_name, is_begun, train
 from lbopt.transforms import is_per_layer
 from lbopt.workdir import (
     CompareConfigs,
     absolute_workdir,
     check_shared_workdir,
+    check_trackers,
     checkpoint_root,
     local_workdir,
+    open_trackers,
     open_workdir,
     package_versions,
     read_json_lines,
@@ -45,6 +47,7 @@ from lbopt.workdir import (
 FLAGS = {
     "config": "FILE[:ROW], then --config.field.sub=VALUE to override",
     "workdir": "folder for config.json, metrics, checkpoints; the same one resumes",
+    "profile": "FIRST:LAST or a number of steps, traced once for xprof into WORKDIR/profile",
     **JOB_FLAGS,
 }
 OF_THE_HOST = ("data_dir", "reader_threads", "reader_processes", "max_damaged_records")
@@ -61,6 +64,7 @@ MAY_CHANGE = (
     "phase2.eval_global_batch_size",
     "checkpoint.keep",
     "stop_at_nan",
+    "trackers",
 )
 """Fields that may change when a run is resumed, for instance on another machine.
 
@@ -81,12 +85,13 @@ def run(argv: Sequence[str], job: Job) -> None:
       Preempted: On SIGTERM; the state is saved.
     """
     given, overrides = _flags.parse("train", argv, FLAGS, required=("config", "workdir"))
+    profile = ProfiledSteps.parse(given["profile"]) if "profile" in given else None
     config = _flags.load_config(given["config"], overrides, TrainConfig)
     with PreemptionWatch(job) as watch:
         job.same("config", {"config": config_to_json(config), "versions": package_versions()}, "")
         connect_processes(job)
         with _naming_fields(), local_workdir(given["workdir"], job) as folder:
-            lines = _train(config, folder, watch, _flags.command_line("train", argv))
+            lines = _train(config, folder, watch, _flags.command_line("train", argv), profile)
             where = shown_path(absolute_workdir(folder) / "metrics.jsonl")
 
     if job.index:
@@ -110,7 +115,11 @@ def _naming_fields() -> contextlib.AbstractContextManager[None]:
 
 
 def _train(
-    config: TrainConfig, folder: str, watch: PreemptionWatch, command: str
+    config: TrainConfig,
+    folder: str,
+    watch: PreemptionWatch,
+    command: str,
+    profile: ProfiledSteps | None,
 ) -> list[dict[str, Any]]:
     """Train in a local folder, and return the metrics as they are in its `metrics.jsonl`."""
     job = watch.job
@@ -119,6 +128,10 @@ def _train(
 
     job.doing("making the data and the model ready", patience=STARTING_PATIENCE)
     training = build_run(with_vocabulary(config, folder))
+    if profile is not None:
+        profile.check(training.phases()[-1].last_step)
+    if job.index == 0:
+        check_trackers(config.trackers)
     if not is_begun(absolute_workdir(folder)):
         training.check_initial()
 
@@ -134,7 +147,9 @@ def _train(
     with open_workdir(folder, "train", saved, compare, num_devices, command, job) as workdir:
         if job.index == 0:
             _process.import_tensorboard_writer()
-        train(training, workdir, watch)
+        job.doing("opening the trackers", patience=STARTING_PATIENCE)
+        with open_trackers(config.trackers, workdir, saved, job) as hooks:
+            train(training, workdir, watch, hooks, profile)
         return read_json_lines(workdir / "metrics.jsonl") if job.index == 0 else []
 
 

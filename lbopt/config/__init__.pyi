@@ -48,6 +48,7 @@ from ._step_options import naming_step as naming_step, step_options as step_opti
 from ._sweep import Arm as Arm, SweepConfig as SweepConfig
 from ._train import (
     OF_TEXT as OF_TEXT,
+    TRACKERS as TRACKERS,
     About as About,
     CheckpointConfig as CheckpointConfig,
     FromText as FromText,

@@ -12,7 +12,7 @@ from lbopt import errors, paths
 from lbopt._user_code import is_place
 from lbopt.config import _checks, _fields
 from lbopt.config._aggregator import AggregatorConfig, check_aggregator_kind
-from lbopt.config._checks import at_least, require_name, require_seed
+from lbopt.config._checks import at_least, require_name, require_place_or_choice, require_seed
 from lbopt.config._data import DataConfig, check_data, data_of_text, task_of
 from lbopt.config._fields import NOT_EMPTY, only
 from lbopt.config._loss import LossConfig, check_loss
@@ -42,6 +42,7 @@ OF_TEXT: dict[str, Callable[[str], Any]] = {
     "optimizer": OptimizerConfig,
 }
 """Groups of fields that one text can stand for, and the functions that read it."""
+TRACKERS = ("mlflow", "wandb")
 STATUSES = ("measured here", "planned by the TPU compiler", "not yet run")
 
 
@@ -144,6 +145,9 @@ class TrainConfig(FromText):
         it does not have start fresh. None for fresh parameters.
       aggregator: Aggregator in place of the mean of the replicas' gradients.
       phase2: Settings that change after the first `num_steps`; None for a run of one phase.
+      trackers: Trackers that get the lines of metrics.jsonl: "wandb" (Weights & Biases), "mlflow",
+        or `module:name` or `file.py:name` of a function (workdir, config) that returns a function
+        (step, metrics), or a writer with `write_scalars(step, metrics)` like those of CLU.
     """
 
     name: str = "unnamed"
@@ -171,6 +175,7 @@ class TrainConfig(FromText):
     mllog: bool = False
     init_from: str | None = None
     phase2: PhaseConfig | None = None
+    trackers: tuple[str, ...] = ()
 
     def validate(self) -> None:
         """Check every field that can be checked without data or devices.
@@ -190,6 +195,10 @@ class TrainConfig(FromText):
         require_name("name", self.name)
         if self.init_from is not None:
             paths.local_or_bucket(self.init_from, "init_from")
+        for tracker in self.trackers:
+            require_place_or_choice("trackers", tracker, TRACKERS, "config.trackers")
+        once = len(set(self.trackers)) == len(self.trackers)
+        require(once, "trackers", self.trackers, "name each once")
         if self.target_metric:
             _check_metric("target_metric", self.target_metric)
         require_choice("about.status", self.about.status, STATUSES)
