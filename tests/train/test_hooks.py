@@ -1,5 +1,6 @@
 """Hooks and trackers get what metrics.jsonl has, each step once, also after a kill."""
 
+import contextlib
 import json
 import pathlib
 import signal
@@ -31,7 +32,7 @@ class Writer:
 
 
 def make_writer(workdir, config):
-    return Writer(workdir / f"{config['name']}.jsonl")
+    return Writer(workdir / "own.jsonl")
 
 
 def make_nothing(workdir, config):
@@ -81,11 +82,30 @@ def test_a_package_that_is_not_installed(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "code"), [("make_nothing", "type"), ("Writer", "damaged"), ("absent", "missing")]
 )
-def test_functions_that_make_no_writer(name, code, tmp_path):
-    (tmp_path / "writer.py").write_text(WRITER)
-    place = f"{tmp_path / 'writer.py'}:{name}"
+def test_functions_that_make_no_writer(name, code, place, tmp_path):
+    place = place.replace("make_writer", name)
     with refused("trackers", place, code), open_trackers((place,), tmp_path, {}, SoloJob()):
         pass
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """Trackers write into the workdir, and nothing else."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "WANDB_DIR", "WANDB_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Return the place of a function that makes a writer of (step, loss) into own.jsonl."""
+    (tmp_path / "writer.py").write_text(WRITER)
+    return f"{tmp_path / 'writer.py'}:make_writer"
+
+
+def in_own(workdir):
+    return [tuple(json.loads(line)) for line in (workdir / "own.jsonl").open()]
 
 
 def records(file):
@@ -107,9 +127,9 @@ def records(file):
             record = b""
 
 
-def in_wandb(file):
-    """Return (step, loss) of the points in a W&B file, and its run's id."""
-    found = list(records(file))
+def in_wandb(workdir):
+    """Return (step, loss) of the points in the last file of W&B, and its run's id."""
+    found = list(records(sorted((workdir / "wandb").glob("offline-run-*/*.wandb"))[-1]))
     (run,) = [record.run for record in found if record.HasField("run")]
     points = [
         {(item.key or ".".join(item.nested_key)): json.loads(item.value_json) for item in one.item}
@@ -119,32 +139,27 @@ def in_wandb(file):
     return [(point["step"], point["train/loss"]) for point in points], run.run_id
 
 
-def in_mlflow(file):
-    """Return (step, loss) of the points in an MLflow store, and its runs' ids and states."""
-    with sqlite3.connect(file) as store:
+def in_mlflow(workdir):
+    """Return (step, loss) of the points in the store of MLflow, and its run's id and state."""
+    with contextlib.closing(sqlite3.connect(workdir / "mlflow.db")) as store:
         points = store.execute("select step, value from metrics where key = 'train/loss'")
-        runs = store.execute("select run_uuid, status from runs")
-        return sorted(points), list(runs)
+        (run,) = store.execute("select run_uuid, status from runs")
+        return sorted(points), *run
 
 
+@pytest.mark.everyday("wandb")
 @pytest.mark.process
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_killed_and_resumed_run_has_each_step_once(
-    command, start_process, reference, logged, tmp_path, monkeypatch
+    name, command, start_process, reference, logged, offline, place, tmp_path
 ):
-    """The kill takes step 10 back, which MLflow has, and takes W&B's buffer with it."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    (tmp_path / "writer.py").write_text(WRITER)
+    """The kill takes back steps that MLflow has, and takes with it what W&B has not written yet."""
     workdir = tmp_path / "run"
-    place = f"{tmp_path / 'writer.py'}:make_writer"
-    tracked = command(workdir, f"--config.trackers=('wandb', 'mlflow', '{place}')")
-
+    tracked = command(workdir, f"--config.trackers=('{name}', '{place}')")
     killed = start_process(KILLED_RUN, "step", 10, *tracked)
     _, said = killed.communicate(timeout=120)
     assert killed.returncode == -signal.SIGKILL, said
     ids = json.loads((workdir / "trackers.json").read_text())
-    assert [step for step, _ in in_mlflow(workdir / "mlflow.db")[0]] == list(range(1, 11))
 
     resumed = start_process("-m", "lbopt", *tracked)
     _, said = resumed.communicate(timeout=120)
@@ -154,8 +169,35 @@ def test_a_killed_and_resumed_run_has_each_step_once(
 
     assert logged(workdir) == logged(reference())
     points = [(line["step"], line["train/loss"]) for line in logged(workdir)]
-    assert in_mlflow(workdir / "mlflow.db") == (points, [(ids["mlflow"], "FINISHED")])
-    _, last = sorted((workdir / "wandb").glob("offline-run-*/*.wandb"))
-    assert in_wandb(last) == (points, ids["wandb"])
-    (own,) = workdir.glob("digits*.jsonl")
-    assert [tuple(json.loads(line)) for line in own.open()][-10:] == points[-10:]
+    if name == "wandb":
+        assert in_wandb(workdir) == (points, ids["wandb"])
+    else:
+        assert in_mlflow(workdir) == (points, ids["mlflow"], "FINISHED")
+    assert in_own(workdir)[-10:] == points[-10:]
+
+
+def test_mlflow_gets_what_it_does_not_have(offline, tmp_path):
+    """It had steps 2 to 4 when a kill took 3 and 4 back; an error then ended the run after 6."""
+
+    def line(step):
+        return {"step": step, "examples_seen": 8 * step, "train/loss": step / 4}
+
+    def train(*steps):
+        with open_trackers(("mlflow",), tmp_path, {"name": "a", "b": {"c": 1}}, SoloJob()) as hooks:
+            for step in steps:
+                with open(tmp_path / "metrics.jsonl", "a") as file:
+                    file.write(json.dumps(line(step)) + "\n")
+                metrics = line(step)
+                hooks[0](metrics.pop("step"), metrics)
+            if steps[-1] == 6:
+                raise KeyboardInterrupt
+
+    train(2, 3, 4)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line(2)) + "\n")
+    with pytest.raises(KeyboardInterrupt):
+        train(3, 4, 5, 6)
+    points, _, status = in_mlflow(tmp_path)
+    assert (points, status) == ([(step, step / 4) for step in range(2, 7)], "FAILED")
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
+        params = list(store.execute("select key, value from params order by key"))
+    assert params == [("b.c", "1"), ("name", "a")]
