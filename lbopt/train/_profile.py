@@ -66,7 +66,7 @@ class ProfiledSteps:
 
     def check(self, total: int) -> None:
         """Raise `UserError`, naming `profile`, if a run of `total` steps traces none of them."""
-        fix = f"the run has {total} steps; give earlier ones"
+        fix = f"the run has {total} steps, of which it compiles the first {_WARMUP}; give others"
         require(self.range_after(0).start <= total, "profile", self.text, fix)
 
 

@@ -15,7 +15,7 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from lbopt import _typed_json, _user_code
@@ -211,7 +211,7 @@ class _WandbRun:
             config=config,
             allow_val_change=True,
             # Their copy of the terminal would stand between a progress bar and the terminal.
-            settings=wandb.Settings(console=os.environ.get("WANDB_CONSOLE", "off")),
+            settings={"console": os.environ.get("WANDB_CONSOLE", "off")},
         )
         self.id = str(self._run.id)
         # Of a resumed run, its summary comes from the server.
@@ -291,7 +291,8 @@ class _MlflowRun:
         self._client.set_terminated(self.id, status)
 
 
-_RUNS = {"wandb": _WandbRun, "mlflow": _MlflowRun}
+_OpenRun = Callable[[pathlib.Path, dict[str, Any], str | None], _TrackedRun]
+_RUNS: dict[str, _OpenRun] = {"wandb": _WandbRun, "mlflow": _MlflowRun}
 
 
 def _name_of(workdir: pathlib.Path) -> str:
