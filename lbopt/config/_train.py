@@ -195,8 +195,9 @@ class TrainConfig(FromText):
         require_name("name", self.name)
         if self.init_from is not None:
             paths.local_or_bucket(self.init_from, "init_from")
-        for tracker in self.trackers:
-            require_place_or_choice("trackers", tracker, TRACKERS, "config.trackers")
+        with errors.about("trackers", self.trackers):
+            for name in self.trackers:
+                require_place_or_choice("name", name, TRACKERS, "config.trackers")
         once = len(set(self.trackers)) == len(self.trackers)
         require(once, "trackers", self.trackers, "name each once")
         if self.target_metric:

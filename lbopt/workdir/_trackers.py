@@ -153,7 +153,7 @@ def _tracker_errors(name: str) -> Iterator[None]:
     except LboptError:
         raise
     except Exception as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")
         fix = f"{what}; mend that, or take it out, and run the same command again"
         raise EnvironmentProblem("trackers", name, fix, code="resource") from error
 

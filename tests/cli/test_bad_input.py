@@ -48,7 +48,7 @@ COMMAND_LINES = {
     "profile after the end": (train("--profile=9000:9001"), ("--profile", "9000:9001", "value")),
     "unknown tracker": (
         field("trackers", "('wandb', 'mlfow')"),
-        ("config.trackers", "mlfow", "choice"),
+        ("config.trackers", ("wandb", "mlfow"), "choice"),
         "'mlflow'",
     ),
     "a tracker twice": (

@@ -88,6 +88,13 @@ def test_functions_that_make_no_writer(name, code, place, tmp_path):
         pass
 
 
+def test_the_first_process_of_a_job_tracks_alone(place, tmp_path):
+    other = SoloJob()
+    other.index = 1
+    with open_trackers((place,), tmp_path, {}, other) as hooks:
+        assert hooks == []
+
+
 @pytest.fixture
 def offline(monkeypatch):
     """Trackers write into the workdir, and nothing else."""
