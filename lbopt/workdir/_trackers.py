@@ -246,7 +246,7 @@ class _MlflowRun:
     def __init__(self, workdir: pathlib.Path, config: dict[str, Any], run_id: str | None):
         import mlflow
 
-        store = None if mlflow.is_tracking_uri_set() else _local_store(workdir)
+        store = None if mlflow.tracking.is_tracking_uri_set() else _local_store(workdir)
         self._client = mlflow.MlflowClient(store)
         if run_id is None:
             run = self._create(workdir, config)
