@@ -60,6 +60,8 @@ STRANGERS = [
 CONFINED = {
     "orbax": {"train/_orbax.py"},
     "tensorboardX": {"workdir/_tensorboard.py"},
+    "mlflow": {"workdir/_trackers.py"},
+    "wandb": {"workdir/_trackers.py"},
     "tqdm": {"train/_progress.py"},
     "grain": {"data/_batches.py"},
     "etils": {"workdir/_bucket.py"},

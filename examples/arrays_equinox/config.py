@@ -23,6 +23,7 @@ def get_config(row=""):
     )
     if row == "":
         return run
+
     return SweepConfig(
         name="digits",
         train=run,

@@ -24,6 +24,7 @@ def get_config(row=""):
     )
     if row == "":
         return run
+
     own = OptimizerConfig("net.py:signed", weight_decay=0.01)
     return SweepConfig(
         name="labels",

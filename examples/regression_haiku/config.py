@@ -23,15 +23,14 @@ def get_config(row=""):
     )
     if row == "":
         return run
+
     free = ScheduleConfig(1.0, scaling_rule="none")
     return SweepConfig(
         name="diabetes",
         train=run,
         arms=(
             Arm("AdamW", run.optimizer, run.schedule),
-            Arm(
-                "Prodigy", OptaxConfig("contrib.prodigy"), ScheduleConfig(1.0, scaling_rule="none")
-            ),
+            Arm("Prodigy", OptaxConfig("contrib.prodigy"), free),
         ),
         global_batch_sizes=(16, 64, 256),
         search=SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0)),

@@ -24,6 +24,7 @@ def get_config(row=""):
     )
     if row == "":
         return run
+
     free = OptaxConfig("contrib.schedule_free_adamw")
     return SweepConfig(
         name="topics",

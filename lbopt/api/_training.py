@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 from lbopt import paths, types
@@ -84,6 +85,7 @@ def run_training(
     *,
     global_batch_size: int = 256,
     workdir: paths.GivenPath | None = None,
+    on_metrics: Sequence[Any] = (),
     **fields: Any,
 ) -> TrainingResult:
     """Train a model to the end, as `lbopt train` does, and return it.
@@ -101,6 +103,8 @@ def run_training(
       global_batch_size: Examples per optimizer step over all devices and microsteps.
       workdir: Folder for config.json, metrics and checkpoints, from which the same call resumes
         (gs://BUCKET/FOLDER too); None for a temporary one.
+      on_metrics: Functions (step, metrics) that get each line of metrics.jsonl when it is written,
+        a dict of floats; or writers with `write_scalars(step, metrics)`.
       **fields: Other fields of `lbopt.config.TrainConfig` by name: `num_epochs`, `num_steps`,
         `seed`, `parallel=ParallelConfig(num_microsteps=4)` and so on.
 
@@ -120,7 +124,8 @@ def run_training(
         if workdir is None:  # nobody resumes it
             config.checkpoint = dataclasses.replace(config.checkpoint, every_steps=_NEVER)
         with target.opened() as folder:
-            trained = train_in(folder, config, watch, "lbopt.run_training(...) of a program")
+            command = "lbopt.run_training(...) of a program"
+            trained = train_in(folder, config, watch, command, on_metrics)
             if workdir is None:
                 shutil.rmtree(absolute_workdir(folder) / "checkpoints", ignore_errors=True)
     return TrainingResult(config, trained.state, trained.lines, trained, target)

@@ -40,7 +40,7 @@ COMPILING = (*TOGETHER, "plan", "export", "suggest")
 """Commands that need JAX."""
 RESUMED = ("train", "sweep")
 """Commands that save their state when they are asked to stop."""
-FLAGS_OF_FIELDS = {name: f"--{name}" for name in ("workdir", "shard", "checkpoint")}
+FLAGS_OF_FIELDS = {name: f"--{name}" for name in ("workdir", "shard", "checkpoint", "profile")}
 """Arguments of the library that a command takes as flags: how its errors name them."""
 
 

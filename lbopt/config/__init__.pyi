@@ -48,6 +48,7 @@ from ._search import SearchConfig as SearchConfig, check_search as check_search
 from ._step_options import naming_step as naming_step, step_options as step_options
 from ._sweep import Arm as Arm, SweepConfig as SweepConfig
 from ._train import (
+    TRACKERS as TRACKERS,
     About as About,
     CheckpointConfig as CheckpointConfig,
     TrainConfig as TrainConfig,

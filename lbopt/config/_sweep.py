@@ -46,6 +46,7 @@ _REPLACED = {
     "checkpoint": _NO_WORKDIR,
     "log_every_steps": _NO_WORKDIR,
     "mllog": _NO_WORKDIR,
+    "trackers": _NO_WORKDIR,
     "stop_at_nan": "a trial always ends at its first loss that is not finite",
 }
 """Fields of `train` that no trial reads, and why."""

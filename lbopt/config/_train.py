@@ -11,7 +11,7 @@ from lbopt import errors, paths
 from lbopt._user_code import is_place
 from lbopt.config import _checks, _fields
 from lbopt.config._aggregator import AggregatorConfig, check_aggregator_kind
-from lbopt.config._checks import at_least, require_name, require_seed
+from lbopt.config._checks import at_least, require_name, require_place_or_choice, require_seed
 from lbopt.config._data import DataConfig, check_data, task_of
 from lbopt.config._fields import NOT_EMPTY, only
 from lbopt.config._from_text import FromText
@@ -35,6 +35,7 @@ _WHOLE_BATCH = {
     "optimizer.track_noise_scale": (False,),
 }
 """Values of fields with which a loss sees the whole batch of a step at once."""
+TRACKERS = ("mlflow", "wandb")
 STATUSES = ("measured here", "planned by the TPU compiler", "not yet run")
 
 
@@ -127,6 +128,9 @@ class TrainConfig(FromText):
         it does not have start fresh. None for fresh parameters.
       aggregator: Aggregator in place of the mean of the replicas' gradients.
       phase2: Settings that change after the first `num_steps`; None for a run of one phase.
+      trackers: Trackers that get the lines of metrics.jsonl: "wandb" (Weights & Biases), "mlflow",
+        or `module:name` or `file.py:name` of a function (workdir, config) that returns a function
+        (step, metrics), or a writer with `write_scalars(step, metrics)` like those of CLU.
     """
 
     name: str = "unnamed"
@@ -154,6 +158,7 @@ class TrainConfig(FromText):
     mllog: bool = False
     init_from: str | None = None
     phase2: PhaseConfig | None = None
+    trackers: tuple[str, ...] = ()
 
     def validate(self) -> None:
         """Check every field that can be checked without data or devices.
@@ -173,6 +178,11 @@ class TrainConfig(FromText):
         require_name("name", self.name)
         if self.init_from is not None:
             paths.local_or_bucket(self.init_from, "init_from")
+        with errors.about("trackers", self.trackers):
+            for name in self.trackers:
+                require_place_or_choice("name", name, TRACKERS, "config.trackers")
+        once = len(set(self.trackers)) == len(self.trackers)
+        require(once, "trackers", self.trackers, "name each once")
         if self.target_metric:
             _check_metric("target_metric", self.target_metric)
         require_choice("about.status", self.about.status, STATUSES)

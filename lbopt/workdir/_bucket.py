@@ -34,6 +34,7 @@ _KEPT = (
     SETTINGS_FILE,
     VOCABULARY_FILE,
     "mllog.txt",
+    "trackers.json",
 )
 """Files of an earlier start that a mirror begins with."""
 _LEASE = ".lease.json"

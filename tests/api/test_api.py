@@ -82,10 +82,16 @@ def test_an_optimizer_is_known_by_the_function(given, name, decay, options):
 
 def test_a_schedule_is_a_number_a_function_or_a_rule():
     rate = optax.cosine_decay_schedule(0.1, 10)
+    seen = []
     for given, wanted in ((rate, [rate(step) for step in range(6)]), (0.05, [0.05] * 6)):
-        lines = lbopt.run_training(problem(), optax.sgd, given, **quietly()).metrics
+        result = lbopt.run_training(
+            problem(), optax.sgd, given, **quietly(on_metrics=[lambda *line: seen.append(line)])
+        )
+        lines = result.metrics
         found = [line["train/learning_rate"] for line in lines]
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert [step for step, _ in seen] == [1, 2, 3, 4, 5, 6] * 2
+    assert seen[-1][1]["train/loss"] == lines[-1]["train/loss"]
 
 
 def test_a_table_has_its_columns_as_features():
