@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -19,7 +20,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lbopt import _unfinished
+from lbopt import _unfinished, errors
 from lbopt.errors import EnvironmentProblem, UserError, require
 
 CACHE_VARIABLE = "LBOPT_BUCKET_CACHE"
@@ -62,8 +63,14 @@ def copied(
     kept = _of_this_process() if cache is None else cache
     copy = kept / hashlib.sha256(state.encode()).hexdigest()[:16]
     if not copy.is_dir():
-        with client_errors(field, address, "read"), _disk_errors(field, address, kept):
-            _copy(client, found, copy, field, address)
+        with (
+            client_errors(field, address, "read"),
+            _disk_errors(field, address, kept),
+            _alone(kept),
+        ):
+            if not copy.is_dir():  # another process may have made it meanwhile
+                _copy(client, found, copy, field, address)
+    errors.show_original(f"{copy}/", _SCHEME)
     return copy / address.removeprefix(_SCHEME)
 
 
@@ -174,13 +181,27 @@ def client_errors(field: str, address: str, doing: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _alone(cache: pathlib.Path) -> Iterator[None]:
+    """Wait until no other process copies into a folder; without locks, both make the same copy."""
+    cache.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(cache, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def _disk_errors(field: str, address: str, cache: pathlib.Path) -> Iterator[None]:
     """Turn errors of this machine's disk into an `EnvironmentProblem`."""
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # of the buckets' client
-            raise
+        of_network = isinstance(error, ConnectionError | TimeoutError)
+        if error.errno is None or type(error).__module__ != "builtins" or of_network:
+            raise  # an error of the buckets' client
         fix = (
             f"its copy in {cache} cannot be written ({error.strerror}); name another folder by "
             f"{CACHE_VARIABLE}"
@@ -191,7 +212,6 @@ def _disk_errors(field: str, address: str, cache: pathlib.Path) -> Iterator[None
 def _objects(client: Any, address: str) -> dict[str, Mapping[str, Any]]:
     """Return the objects at an address and below it: BUCKET/PATH -> description."""
     place = address.removeprefix(_SCHEME)
-    client.invalidate_cache()
     listed: Mapping[str, Mapping[str, Any]] = {}
     with contextlib.suppress(FileNotFoundError):
         listed = client.find(address, detail=True)
@@ -218,7 +238,6 @@ def _copy(
         is_name = not {"", ".", ".."} & set(name.split("/")) and "\0" not in name
         require(is_name, field, address, fix)
 
-    copy.parent.mkdir(parents=True, exist_ok=True)
     needed = sum(info["size"] for info in found.values())
     free = shutil.disk_usage(copy.parent).free
     if needed > free:
@@ -242,7 +261,7 @@ def _copy(
         try:
             partial.rename(copy)
         except OSError:
-            if not copy.is_dir():  # another process has made the same copy
+            if not copy.is_dir():  # without locks
                 raise
 
 

@@ -1,14 +1,18 @@
 """What is in a bucket is copied as a whole and once, and written so that a reader sees it whole."""
 
+import concurrent.futures
 import contextlib
+import errno
 import os
 import subprocess
 import sys
+import time
+from unittest import mock
 
 import gcsfs
 import memory_buckets
 import pytest
-from buckets import objects, read, serving
+from buckets import objects, read, remove, serving
 from refusal import names_in, refused, troubled
 
 from lbopt import _bucket_files, paths
@@ -41,6 +45,21 @@ def test_a_folder_is_copied_once_and_anew_after_a_change(buckets, tmp_path):
     buckets.pipe_file(f"{PLACE}/a.txt", b"3")  # of the same size
     assert (paths.readable(PLACE, "path") / "a.txt").read_bytes() == b"3"
     assert (folder / "a.txt").read_bytes() == b"1", "a reader may still have it"
+
+
+def test_two_readers_at_once_make_one_copy(buckets, monkeypatch):
+    buckets.pipe_file(f"{PLACE}/a", b"1")
+    get_file = buckets.get_file
+
+    def slowly(source, target, **options):
+        time.sleep(0.2)
+        get_file(source, target, **options)
+
+    monkeypatch.setattr(buckets, "get_file", slowly)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda _: paths.readable(PLACE, "path"), range(2)))
+    assert found[0] == found[1]
+    assert len(buckets.copied) == 1
 
 
 def test_a_file_is_copied_with_the_files_that_belong_to_it(buckets):
@@ -86,6 +105,22 @@ def test_a_copy_that_fails_leaves_nothing(buckets, tmp_path, monkeypatch):
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("error", "advised"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), False),
+        (FileNotFoundError("bucket/some/data/a"), False),
+    ],
+)
+def test_whether_the_disk_or_the_bucket_is_at_fault(error, advised, buckets, monkeypatch):
+    buckets.pipe_file(f"{PLACE}/a", b"1")
+    monkeypatch.setattr(buckets, "get_file", mock.Mock(side_effect=error))
+    with troubled("path", PLACE, "resource") as caught:
+        paths.readable(PLACE, "path")
+    assert ("LBOPT_BUCKET_CACHE" in names_in(caught)) == advised
+
+
 def test_a_cache_that_cannot_be_written(buckets, tmp_path, monkeypatch):
     buckets.pipe_file(f"{PLACE}/a", b"1")
     (tmp_path / "file").write_text("no folder")
@@ -98,6 +133,7 @@ def test_a_cache_that_cannot_be_written(buckets, tmp_path, monkeypatch):
 @pytest.mark.process
 def test_copies_without_a_cache_end_with_the_process(tmp_path):
     """A fork that ends first leaves them."""
+
     program = """
 import os, sys
 import memory_buckets
@@ -111,6 +147,7 @@ if not child:
 os.waitpid(child, 0)
 print(file, file.read_text())
 """
+
     variables = {name: value for name, value in os.environ.items() if "BUCKET" not in name}
     variables["PYTHONPATH"] = os.pathsep.join(sys.path)
     variables["TMPDIR"] = str(tmp_path)
@@ -189,6 +226,15 @@ def _check_client(address):
         assert paths.readable(f"{PLACE}/a.txt", "path").read_text() == text
     assert read(address, "some/data/a.txt") == "3"
     assert set(objects(address)) == {"some/data/a.txt", "some/data/empty"}
+
+    paths.write_text(f"{PLACE}/a.txt.old", "4", "--output")  # the client lists it too
+    file = paths.readable(f"{PLACE}/a.txt", "path", ["empty"])
+    assert {entry.name for entry in file.parent.iterdir()} == {"a.txt", "empty"}
+    assert "a.txt" in paths.names_below(PLACE, "path")
+    for name in objects(address):  # as another process would
+        remove(address, name)
+    assert not paths.exists_in_bucket(f"{PLACE}/a.txt", "--output")
+    assert paths.names_below(PLACE, "path") == []
 
     for use in (paths.readable, paths.writable, paths.exists_in_bucket, paths.names_below):
         with troubled("field", "gs://bucket/forbidden/x", "resource"):

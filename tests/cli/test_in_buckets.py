@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 import torch_networks
-from refusal import refused
+from refusal import ANY, refused
 from tfds_sets import write
 
 from lbopt.cli import _doctor, _plan
@@ -73,6 +73,10 @@ def test_a_table(buckets):
     buckets.pipe_file("gs://bucket/a/own.csv", "\n".join(["size,label", *lines]).encode())
     found = load_source(ArraysConfig("gs://bucket/a/own.csv"))
     assert (found.outputs, found.task, len(found.splits.train)) == (3, "classification", 24)
+    buckets.pipe_file("gs://bucket/a/own.csv", b"size,label\n,1\n2,1\n")
+    with refused("data.path", ANY, "damaged") as caught:
+        load_source(ArraysConfig("gs://bucket/a/own.csv"))
+    assert str(caught.value).startswith("data.path = 'gs://bucket/a/own.csv': ")
 
 
 def test_the_newest_version_of_a_prepared_data_set(buckets, tmp_path):

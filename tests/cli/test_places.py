@@ -528,6 +528,7 @@ def test_a_run_starts_from_a_workdir_in_a_bucket(trained, tmp_path_factory, monk
     (learned / "vocab.txt").write_text("\n".join(_pieces.SPECIAL_TOKENS))
     exported = tmp_path_factory.mktemp("exported")
     save_safetensors(exported / "model.safetensors", expected)
+
     monkeypatch.setattr(_bucket, "bucket_path", {BUCKET: trained}.__getitem__)
     with memory_buckets.serving() as buckets:
         buckets.fill(BUCKET, trained)

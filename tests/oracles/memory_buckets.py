@@ -24,6 +24,12 @@ class MemoryBuckets(MemoryFileSystem):
     def _strip_protocol(cls, path):
         return MemoryFileSystem._strip_protocol(path.replace("gs://", "memory://"))
 
+    def find(self, path, detail=False, **options):
+        """Return all objects whose names begin with `path`, as gcsfs did for that of a file."""
+        place = self._strip_protocol(path)
+        found = {name: self.info(name) for name in self.store if name.startswith(place)}
+        return found if detail else list(found)
+
     def get_file(self, rpath, lpath, **options):
         self.copied.append(rpath)
         super().get_file(rpath, lpath, **options)
