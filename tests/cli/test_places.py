@@ -57,7 +57,11 @@ ADDRESSES = [
     "./s3:/bucket",
 ]
 BUCKET = "gs://bucket/run"
-FLAGS_OF_BUCKETS = {"folder", "output", "vocab"}
+FLAGS_OF_BUCKETS = {
+    "export": {"output"},
+    "plan": {"output"},
+    "prepare text": {"folder", "vocab"},
+}
 """Flags that take such an address; so does --workdir, see tests/train/test_bucket.py."""
 FIELDS_OF_PATHS = ["config.data.data_dir", "config.data.vocab_file", "config.data.path"]
 FIELDS_OF_PATHS += ["config.init_from"]
@@ -88,6 +92,9 @@ FUNCTIONS_OF_BUCKETS = {
 }
 """Functions that use the bucket, and their arguments. All others refuse its address."""
 NO_ACCESS = {
+    ("lbopt.api._folder.Folder", "workdir"),
+    ("lbopt.api._sweep.run_sweep", "workdir"),
+    ("lbopt.api._training.run_training", "workdir"),
     ("lbopt.data._records.data_dir_or_bucket", "data_dir"),
     ("lbopt.workdir._bucket.local_workdir", "workdir"),
 }
@@ -179,7 +186,7 @@ def test_flags(words, flags, required, configs, refusing):
 
         if flag == "workdir":
             continue
-        takes = flag in FLAGS_OF_BUCKETS
+        takes = flag in FLAGS_OF_BUCKETS.get(" ".join(words), ())
         expected = troubled if takes else refused
         with (
             memory_buckets.forbidding() as client,
