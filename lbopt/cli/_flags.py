@@ -21,8 +21,10 @@ from lbopt.config import OF_TEXT, FromText, check_fields, check_flag, default_of
 from lbopt.errors import UserError, require
 
 _OVERRIDE = ("--config.", "-config.")
-_LOCAL = ("configs", "data_dir", "folder", "job_secret_file", "manual_dir", "output", "vocab")
-"""Flags that take a local path. (`--workdir` may be in a bucket, and `--config` may have a row.)"""
+_LOCAL = ("configs", "data_dir", "job_secret_file", "manual_dir")
+_OR_BUCKET = ("folder", "output", "vocab", "workdir")
+"""Flags that take a local path, and those that take an address of a bucket too. (`--config` may
+have a row.)"""
 
 
 def parse(
@@ -41,7 +43,7 @@ def parse(
 
     Raises:
       UserError: If a flag is unknown, an argument is not a flag, a required flag is missing, or a
-        path is not on this machine.
+        path is an address where none is taken.
     """
     if {"-h", "--help"} & set(argv):
         words = (f"--{name}=..." if name in required else f"[--{name}=...]" for name in defined)
@@ -80,8 +82,8 @@ def parse(
     for name, value in given.items():
         if name in _LOCAL:
             paths.local(value, f"--{name}")
-        elif name == "workdir":
-            paths.local_or_bucket(value, "--workdir")
+        elif name in _OR_BUCKET:
+            paths.local_or_bucket(value, f"--{name}")
     return given, overrides
 
 

@@ -123,9 +123,9 @@ class TrainConfig(FromText):
         checkpoint of a finite network is kept in either case, and a study's trials always end
         there.
       mllog: Whether MLPerf's `:::MLLOG` lines are printed, and kept in mllog.txt of the workdir.
-      init_from: Place of the parameters to start from: a workdir of lbopt train (gs://BUCKET/FOLDER
-        too), a file of lbopt export --format=safetensors, or a folder of Transformers; heads that
-        it does not have start fresh. None for fresh parameters.
+      init_from: Place of the parameters to start from: a workdir of lbopt train, a file of lbopt
+        export --format=safetensors, or a folder of Transformers, here or in a bucket
+        (gs://BUCKET/PATH); heads that it does not have start fresh. None for fresh parameters.
       aggregator: Aggregator in place of the mean of the replicas' gradients.
       phase2: Settings that change after the first `num_steps`; None for a run of one phase.
       trackers: Trackers that get the lines of metrics.jsonl: "wandb" (Weights & Biases), "mlflow",

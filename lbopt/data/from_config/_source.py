@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from lbopt import _user_code, paths
+from lbopt import _user_code
 from lbopt.config import FILES, TASKS, DataConfig, is_own
 from lbopt.data._arrays import Splits
 from lbopt.data._digits import NUM_CLASSES, load_digits
@@ -121,7 +121,7 @@ def _own(data: DataConfig) -> Source:
 def _files_or_arrays(data: DataConfig) -> Any:
     """Return the path of the user's files, or the arrays of the user's code."""
     if not _user_code.is_place(data.path):
-        return paths.local(data.path, "path")
+        return data.path
     given = _user_code.load(data.path, "path")
     with _user_code.naming_errors("path", data.path):
         return given() if callable(given) else given
