@@ -68,14 +68,16 @@ def run(argv: Sequence[str]) -> None:
     flags = _flags_of(_folder(given.get("configs"))) if flag is None else [flag]
     words = given.get("filter", "").lower().split()
     found = [recipe for recipe in map(_recipe, flags) if _has_all(recipe, words)]
+    if words and not found:
+        fix = "no recipe has all of these words; lbopt recipes lists all"
+        raise UserError("--filter", given["filter"], fix, code="choice")
+
     if "json" in given:
         show(*json.dumps(found, indent=1).split("\n"))
     elif flag is not None:
         _print_recipe(flag, found[0])
-    elif found:
-        show(*_table(found), "", *_columns.wrapped(HINT))
     else:
-        show(f"no recipe has all of these words: {' '.join(words)}")
+        show(*_table(found), "", *_columns.wrapped(HINT))
 
 
 def _has_all(recipe: Mapping[str, str], words: Sequence[str]) -> bool:

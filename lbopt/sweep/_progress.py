@@ -89,6 +89,7 @@ class StudyProgress:
             with config.naming_search(index):
                 costs.append(search_cost(config.arm_search(index)))
         finals = len(config.final_seeds)
+
         self._cells = {
             (cell.arm.name, cell.global_batch_size): _CellProgress(
                 cell.arm.name,
@@ -101,6 +102,7 @@ class StudyProgress:
             )
             for cell in cells
         }
+
         self._progress = progress
         self._clock = clock
         self._began = clock()

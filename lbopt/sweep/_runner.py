@@ -78,6 +78,7 @@ def run_sweep(
         results = Results(workdir, job, study.add, of_all=together, study=config.name)
         progress.say(f"{len(cells)} cells, {results.num_before} trials finished before")
         study.resume(results.records[: results.num_before])
+
         runner = Runner(config, results, watch)
         job.doing("searching and testing", patience=_PATIENCE)
         runner.run(cells if together else deal_cells(cells, config)[job.index :: job.count])

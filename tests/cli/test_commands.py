@@ -163,6 +163,7 @@ def test_recipes_shows_a_row_in_full(lbopt, configs, row, command, workdir, show
         (["--config.seed=1"], ("--config.seed", "1", "unused")),
         (["--config={mnist}", "--configs=configs"], ("--configs", "configs", "conflict")),
         (["--config={mnist}", "--filter=lamb"], ("--filter", "lamb", "conflict")),
+        (["--configs={mnist.parent}/sweeps", "--filter=Xyz"], ("--filter", "Xyz", "choice")),
         (["--config={mnist}:nothing"], ("--config row", "nothing", "choice")),
         (["--config=nowhere.py"], ("--config", "nowhere.py", "missing")),
     ],
