@@ -18,7 +18,16 @@ from ml_collections import config_flags
 from lbopt import _user_code, errors, paths
 from lbopt._shown import shell_line, show
 from lbopt.cli import _columns, _field_lists
-from lbopt.config import OF_TEXT, FromText, check_fields, check_flag, default_of, unused
+from lbopt.config import (
+    OF_TEXT,
+    FromText,
+    SweepConfig,
+    TrainConfig,
+    check_fields,
+    check_flag,
+    default_of,
+    unused,
+)
 from lbopt.errors import UserError, require
 
 _OVERRIDE = ("--config.", "-config.")
@@ -119,7 +128,7 @@ def _list_fields(flag: str | None, overrides: Sequence[str]) -> None:
     if flag is None:
         show("", "with --config=FILE[:ROW], --help lists the fields of that config as flags")
         return
-    config = load_config(flag, overrides, object)
+    config = load_config(flag, overrides, (TrainConfig, SweepConfig))
     show("", f"fields of {flag} that have an effect, with their values", "")
     show(*_field_lists.as_flags(config))
 

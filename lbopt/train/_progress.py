@@ -75,13 +75,18 @@ class Progress:
 
     def expect(self, total: int, done: int) -> None:
         """Set the number of units, and how many of them are done."""
+        if total == self._total:
+            self.advance(done - self._done)
+            return
         self._total = total
-        if self._bar is not None:
+        self._done = done
+        bar = self._bar
+        if bar is not None and not bar.disable:
+            began = bar.start_t
             with _IGNORING_CLOSED_STREAMS:
-                if self._bar.total != total:
-                    self._bar.total = total
-                    self._bar.refresh()
-        self.advance(done - self._done)
+                bar.reset(total)  # a widget takes a new total in no other way
+                bar.start_t = began
+                bar.update(done)
 
     def say(self, text: str) -> None:
         """Print a line of its own."""

@@ -84,6 +84,8 @@ def test_progress_outlives_its_reader(kind, descriptor, monkeypatch):
         progress.say("a line")
         progress.advance()
         progress.report({"train/loss": 1.0})
+        progress.expect(20, 3)
+        progress.note("ETA 3 min")
     say("a line")
     if kind in ("pipe", "terminal"):
         with pytest.raises(OSError, match=r"Broken pipe|Input/output"):  # words of the system

@@ -1,11 +1,16 @@
 """A study says of each finished trial what it was, and when the study will be finished."""
 
+import fcntl
+import os
 import re
+import struct
+import sys
+import termios
 
 import pytest
 
 from lbopt.sweep._finished_trial import FINAL, SEARCH
-from lbopt.sweep._progress import StudyProgress
+from lbopt.sweep._progress import BAR, StudyProgress
 from lbopt.train import Progress
 
 PACE_S = {128: 1e-3, 1024: 1e-4}
@@ -79,3 +84,20 @@ def test_trials_that_a_search_left_out_are_not_waited_for(study, cells):
     wait(10.0)
     progress.add([record for number, record in enumerate(records) if number != 1])
     assert progress.seconds_left == 0
+
+
+def test_a_terminal_shows_the_number_and_the_time_that_is_left(config, cells, monkeypatch):
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with Progress(None, unit="trial", bar_format=BAR) as progress:
+            study = StudyProgress(config, cells, progress)
+            study.resume(planned(cells)[:2])
+            study.add(planned(cells)[2:3])
+        terminal.flush()
+        shown = os.read(ours, 2**16).decode()
+    os.close(ours)
+    assert re.search(r"\r\n? *trial  3/20  momentum .*ETA .*\r\n", shown)
+    last = shown.rstrip().rpartition("\r")[2]
+    assert re.fullmatch(r" 15%\|.+\| 3/20 trials \[00:00, ETA .+\]", last)
