@@ -93,7 +93,8 @@ def parse(
     given = {name: value for name in defined if (value := values[name].value) not in (None, False)}
     given |= zip(words, stray, strict=False)
     if asks:
-        _list_fields(given.get("config"), overrides) if "config" in defined and fields else None
+        if "config" in defined and fields:
+            _list_fields(given.get("config"), overrides)
         raise SystemExit(0)
 
     for name in required:
