@@ -130,7 +130,8 @@ def _list_fields(flag: str | None, overrides: Sequence[str]) -> None:
         show("", "with --config=FILE[:ROW], --help lists the fields of that config as flags")
         return
     config = load_config(flag, overrides, (TrainConfig, SweepConfig))
-    show("", f"fields of {flag} that have an effect, with their values", "")
+    title = f"fields of {flag} that have an effect, with their values"
+    show("", *_columns.wrapped(title), "")
     show(*_field_lists.as_flags(config))
 
 
