@@ -30,6 +30,7 @@ COMMANDS = {
     "report": "draw report.html and PNGs from a training run or a study",
     "export": "write a checkpoint's network as safetensors or as a folder for transformers",
     "recipes": "list every config",
+    "config": "list every field of a config: type, default, meaning and where it applies",
     "prepare": "download, convert or make a data set; says what you have to download",
     "doctor": "check devices, versions, collectives, data and disk",
 }

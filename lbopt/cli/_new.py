@@ -146,9 +146,10 @@ def run(argv: Sequence[str]) -> None:
       UserError: If the folder holds something, or is a file.
       EnvironmentProblem: If it cannot be written.
     """
-    words = [f"--folder={argv[0]}"] if argv and not argv[0].startswith("-") else list(argv[:1])
-    given, _ = _flags.parse("new", [*words, *argv[1:]], FLAGS, required=("folder",))
-    folder = paths.local(given["folder"], "--folder")
+    given, _ = _flags.parse("new", argv, FLAGS, words=("FOLDER",))
+    named = given.get("FOLDER") or given.get("folder", "")
+    require(named, "FOLDER", named, "name the folder to make: lbopt new FOLDER", code="missing")
+    folder = paths.local(named, "--folder")
     fix = "it is a file; give a new folder"
     require(not folder.is_file(), "--folder", str(folder), fix, code="exists")
     fix = "it is not empty; give a new folder"

@@ -38,6 +38,7 @@ from ._optimizer import (
 from ._parallel import ParallelConfig as ParallelConfig
 from ._phase import PhaseConfig as PhaseConfig
 from ._recipe_row import parse_row as parse_row
+from ._reference import FieldEntry as FieldEntry, config_fields as config_fields
 from ._schedule import (
     ResolvedSchedule as ResolvedSchedule,
     ScheduleConfig as ScheduleConfig,
