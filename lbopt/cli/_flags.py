@@ -88,9 +88,10 @@ def parse(
         raise UserError(f"--{error.flagname}", reason=fix, code="choice") from error
     except flags.Error as error:
         raise UserError("flags", reason=f"{error}; {lists}") from error
-    if len(stray) > len(words):
+    refused = stray[len(words) :] or [word for word in stray if word.startswith("-")]
+    if refused:
         fix = f"not a flag; write --flag=VALUE ({lists})"
-        raise UserError("argument", stray[len(words)], fix, code="choice")
+        raise UserError("argument", refused[0], fix, code="choice")
 
     given = {name: value for name in defined if (value := values[name].value) not in (None, False)}
     given |= zip(words, stray, strict=False)

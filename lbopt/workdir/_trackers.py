@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from lbopt import _typed_json, _user_code
+from lbopt import _typed_json, _user_code, paths
 from lbopt.config import TRACKERS
 from lbopt.errors import EXIT_PREEMPTED, EnvironmentProblem, LboptError, UserError
 from lbopt.job import Job
@@ -205,7 +205,7 @@ class _WandbRun:
         self._run = wandb.init(
             id=run_id,
             resume="allow",
-            dir=os.environ.get("WANDB_DIR", workdir),
+            dir=paths.local(os.environ.get("WANDB_DIR", workdir), "WANDB_DIR"),
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
             name=os.environ.get("WANDB_NAME", _name_of(workdir)),
             config=config,

@@ -188,7 +188,7 @@ TOGETHER = [
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        ("train", ["config", "workdir", *TOGETHER]),
+        ("train", ["config", "workdir", "profile", *TOGETHER]),
         ("evaluate", ["config", "workdir", "checkpoint", *TOGETHER]),
         ("sweep", ["config", "workdir", "shard", *TOGETHER]),
         ("report", ["workdir"]),

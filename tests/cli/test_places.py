@@ -40,7 +40,7 @@ from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError
 from lbopt.interchange import save_safetensors
 from lbopt.job import _secret
 from lbopt.recipes import _initial
-from lbopt.workdir import _bucket, read_config
+from lbopt.workdir import _bucket, _trackers, read_config
 
 ADDRESSES = [
     "gs:/bucket/run",
@@ -103,17 +103,22 @@ VARIABLES = {
     "LBOPT_BUCKET_CACHE",
     "LBOPT_JOB_SECRET_FILE",
     "TFDS_DATA_DIR",
+    "WANDB_DIR",
     "XDG_CACHE_HOME",
     "XDG_CONFIG_HOME",
 }
 """Environment variables with a path."""
 LIKE_A_PLACE = re.compile(r"(.*_)?(path|dir|directory|file|folder|output)|init_from")
 NO_PATHS = {
+    "config": ("json",),
     "evaluate": ("checkpoint",),
     "export": ("checkpoint", "format"),
     "plan": ("topology", "compare", "breakdown", "evaluation"),
     "prepare text": ("lowercase", "name", "tfds", "vocab_size", "max_damaged_records"),
+    "recipes": ("filter", "json"),
+    "suggest": ("batch", "steps"),
     "sweep": ("shard",),
+    "train": ("profile",),
 }
 """Flags that take no path."""
 OF_A_JOB = {
@@ -385,6 +390,9 @@ def test_variables(refusing, monkeypatch):
             refusing("prepare", name)
     with memory_buckets.forbidding(), troubled("TFDS_DATA_DIR", f"{BUCKET}/ptb", "resource"):
         load_source(DataConfig("ptb"))
+    monkeypatch.setenv("WANDB_DIR", BUCKET)
+    with refused("WANDB_DIR", BUCKET, "value"):
+        _trackers._WandbRun(pathlib.Path("run"), {}, None)
     monkeypatch.setenv("LBOPT_BUCKET_CACHE", BUCKET)
     with refused("LBOPT_BUCKET_CACHE", BUCKET, "value"):
         paths.readable(BUCKET, "path")
