@@ -22,7 +22,7 @@ from lbopt.errors import UserError, require
 
 _OVERRIDE = ("--config.", "-config.")
 _LOCAL = ("configs", "data_dir", "folder", "job_secret_file", "manual_dir", "output", "vocab")
-"""Flags that take a local path. (`--workdir` may be in a bucket, and `--config` may have a row.)"""
+"""Flags that take a local path. (Workdirs may be in a bucket, and `--config` may have a row.)"""
 
 
 def parse(
@@ -80,8 +80,8 @@ def parse(
     for name, value in given.items():
         if name in _LOCAL:
             paths.local(value, f"--{name}")
-        elif name == "workdir":
-            paths.local_or_bucket(value, "--workdir")
+        elif name in ("workdir", "other"):
+            paths.local_or_bucket(value, f"--{name}")
     return given, overrides
 
 
@@ -103,7 +103,11 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
         needed = " or a ".join(kind.__name__ for kind in kinds)
         fix = f"it gives a {type(config).__name__}; give a file for a {needed}"
         raise UserError("--config", flag, fix, code="type")
+    return with_overrides(config, overrides)
 
+
+def with_overrides(config: Any, overrides: Sequence[str]) -> Any:
+    """Return a config with the `--config.field=VALUE` arguments applied; see `load_config`."""
     overrides = [one for override in overrides for one in _spelled_out(config, override)]
     for override in overrides:
         _check_override(config, override)

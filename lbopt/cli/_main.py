@@ -26,6 +26,7 @@ COMMANDS = {
     "sweep": "run a batch-size-limit study; the same command resumes",
     "plan": "what a recipe costs on a TPU pod that is not here, by the TPU compiler",
     "report": "draw report.html and PNGs from a training run or a study",
+    "diff": "what has changed since a run began: config, your files, versions",
     "export": "write a checkpoint's network as safetensors or as a folder for transformers",
     "recipes": "list every config",
     "prepare": "download, convert or make a data set; says what you have to download",

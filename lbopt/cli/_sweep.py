@@ -12,7 +12,7 @@ import jax
 
 from lbopt import paths
 from lbopt._shown import show
-from lbopt.cli import _flags
+from lbopt.cli import _flags, _own_files
 from lbopt.cli._train import OF_THE_HOST
 from lbopt.config import SweepConfig, completed_json, config_to_json, json_differences
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
@@ -40,6 +40,7 @@ FLAGS = {
     "workdir": "folder for results.jsonl and the report; the same one resumes",
     "shard": "NUMBER/COUNT: run this shard of the study only; other machines run the others in "
     "the same workdir",
+    **_own_files.FLAGS,
     **JOB_FLAGS,
 }
 NOT_COMPARED = ("num_workers", "trials_per_program", "about")
@@ -88,9 +89,10 @@ def run(argv: Sequence[str], job: Job) -> None:
         if others and job.index == 0:
             others.refuse_others(shard, compare)
             others.fetch()
+        own = _own_files.checked("sweep", ours, folder, compare, given, job)
         alone = None if others else shard  # in a bucket each shard has a folder of its own
         with open_workdir(
-            folder, "sweep", ours, compare, num_devices, command, job, alone
+            folder, "sweep", ours, compare, num_devices, command, job, alone, own
         ) as workdir:
             chosen = shard.items_of(deal_cells(cells, config)) if shard else cells
             records = run_sweep(config, chosen, workdir, watch)

@@ -10,7 +10,7 @@ from typing import Any
 
 from lbopt._shown import show
 from lbopt._user_code import is_place
-from lbopt.cli import _flags, _process
+from lbopt.cli import _flags, _own_files, _process
 from lbopt.config import (
     BATCH_NORMED,
     ParallelConfig,
@@ -32,6 +32,7 @@ from lbopt.train import check_name, is_begun, train
 from lbopt.transforms import is_per_layer
 from lbopt.workdir import (
     CompareConfigs,
+    OwnFiles,
     absolute_workdir,
     check_shared_workdir,
     checkpoint_root,
@@ -45,6 +46,7 @@ from lbopt.workdir import (
 FLAGS = {
     "config": "FILE[:ROW], then --config.field.sub=VALUE to override",
     "workdir": "folder for config.json, metrics, checkpoints; the same one resumes",
+    **_own_files.FLAGS,
     **JOB_FLAGS,
 }
 OF_THE_HOST = ("data_dir", "reader_threads", "reader_processes", "max_damaged_records")
@@ -82,11 +84,14 @@ def run(argv: Sequence[str], job: Job) -> None:
     """
     given, overrides = _flags.parse("train", argv, FLAGS, required=("config", "workdir"))
     config = _flags.load_config(given["config"], overrides, TrainConfig)
+    config.validate()
+    ours = config_to_json(config)
     with PreemptionWatch(job) as watch:
-        job.same("config", {"config": config_to_json(config), "versions": package_versions()}, "")
+        job.same("config", {"config": ours, "versions": package_versions()}, "")
         connect_processes(job)
         with _naming_fields(), local_workdir(given["workdir"], job) as folder:
-            lines = _train(config, folder, watch, _flags.command_line("train", argv))
+            own = _own_files.checked("train", ours, folder, comparison(config), given, job)
+            lines = _train(config, folder, watch, _flags.command_line("train", argv), own)
             where = shown_path(absolute_workdir(folder) / "metrics.jsonl")
 
     if job.index:
@@ -110,7 +115,11 @@ def _naming_fields() -> contextlib.AbstractContextManager[None]:
 
 
 def _train(
-    config: TrainConfig, folder: str, watch: PreemptionWatch, command: str
+    config: TrainConfig,
+    folder: str,
+    watch: PreemptionWatch,
+    command: str,
+    own: OwnFiles | None,
 ) -> list[dict[str, Any]]:
     """Train in a local folder, and return the metrics as they are in its `metrics.jsonl`."""
     job = watch.job
@@ -131,7 +140,9 @@ def _train(
     num_devices = training.mesh.size
     compare = comparison(config, num_devices=num_devices)
     saved = config_to_json(config)
-    with open_workdir(folder, "train", saved, compare, num_devices, command, job) as workdir:
+    with open_workdir(
+        folder, "train", saved, compare, num_devices, command, job, None, own
+    ) as workdir:
         if job.index == 0:
             _process.import_tensorboard_writer()
         train(training, workdir, watch)

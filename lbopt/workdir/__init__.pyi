@@ -10,6 +10,7 @@ from ._bucket import (
     move_checkpoint as move_checkpoint,
     shown_path as shown_path,
 )
+from ._data_files import place_of_data as place_of_data
 from ._folder import (
     CompareConfigs as CompareConfigs,
     absolute_workdir as absolute_workdir,
@@ -25,6 +26,20 @@ from ._folder import (
     write_json as write_json,
     write_text as write_text,
 )
+from ._identity import (
+    CHECKSUMS as CHECKSUMS,
+    GONE as GONE,
+    OwnFiles as OwnFiles,
+    changes_of as changes_of,
+    data_changes as data_changes,
+    kept_sources as kept_sources,
+    last_record as last_record,
+    own_files as own_files,
+    record_changes as record_changes,
+    refuse_changes as refuse_changes,
+    source_changes as source_changes,
+    source_diff as source_diff,
+)
 from ._jsonl import (
     MetricsWriter as MetricsWriter,
     NoMetricsWriter as NoMetricsWriter,
@@ -36,6 +51,9 @@ from ._lock import Shard as Shard, had_shards as had_shards, starting_lock as st
 from ._mllog import MlperfLog as MlperfLog
 from ._versions import (
     EXTRAS_OF_PACKAGES as EXTRAS_OF_PACKAGES,
+    describe_software as describe_software,
+    different_versions as different_versions,
     environment_changes as environment_changes,
+    last_environment as last_environment,
     package_versions as package_versions,
 )
