@@ -58,6 +58,11 @@ def run(argv: Sequence[str]) -> None:
       EnvironmentProblem: If a workdir cannot be read.
     """
     given, overrides = _flags.parse("diff", list(_named(argv)), FLAGS, required=("workdir",))
+    flag = given.get("config")
+    if flag is not None:
+        _flags.split_row(flag)  # refuses an address before a workdir is read
+        fix = "two workdirs are compared by their own configs; leave it out, or leave --other out"
+        require("other" not in given, "--config", flag, fix, code="conflict")
     with contextlib.ExitStack() as stack:
         folders = [
             absolute_workdir(stack.enter_context(local_workdir(given[flag], write=False)))
@@ -66,11 +71,9 @@ def run(argv: Sequence[str]) -> None:
         ]
         saved = [_read(folder, flag) for folder, flag in zip(folders, FLAGS, strict=False)]
         if "other" in given:
-            fix = "it compares a workdir with the config; leave it out, or --other"
-            require("config" not in given, "--config", given.get("config"), fix, code="conflict")
             lines = list(_from_other(folders[0], saved[0], folders[1], saved[1]))
         else:
-            lines = list(_from_here(folders[0], saved[0], given.get("config"), overrides))
+            lines = list(_from_here(folders[0], saved[0], flag, overrides))
     show(*lines or ["nothing differs"])
 
 

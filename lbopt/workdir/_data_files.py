@@ -185,7 +185,7 @@ def _shown(name: str) -> str:
 
 def _files_below(folder: str) -> Iterator[tuple[str, int]]:
     """Yield (path in the folder, size) of the files in a folder, without hidden ones."""
-    seen = set()
+    seen = {os.path.realpath(folder)}
     waiting = [""]
     while waiting:
         inside = waiting.pop()

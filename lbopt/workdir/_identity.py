@@ -90,7 +90,7 @@ def own_files(
 
 def last_record(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the latest `sources` and `data` in a `config.json`; an old one may have neither."""
-    found = {}
+    found: dict[str, Any] = {}
     for start in (saved, *saved.get("resumed", ())):
         found |= {key: start[key] for key in ("sources", "data") if key in start}
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -16,7 +17,7 @@ import os
 import pathlib
 import posixpath
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lbopt import _user_code
@@ -78,11 +79,27 @@ def read_sources(config: Any) -> Sources:
 
 def versions_of(packages: set[str]) -> dict[str, str | None]:
     """Return the versions of installed packages, by the names under which they are installed."""
-    if not packages:
-        return {}
-    installed = importlib.metadata.packages_distributions()
-    names = {name for package in packages for name in installed.get(package, ())}
-    return {name: importlib.metadata.version(name) for name in sorted(names)}
+    found: dict[str, str | None] = {}
+    for package in sorted(packages):
+        for name in _installed_names(package):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _installed_names(package: str) -> list[str]:
+    """Return the names under which a package is installed: dm-haiku for haiku."""
+    try:
+        importlib.metadata.version(package)
+        return [package]
+    except importlib.metadata.PackageNotFoundError:
+        return _distributions().get(package, [])
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Return the names of distributions by package; slow, as it reads the files of all."""
+    return importlib.metadata.packages_distributions()
 
 
 def digest(content: bytes) -> str:

@@ -66,7 +66,9 @@ def environment_changes(saved: Mapping[str, Any]) -> Iterator[str]:
     starts = [saved, *resumed]
     for number, (before, now) in enumerate(itertools.pairwise(starts)):
         files = _identity.last_record({**saved, "resumed": resumed[:number]})
-        yield ", ".join([*different_versions(before, now), *_identity.record_changes(files, now)])
+        changes = [*different_versions(before, now), *_identity.record_changes(files, now)]
+        if changes:
+            yield ", ".join(changes)
 
 
 def different_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

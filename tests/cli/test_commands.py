@@ -177,9 +177,10 @@ TOGETHER = [
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        ("train", ["config", "workdir", *TOGETHER]),
+        ("train", ["config", "workdir", "accept", "checksum", *TOGETHER]),
         ("evaluate", ["config", "workdir", "checkpoint", *TOGETHER]),
-        ("sweep", ["config", "workdir", "shard", *TOGETHER]),
+        ("sweep", ["config", "workdir", "shard", "accept", "checksum", *TOGETHER]),
+        ("diff", ["workdir", "other", "config"]),
         ("report", ["workdir"]),
         ("recipes", ["config", "configs"]),
         ("doctor", [*TOGETHER]),

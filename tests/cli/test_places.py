@@ -56,7 +56,8 @@ NO_PATHS = {
     "export": ("checkpoint", "format"),
     "plan": ("topology", "compare", "breakdown", "evaluation"),
     "prepare text": ("lowercase", "name", "tfds", "vocab_size", "max_damaged_records"),
-    "sweep": ("shard",),
+    "sweep": ("accept", "checksum", "shard"),
+    "train": ("accept", "checksum"),
 }
 """Flags that take no path."""
 OF_A_JOB = {
