@@ -98,11 +98,14 @@ def last_record(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def record_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield in words which changed files a restart accepted; the arguments are records."""
-    for name in sorted({*before.get("sources", ()), *now.get("sources", ())}):
-        if "sources" in now and before["sources"].get(name) != now["sources"].get(name):
-            yield f"{name} changed"
+    old = before.get("sources", {})
+    new = now.get("sources", old)
+    yield from (
+        f"{name} changed" for name in sorted({*old, *new}) if old.get(name) != new.get(name)
+    )
+    data = before.get("data", {})
     for path, files in now.get("data", {}).items():
-        if path not in before["data"] or _data_files.differences(before["data"][path], files):
+        if path not in data or _data_files.differences(data[path], files):
             yield f"{path} changed"
 
 
