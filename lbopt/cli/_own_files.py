@@ -55,11 +55,11 @@ def checked(
       UserError: If the workdir holds another run, or if files of the user have changed since its
         run began and are not accepted.
     """
+    workdir = absolute_workdir(folder)
     checksum = given.get("checksum", CHECKSUMS[0])
     require_choice("--checksum", checksum, CHECKSUMS)
     if job.index:
         return None
-    workdir = absolute_workdir(folder)
     saved = refuse_another_run(workdir, kind, compare)
     own = own_files(config, given.get("accept", ""), checksum)
     refuse_changes(workdir, saved, own)

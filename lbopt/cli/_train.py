@@ -159,6 +159,7 @@ def train_in(
       EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
       Preempted: On SIGTERM; the state is saved.
     """
+    absolute_workdir(folder)  # refuses an address
     with _naming_fields():
         saved = config_to_json(config)
         compare = comparison(config)

@@ -155,6 +155,9 @@ NOT_OPENED = {
     ("is_of_user", "file"),  # the file of an imported module
     ("make_problem", "init_from"),  # a field of the config
     ("naming_errors", "file"),
+    ("own_files", "folder"),  # recorded by a run
+    ("place_of_data", "folder"),
+    ("read_data", "folder"),
     ("source_of", "path"),  # of an operation in a program
 }
 """Arguments of functions that are named like a path, and open none."""
@@ -189,7 +192,7 @@ def test_flags(words, flags, required, configs, refusing):
             with refused(f"--{flag}", address, "value"):
                 refusing(*words, f"--{flag}={address}", *others)
 
-        if flag == "workdir":
+        if flag in ("workdir", "other"):
             continue
         takes = flag in FLAGS_OF_BUCKETS.get(" ".join(words), ())
         expected = troubled if takes else refused
