@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import os
 import pathlib
 import time
@@ -16,7 +17,7 @@ from lbopt.config import SweepConfig
 from lbopt.errors import EnvironmentProblem, Preempted
 from lbopt.job import PreemptionWatch, SoloJob, beat
 from lbopt.sweep._example_scores import pack
-from lbopt.sweep._finished_trial import FINAL
+from lbopt.sweep._finished_trial import FINAL, metric_of
 from lbopt.sweep._results import Results
 from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._trials import Cell, Trial, deal_cells
@@ -276,10 +277,9 @@ class Runner:
     def _say(self, cell: Cell, record: dict[str, Any]) -> None:
         """Show the validation score of a finished trial."""
         name = f"{cell.name}: {record['phase']}, validation"
-        measured = "perplexity" if "validation_perplexity" in record else "accuracy"
-        self._progress.report(
-            {f"{name} {measured}": record[f"validation_{measured}"] or float("nan")}
-        )
+        measured = metric_of(record)
+        score = record[f"validation_{measured}"]
+        self._progress.report({f"{name} {measured}": math.nan if score is None else score})
 
 
 @contextlib.contextmanager
