@@ -106,8 +106,8 @@ class Metric:
             return math.nan
         if self.scale == "log":
             return round(100 * (value / base - 1), 9)
-        risen = 100 * (value - base) / _size(base)
-        return round(risen if self.lower_is_better else -risen, 9)
+        worse = value - base if self.lower_is_better else base - value
+        return round(100 * worse / _size(base), 9)
 
     def better_interval(self, low: float, high: float, base: float) -> tuple[float, float]:
         """Return an interval of a difference on `on_scale` as one of how much better that is.
@@ -128,7 +128,7 @@ class Metric:
         if self.scale == "log":
             return -100 * math.expm1(high), -100 * math.expm1(low)
         ends = 100 * low / _size(base), 100 * high / _size(base)
-        return (-ends[1], -ends[0]) if self.lower_is_better else ends
+        return (0.0 - ends[1], 0.0 - ends[0]) if self.lower_is_better else ends
 
     def badness(self, score: float | None) -> float:
         """Return a number that is lower for a better score, and infinite for None."""
