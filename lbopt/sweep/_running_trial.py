@@ -210,6 +210,7 @@ class RunningTrial:
         problem = self.cell.problem
         trivial_loss = problem.trivial_loss
         found: dict[str, Any] = {"outputs": problem.outputs, "trivial_loss": trivial_loss}
+
         steps = _curve_steps(self.trial.num_steps, len(losses))
         at = np.asarray(steps) - 1
         found["curve"] = {"step": list(steps), "train_loss": _numbers(losses[at])}
@@ -219,6 +220,7 @@ class RunningTrial:
             warmed_up = max(1, math.ceil(self.cell.warmup_steps(self.trial)))
             fit = _fits.fit_diffusion(every, distances.tolist(), from_step=warmed_up)
             found["diffusion"] = None if fit is None else dataclasses.asdict(fit)
+
         if self.evaluations:
             _, first = self.evaluations[0]
             kept = [name for name in ("loss", "accuracy", self._metric) if name in first]

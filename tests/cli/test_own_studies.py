@@ -137,8 +137,8 @@ def test_labels_with_an_own_loss_are_judged_by_its_metric_of_which_lower_is_bett
     records, summary, page = swept(folder, "labels")
     assert (summary["metric"], summary["complete"], len(records)) == ("label_error", True, 3 + 3)
     for line in records.values():
-        error, accuracy = line["validation_label_error"], line["validation_accuracy"]
-        assert error == pytest.approx(1 - accuracy, abs=1e-6)
+        error = line["validation_label_error"]
+        assert error == pytest.approx(1 - line["validation_accuracy"], abs=1e-6)
     (final, *_) = (line for line in records.values() if line["phase"] == "final")
     assert final["trivial_loss"] is None
     assert final["evaluations"]["validation_label_error"][-1] == pytest.approx(

@@ -75,16 +75,17 @@ def _scores(cell: CellResults, metric: Metric) -> dict[str, str]:
     means = cell.means
     in_percent = metric.scale == "percent"
     show = _percent if in_percent else lambda value: number(value, 4)
+    column = "%" if metric is ACCURACY else metric.text + " %" * in_percent
+
     judged = {
-        "test %" if metric is ACCURACY else f"test {metric.text}{' %' * in_percent}": show(
-            test.mean
-        ),
+        f"test {column}": show(test.mean),
         "std": show(test.std),
         "min": show(test.min),
         "max": show(test.max),
     }
     if metric not in (ACCURACY, PERPLEXITY):
-        judged[f"train {metric.text}{' %' * in_percent}"] = show(cell.mean_of("train", metric))
+        judged[f"train {column}"] = show(cell.mean_of("train", metric))
+
     return judged | {
         "train %": _percent(means.train_accuracy),
         "validation %": _percent(means.validation_accuracy),
