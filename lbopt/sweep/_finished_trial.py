@@ -183,7 +183,7 @@ def finished_trial(record: Mapping[str, Any]) -> FinishedTrial:
     Raises:
       ValueError: Naming the field, if it is missing or has another type.
     """
-    run = convert({**record, "scores": {}}, FinishedTrial)
+    run = convert(record, FinishedTrial)
     known = {field.name for field in dataclasses.fields(FinishedTrial)}
     names = [f"{split}_{metric_of(record)}" for split in SPLITS]
     missing = next((name for name in names if name not in record), None)

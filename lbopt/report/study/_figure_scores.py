@@ -97,7 +97,7 @@ def _draw(study: Study, near: tuple[float, float] | None = None) -> Any:
     _style.score_axis(axes, metric)
     if near is not None:
         axes.set_ylim(*near)
-    axes.set_ylabel(f"test {metric.label}")
+    axes.set_ylabel(_style.label(f"test {metric.label}"))
     whole = f"{study.config.name}: {_length(study)}"
     _style.title(axes, f"Near the best test {metric.text}" if near else whole, 11, 60)
     _style.legend_below(figure, axes)
@@ -277,7 +277,7 @@ def precision(study: Study, folder: pathlib.Path) -> _page.Section | None:
                 _line(panel, study, found, forms, size, shifted)
         names = [f"{1 + sum(bits)}\ne{bits[0]}m{bits[1]}" for bits in forms]
         panel.set_xticks(range(len(forms)), names)
-        panel.set_ylabel(f"test {metric.label}", fontsize=8.5)
+        panel.set_ylabel(_style.label(f"test {metric.label}"), fontsize=8.5)
 
     # Formats with few bits fail by tens of points, beside which the others look alike.
     if near:
@@ -381,7 +381,7 @@ def waterfall(study: Study, folder: pathlib.Path) -> _page.Section | None:
     names = [_style.label(step.arm, _style.TICK_LETTERS) for step in reversed(steps)]
     axes.set_yticks(range(len(steps)), names, fontsize=9)
     axes.set_xlim(start, min(end, 100.5) if metric.scale == "percent" else end)
-    axes.set_xlabel(f"test {metric.label}")
+    axes.set_xlabel(_style.label(f"test {metric.label}"))
     size = study.waterfall.global_batch_size
     _style.title(axes, f"What each step adds at batch {size}", 11, None)
 

@@ -49,7 +49,7 @@ def learning_rates(study: Study, folder: pathlib.Path) -> _page.Section | None:
     _style.score_axis(shown[0], study.metric)
     _style.batch_legend(figure, study)
     _style.below(grid, "learning rate / scaled learning rate")
-    figure.supylabel(f"validation {study.metric.label}", fontsize=9)
+    figure.supylabel(_style.label(f"validation {study.metric.label}"), fontsize=9)
 
     others = any(
         _searched(arm, name) for arm in study.measured for name in ("warmup", "weight_decay")
@@ -186,7 +186,7 @@ def warmups(study: Study, folder: pathlib.Path) -> _page.Section | None:
     bar.ax.tick_params(labelsize=_style.SMALL)
     metric = study.metric
     worse = f"validation {metric.text} worse than the panel's best by, {metric.units}"
-    bar.set_label(worse, fontsize=8)
+    bar.set_label(_style.label(worse), fontsize=8)
 
     alt = "Mean validation score over learning rate and warmup, a panel for each arm and batch size"
     total = len(having) * len(study.sizes)

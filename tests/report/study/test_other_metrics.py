@@ -9,7 +9,7 @@ import synthetic
 from synthetic import Truth, legw, summarize
 
 from lbopt.report import _page
-from lbopt.report.study import read_study, write_study_report
+from lbopt.report.study import _style, read_study, write_study_report
 from lbopt.report.study._read import learned
 from lbopt.report.study._tables import terminal_table
 from lbopt.sweep import ExampleScores, finished_trial, trial_identity
@@ -168,7 +168,7 @@ def test_a_loss_has_to_fall_below_that_of_a_model_that_ignores_its_input(
         ("loss", lambda accuracy: accuracy, "loss", "log", 1),
         ("label_error", lambda accuracy: 1.1 - accuracy, "label error", "log", 2),
         ("own_error", lambda accuracy: 0.5 - accuracy, "own error", "linear", 2),
-        ("f1", lambda accuracy: accuracy, "f1", "linear", 2),
+        ("f1$2$", lambda accuracy: accuracy, "f1$2$", "linear", 2),
     ],
 )
 def test_figures_name_the_metric_and_their_axis_fits_it(
@@ -181,12 +181,12 @@ def test_figures_name_the_metric_and_their_axis_fits_it(
     config, rows = planted(metric, value, waterfall=tuple(TRUTHS))
     study = write_study_report(tmp_path, synthetic.save_study(tmp_path, config, rows)).study
     (axes,) = figures["score_vs_batch_size"].axes
-    assert (axes.get_ylabel(), axes.get_yscale()) == (f"test {label}", scale)
+    assert (axes.get_ylabel(), axes.get_yscale()) == (_style.label(f"test {label}"), scale)
     beside = figures["train_and_test"].axes
     assert len(beside) == kinds * len(TRUTHS)
-    assert beside[0].get_title("left") == f"momentum: {label}"
+    assert beside[0].get_title("left") == _style.label(f"momentum: {label}")
     assert [len(line.get_xdata()) for line in beside[0].lines[:2]] == [3, 3]
-    assert figures["waterfall"].axes[0].get_xlabel() == f"test {label}"
+    assert figures["waterfall"].axes[0].get_xlabel() == axes.get_ylabel()
     low, high = figures["waterfall"].axes[0].get_xlim()
     for step in study.waterfall.steps:
         assert low < study.metric.shown(step.mean) < high
