@@ -207,11 +207,13 @@ def training(study: Study, folder: pathlib.Path) -> _page.Section | None:
         for panel, one in zip(row, drawn, strict=True):
             _draw_training(panel, study, arm, one)
             _style.score_axis(panel, one)
-        _style.title(row[0], f"{arm.name}: {metric.label}")
         failed = arm.failure
-        verdict = f" (fails to {failed.kind} at {failed.global_batch_size})" if failed else ""
-        if len(row) > 1:
-            _style.title(row[-1], "loss" + verdict * bool(failed and failed.kind), letters=None)
+        verdict = ""
+        if failed and failed.kind:
+            verdict = f" (fails to {failed.kind} at {failed.global_batch_size})"
+        _style.title(row[0], f"{arm.name}: {metric.label}{verdict * (metric == _LOSS)}")
+        if metric != _LOSS:
+            _style.title(row[1], "loss" + verdict, letters=None)
 
     _style.legend_below(figure, grid[0][0], fontsize=8, handlelength=4)
     _style.below(grid, "global batch size")

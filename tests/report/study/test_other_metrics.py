@@ -184,7 +184,8 @@ def test_figures_name_the_metric_and_their_axis_fits_it(
     assert (axes.get_ylabel(), axes.get_yscale()) == (_style.label(f"test {label}"), scale)
     beside = figures["train_and_test"].axes
     assert len(beside) == kinds * len(TRUTHS)
-    assert beside[0].get_title("left") == _style.label(f"momentum: {label}")
+    assert beside[0].get_title("left").startswith(_style.label(f"momentum: {label}"))
+    assert any("fails to" in panel.get_title("left") for panel in beside)
     assert [len(line.get_xdata()) for line in beside[0].lines[:2]] == [3, 3]
     assert figures["waterfall"].axes[0].get_xlabel() == axes.get_ylabel()
     low, high = figures["waterfall"].axes[0].get_xlim()
