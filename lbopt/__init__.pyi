@@ -5,6 +5,8 @@ Every public name, and the package it is imported from when it is first used.
 """
 
 from .aggregators import aggregate, agvm, aps, econtrol, ef, ef21, float_quantize, powersgd
+from .api import Problem, run_plan, run_sweep, run_training, suggest
+from .data import Dataset, Splits
 from .evaluation import evaluate
 from .interchange import load_huggingface
 from .masks import (
@@ -67,8 +69,11 @@ __all__ = [
     "Aggregate",
     "AllReduce",
     "BatchNorm",
+    "Dataset",
     "GradientClip",
+    "Problem",
     "ReduceScatter",
+    "Splits",
     "TrainState",
     "aggregate",
     "agvm",
@@ -101,6 +106,9 @@ __all__ = [
     "normalize_gradients",
     "optimizer_metrics",
     "powersgd",
+    "run_plan",
+    "run_sweep",
+    "run_training",
     "scale_by_agvm",
     "scale_by_lamb_moments",
     "scale_by_lans",
@@ -115,6 +123,7 @@ __all__ = [
     "stacked_from_metadata",
     "stacked_paths",
     "step_schedule",
+    "suggest",
     "summarize_masks",
     "track_ema",
     "track_noise_scale",

@@ -1,7 +1,7 @@
 """Code of the user: config files, and the functions that a config names.
 
 A place is `module:name` or `file.py:name`. Modules and files are looked for beside the config that
-was loaded last, then in the current folder.
+was loaded last, then in the current folder. An object of the running program has a place too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lbopt import paths
+from lbopt import _given, paths
 from lbopt.errors import LboptError, UserError, require
 
 _PLACE = re.compile(r"(?P<module>.+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
+_OF_FILE = "lbopt_config_"
+"""Beginning of the names of modules that `import_file` makes."""
 _beside: dict[str, str] = {}
 """Module that a file of the user imported from `_import_folders` -> the file's folder."""
 _config_folders: list[str] = []
@@ -59,6 +61,24 @@ def _names_code(data: Any) -> bool:
     return isinstance(data, list) and any(map(_names_code, data))
 
 
+def place_of(given: Any, name: str) -> str:
+    """Return the place of an object: that of its file or module, or one in this program only.
+
+    Args:
+      given: The object.
+      name: Name for messages, where the object has none.
+    """
+    module = sys.modules.get(str(getattr(given, "__module__", "__main__")))
+    last = getattr(given, "__name__", "")
+    if module is None or module.__name__ == "__main__" or vars(module).get(last) is not given:
+        return _given.keep(given, name)
+    if not module.__name__.startswith(_OF_FILE):
+        return f"{module.__name__}:{last}"
+    beside = [folder for folder in _folders() if _lies_in(folder, module)]
+    file = pathlib.Path(_file_of(module))
+    return f"{file.relative_to(beside[0]) if beside else file}:{last}"
+
+
 def load(place: str, field: str) -> Any:
     """Return the object at a place.
 
@@ -68,11 +88,17 @@ def load(place: str, field: str) -> Any:
 
     Raises:
       UserError: If the text is no place, or the file or the name is not there, or the file cannot
-        be imported; it names the file and the line.
+        be imported; it names the file and the line. If the object is of a program that has ended.
     """
     found = _PLACE.fullmatch(place)
     require(found, field, place, "write module:name or file.py:name")
     assert found is not None
+    if found["module"] == _given.MODULE:
+        try:
+            return _given.find(place)
+        except LookupError as error:
+            fix = "it was an object of a program that has ended; put it into a file, and name that"
+            raise UserError(field, place, fix, code="missing") from error
     if found["module"].endswith(".py"):
         module = _module_of_file(place, found["module"], field)
     else:
@@ -115,7 +141,7 @@ def _folders() -> list[str]:
 
 def _module_name(file: pathlib.Path) -> str:
     beside = str(file.resolve().parent)
-    return f"lbopt_config_{file.stem}_{zlib.crc32(os.fsencode(beside)):x}"
+    return f"{_OF_FILE}{file.stem}_{zlib.crc32(os.fsencode(beside)):x}"
 
 
 def import_file(

@@ -45,6 +45,20 @@ class _NoValue:
 NO_VALUE: Any = _NoValue()
 
 
+_COPIES: dict[str, str] = {}
+"""Beginnings of the paths of copies, and those of the originals, which messages show instead."""
+
+
+def show_original(copy: str, original: str) -> None:
+    """Let messages show the place that the user knows instead of its copy on this machine.
+
+    Args:
+      copy: Beginning of the paths of copies.
+      original: Beginning of the addresses in its place.
+    """
+    _COPIES[copy] = original
+
+
 class LboptError(Exception):
     """An error that is not a bug: a field, its value, and what to do, in one line.
 
@@ -86,11 +100,14 @@ class LboptError(Exception):
         # Other braces stay as they are: a reason may quote a path or a value that has some.
         shown = {**self.also, **self.files}
         reason = re.sub(r"\{(\w+)\}", lambda name: shown.get(name[1], name[0]), self.reason)
+        line = f"{self.field} = {brief(self.value)}: {reason}"
         if self.field is None:
-            return reason
-        if self.value is NO_VALUE:
-            return f"{self.field}: {reason}"
-        return f"{self.field} = {brief(self.value)}: {reason}"
+            line = reason
+        elif self.value is NO_VALUE:
+            line = f"{self.field}: {reason}"
+        for copy, original in _COPIES.items():
+            line = line.replace(copy, original)
+        return line
 
 
 class UserError(LboptError, ValueError):

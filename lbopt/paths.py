@@ -1,17 +1,21 @@
-"""The rule for paths from users: a path of this machine, for some fields also gs://BUCKET/FOLDER.
+"""The rule for paths from users: a path of this machine, for most fields also gs://BUCKET/PATH.
 
-`pathlib` takes an address for a relative path and would make a folder called `gs:`.
+`pathlib` takes an address for a relative path and would make a folder called `gs:`. So every path
+goes through one of these functions: `local` refuses addresses, `readable` copies what is there,
+`writable`, `write_text` and `written` write there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from lbopt.errors import UserError, require
+from lbopt import _bucket_files
+from lbopt.errors import EnvironmentProblem, UserError, require
 
 GivenPath = str | os.PathLike[str]
 
@@ -25,7 +29,7 @@ _LONGEST = 4095
 _DEEPEST = 500
 """Maximum number of nested folders, as `pathlib` makes them by recursion."""
 _BUCKET = re.compile(r"gs://[^/]+(/(?!\.{1,2}(/|$))[^/]+)+/*", re.DOTALL)
-"""A folder of a bucket; no part of its path is empty, "." or ".."."""
+"""A file or folder of a bucket; no part of its path is empty, "." or ".."."""
 
 
 def is_address(path: GivenPath) -> bool:
@@ -72,7 +76,7 @@ def local(path: GivenPath, field: str) -> pathlib.Path:
 
 
 def local_or_bucket(path: GivenPath, field: str) -> str:
-    """Return a path of this machine unchanged, or gs://BUCKET/FOLDER without slashes at its end.
+    """Return a path of this machine unchanged, or gs://BUCKET/PATH without slashes at its end.
 
     Args:
       path: Path or address from the user.
@@ -88,7 +92,9 @@ def local_or_bucket(path: GivenPath, field: str) -> str:
     if not is_address(text):
         local(text, field)
         return text
-    require(_BUCKET.fullmatch(text), field, text, "give a folder, or gs://BUCKET/FOLDER")
+    require(
+        _BUCKET.fullmatch(text), field, text, "give a path of this machine, or gs://BUCKET/PATH"
+    )
     fix = "bucket clients read a name with * ? [ ] or a backslash as a pattern; use another name"
     require(not re.search(r"[*?\[\]\\]", text), field, text, fix)
     return text.rstrip("/")
@@ -118,16 +124,44 @@ def of_user(environ: Mapping[str, str], variable: str, below_home: str) -> pathl
     return pathlib.Path(home) / below_home
 
 
-def writable(path: GivenPath, field: str) -> pathlib.Path:
+def readable(path: GivenPath, field: str, beside: Sequence[str] = ()) -> pathlib.Path:
+    """Return a path of this machine with the content of a path or address from the user.
+
+    What is in a bucket is copied, see `_bucket_files.copied`: into the folder that the environment
+    variable LBOPT_BUCKET_CACHE names, or into one that is removed when this process ends.
+
+    Args:
+      path: Path of this machine, or gs://BUCKET/PATH of a file or folder.
+      field: Flag, field or argument that holds it, for the error.
+      beside: Names of files in the same folder that readers look for.
+
+    Raises:
+      UserError: If `local_or_bucket` refuses the path, or nothing is at the address.
+      EnvironmentProblem: If the bucket cannot be read, or the copy cannot be written.
+    """
+    text = local_or_bucket(path, field)
+    if not is_address(text):
+        return local(path, field)
+    cache = os.environ.get(_bucket_files.CACHE_VARIABLE)
+    kept = local(cache, _bucket_files.CACHE_VARIABLE).absolute() if cache else None
+    return _bucket_files.copied(text, field, kept, beside)
+
+
+def writable(path: GivenPath, field: str) -> GivenPath:
     """Return the path of a file that can be written; call it before the work that fills the file.
 
     Args:
-      path: Path from the user.
+      path: Path of this machine, or gs://BUCKET/PATH.
       field: Flag that holds it, for the error.
 
     Raises:
-      UserError: If `local` refuses the path, or the file cannot be written.
+      UserError: If `local_or_bucket` refuses the path, or the file cannot be written.
+      EnvironmentProblem: If the bucket cannot be written.
     """
+    text = local_or_bucket(path, field)
+    if is_address(text):
+        _bucket_files.check_writable(text, field)
+        return text
     file = local(path, field)
     real = os.path.realpath(file)  # the target of a link may not exist yet
     existed = os.path.exists(real)
@@ -142,3 +176,53 @@ def writable(path: GivenPath, field: str) -> pathlib.Path:
         )
         raise UserError(field, os.fspath(path), fix, code="resource") from error
     return file
+
+
+def write_text(path: GivenPath, text: str, field: str) -> None:
+    """Write a file that `writable` returned.
+
+    Raises:
+      EnvironmentProblem: If it cannot be written.
+    """
+    if is_address(path):
+        with written(path, field) as file:
+            file.write_text(text, "utf-8")
+        return
+    try:
+        pathlib.Path(path).write_text(text, "utf-8")
+    except OSError as error:
+        fix = f"cannot be written ({error.strerror}); free space, or give another file"
+        raise EnvironmentProblem(field, str(path), fix, code="resource") from error
+
+
+@contextlib.contextmanager
+def written(address: GivenPath, field: str) -> Iterator[pathlib.Path]:
+    """Yield a path of this machine; what is made there is written to an address at the end.
+
+    Args:
+      address: gs://BUCKET/PATH of a file or folder.
+      field: Flag, field or argument that holds it, for the error.
+
+    Raises:
+      EnvironmentProblem: If the bucket cannot be written.
+    """
+    with _bucket_files.written(local_or_bucket(address, field), field) as made:
+        yield made
+
+
+def exists_in_bucket(address: GivenPath, field: str) -> bool:
+    """Return whether a file or folder is at gs://BUCKET/PATH.
+
+    Raises:
+      EnvironmentProblem: If the bucket cannot be read.
+    """
+    return _bucket_files.exists(local_or_bucket(address, field), field)
+
+
+def names_below(folder: GivenPath, field: str) -> list[str]:
+    """Return the paths of all files below gs://BUCKET/FOLDER, without the folder; [] for none.
+
+    Raises:
+      EnvironmentProblem: If the bucket cannot be read.
+    """
+    return _bucket_files.names_below(local_or_bucket(folder, field), field)

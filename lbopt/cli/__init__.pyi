@@ -6,3 +6,7 @@ from ._flags import (
     load_config as load_config,
 )
 from ._main import main as main, run as run
+from ._plan import SAFE_DEVICES as SAFE_DEVICES
+from ._suggest import Advice as Advice, suggest_for as suggest_for
+from ._sweep import sweep_in as sweep_in
+from ._train import Trained as Trained, train_in as train_in

@@ -87,11 +87,15 @@ def _collectives() -> str:
 
 
 def _data() -> str:
-    from lbopt.data import default_data_dir, load_digits
+    from lbopt import paths
+    from lbopt.data import data_dir_or_bucket, default_data_dir, load_digits
 
     sizes = "/".join(str(len(split)) for split in load_digits())
     embedded = f"digits {sizes} examples (train/validation/test)"
 
+    place, field = data_dir_or_bucket()
+    if paths.is_address(place):
+        return f"{embedded}; {field} is {place}, from which data sets are copied"
     root = default_data_dir()
     patterns = ("*/*/dataset_info.json", "*/*/*/dataset_info.json", "lbopt_text/*/store.json")
     files = [file for pattern in patterns for file in root.glob(pattern)]

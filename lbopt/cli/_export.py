@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from lbopt import _user_code, errors, types
+from lbopt import _user_code, errors, paths, types
 from lbopt._shown import show
 from lbopt.cli import _flags
 from lbopt.cli._train import saved_config, with_vocabulary
@@ -40,7 +40,7 @@ HUGGINGFACE_MODELS = ("bert", "efficientnet", "resnet")
 FLAGS = {
     "workdir": "a folder of lbopt train",
     "format": "safetensors (one file, our names) or huggingface (a folder for transformers)",
-    "output": "a new folder",
+    "output": "a new folder; may be gs://BUCKET/FOLDER",
     "checkpoint": "latest (default), best, or a step",
 }
 
@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> None:
         _export(absolute_workdir(folder), given, output)
 
 
-def _export(workdir: pathlib.Path, given: Mapping[str, str], output: pathlib.Path) -> None:
+def _export(workdir: pathlib.Path, given: Mapping[str, str], output: paths.GivenPath) -> None:
     saved = read_config(workdir, "train")
     config = saved_config(saved, str(workdir))
     if saved is not None:
@@ -122,7 +122,7 @@ def _restore(training: Run, workdir: pathlib.Path, which: str) -> TrainState:
 
 
 def _save_huggingface(
-    output: pathlib.Path,
+    output: paths.GivenPath,
     config: TrainConfig,
     training: Run,
     variables: Mapping[str, types.PyTree],

@@ -17,38 +17,58 @@ from ml_collections import config_flags
 
 from lbopt import _user_code, errors, paths
 from lbopt._shown import shell_line, show
-from lbopt.config import OF_TEXT, FromText, check_fields, check_flag, default_of, unused
+from lbopt.cli import _columns, _field_lists
+from lbopt.config import (
+    OF_TEXT,
+    FromText,
+    SweepConfig,
+    TrainConfig,
+    check_fields,
+    check_flag,
+    default_of,
+    unused,
+)
 from lbopt.errors import UserError, require
 
 _OVERRIDE = ("--config.", "-config.")
-_LOCAL = ("configs", "data_dir", "folder", "job_secret_file", "manual_dir", "output", "vocab")
-"""Flags that take a local path. (`--workdir` may be in a bucket, and `--config` may have a row.)"""
+_SWITCHES = ("json",)
+"""Flags without a value."""
+_INDENT = 4
+_LOCAL = ("configs", "data_dir", "job_secret_file", "manual_dir")
+_OR_BUCKET = ("folder", "output", "vocab", "workdir")
+"""Flags that take a local path, and those that take an address of a bucket too. (`--config` may
+have a row.)"""
 
 
 def parse(
-    command: str, argv: Sequence[str], defined: Mapping[str, str], required: Sequence[str] = ()
+    command: str,
+    argv: Sequence[str],
+    defined: Mapping[str, str],
+    required: Sequence[str] = (),
+    words: Sequence[str] = (),
+    fields: bool = True,
 ) -> tuple[dict[str, str], list[str]]:
     """Split a command line into its flags and its config overrides.
 
     Args:
       command: Name of the command, for its help.
       argv: Arguments after the command.
-      defined: flag -> help text; every flag takes a string.
+      defined: flag -> help text; every flag takes a string, but those in `_SWITCHES` none.
       required: Names of the flags that must be given.
+      words: Names of arguments that are no flags, in their order; each may be left out.
+      fields: Whether fields of the config can be set by flags.
 
     Returns:
-      The flags that were given, and the `--config.field=VALUE` arguments.
+      The flags and words that were given, and the `--config.field=VALUE` arguments.
 
     Raises:
       UserError: If a flag is unknown, an argument is not a flag, a required flag is missing, or a
-        path is not on this machine.
+        path is an address where none is taken.
     """
-    if {"-h", "--help"} & set(argv):
-        words = (f"--{name}=..." if name in required else f"[--{name}=...]" for name in defined)
-        show(f"usage: lbopt {command} {' '.join(words)}", "")
-        width = max(map(len, defined), default=0) + 2
-        show(*(f"  --{name:<{width}}{text}" for name, text in defined.items()))
-        raise SystemExit(0)
+    asks = {"-h", "--help"} & set(argv)
+    if asks:
+        _help(command, defined, required, words)
+        argv = [argument for argument in argv if argument not in asks]
 
     # Overrides are parsed later: only the config file tells which fields there are.
     overrides = []
@@ -56,7 +76,8 @@ def parse(
         overrides = [argument for argument in argv if argument.startswith(_OVERRIDE)]
     values = flags.FlagValues()
     for name, text in defined.items():
-        flags.DEFINE_string(name, None, text, flag_values=values)
+        define = flags.DEFINE_boolean if name in _SWITCHES else flags.DEFINE_string
+        define(name, None, text, flag_values=values)
     lists = f"lbopt {command} --help lists the flags"
     try:
         stray = values([command, *(argument for argument in argv if argument not in overrides)])[1:]
@@ -67,11 +88,18 @@ def parse(
         raise UserError(f"--{error.flagname}", reason=fix, code="choice") from error
     except flags.Error as error:
         raise UserError("flags", reason=f"{error}; {lists}") from error
-    if stray:
+    refused = stray[len(words) :] or [word for word in stray if word.startswith("-")]
+    if refused:
         fix = f"not a flag; write --flag=VALUE ({lists})"
-        raise UserError("argument", stray[0], fix, code="choice")
+        raise UserError("argument", refused[0], fix, code="choice")
 
-    given = {name: value for name in defined if (value := values[name].value) is not None}
+    given = {name: value for name in defined if (value := values[name].value) not in (None, False)}
+    given |= zip(words, stray, strict=False)
+    if asks:
+        if "config" in defined and fields:
+            _list_fields(given.get("config"), overrides)
+        raise SystemExit(0)
+
     for name in required:
         if not given.get(name):
             value = "FILE[:ROW]" if name == "config" else "VALUE"
@@ -80,9 +108,34 @@ def parse(
     for name, value in given.items():
         if name in _LOCAL:
             paths.local(value, f"--{name}")
-        elif name == "workdir":
-            paths.local_or_bucket(value, "--workdir")
+        elif name in _OR_BUCKET:
+            paths.local_or_bucket(value, f"--{name}")
     return given, overrides
+
+
+def _help(
+    command: str, defined: Mapping[str, str], required: Sequence[str], words: Sequence[str]
+) -> None:
+    """Print the usage of a command, and its flags."""
+    typed = {name: f"--{name}{'' if name in _SWITCHES else '=...'}" for name in defined}
+    usage = [each if name in required else f"[{each}]" for name, each in typed.items()]
+    line = " ".join([f"usage: lbopt {command}", *usage, *(f"[{word}]" for word in words)])
+    show(*_columns.wrapped(line, hanging=_INDENT), "")
+    width = max(map(len, defined), default=0) + 2
+    for name, text in defined.items():
+        label = f"  --{name:<{width}}"
+        show(*_columns.wrapped(label + text, hanging=len(label)))
+
+
+def _list_fields(flag: str | None, overrides: Sequence[str]) -> None:
+    """Print the flags of a config's fields; without a config, how to see them."""
+    if flag is None:
+        show("", "with --config=FILE[:ROW], --help lists the fields of that config as flags")
+        return
+    config = load_config(flag, overrides, (TrainConfig, SweepConfig))
+    title = f"fields of {flag} that have an effect, with their values"
+    show("", *_columns.wrapped(title), "")
+    show(*_field_lists.as_flags(config))
 
 
 def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type, ...]) -> Any:

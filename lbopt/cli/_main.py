@@ -21,24 +21,27 @@ from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, re
 from lbopt.job import MEMBER_VARIABLE, Job, find_place, given_job_flags, join_job, run_guarded
 
 COMMANDS = {
+    "new": "write a small project of your own, which runs as it stands",
     "train": "train a recipe; the same command resumes",
     "evaluate": "evaluate a checkpoint on every example of the validation and test splits",
     "sweep": "run a batch-size-limit study; the same command resumes",
     "plan": "what a recipe costs on a TPU pod that is not here, by the TPU compiler",
+    "suggest": "a learning rate, a warmup and batch sizes to begin with, measured in minutes",
     "report": "draw report.html and PNGs from a training run or a study",
     "export": "write a checkpoint's network as safetensors or as a folder for transformers",
     "recipes": "list every config",
+    "config": "list every field of a config: type, default, meaning and where it applies",
     "prepare": "download, convert or make a data set; says what you have to download",
     "doctor": "check devices, versions, collectives, data and disk",
 }
 
 TOGETHER = ("train", "evaluate", "sweep", "doctor")
 """Commands that several processes can run as one job."""
-COMPILING = (*TOGETHER, "plan", "export")
+COMPILING = (*TOGETHER, "plan", "export", "suggest")
 """Commands that need JAX."""
 RESUMED = ("train", "sweep")
 """Commands that save their state when they are asked to stop."""
-FLAGS_OF_FIELDS = {name: f"--{name}" for name in ("workdir", "shard", "checkpoint")}
+FLAGS_OF_FIELDS = {name: f"--{name}" for name in ("workdir", "shard", "checkpoint", "profile")}
 """Arguments of the library that a command takes as flags: how its errors name them."""
 
 
@@ -105,7 +108,7 @@ def _print_error(name: str, error: Exception) -> None:
 
 def _run(name: str, argv: Sequence[str], job: Job) -> None:
     command = importlib.import_module(f"lbopt.cli._{name}")
-    if name in (*RESUMED, "evaluate", "export"):
+    if name in (*RESUMED, "evaluate", "export", "suggest"):
         importlib.import_module("lbopt.cli._compilation_cache").keep()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # imports are over, see `run`
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pathlib
 import re
 import signal
 import subprocess
@@ -37,7 +36,7 @@ from lbopt.train import say
 FLAGS = {
     "config": "FILE[:ROW] of the recipe; --config.field=VALUE changes it",
     "topology": "chips of the pod: v3:16x32, v5p:4x4x8, ... (default: the pod of the publication)",
-    "output": "JSON file for the plan",
+    "output": "JSON file for the plan; may be gs://BUCKET/FILE",
     "compare": "other topologies, changes of the config, or both, side by side: "
     "'v3:32x32, model.remat=layer, v5e:16x16 parallel.shard_update=False'",
     "breakdown": "true: name the ten costliest operations",
@@ -130,7 +129,7 @@ def _plan_all_cells(
     given: dict[str, str],
     name: str,
     with_evaluation: bool,
-    output: pathlib.Path | None,
+    output: paths.GivenPath | None,
 ) -> None:
     """Compile the step of every cell of a study."""
     for flag in ("compare", "breakdown"):
@@ -147,12 +146,8 @@ def _plan_all_cells(
         _write(output, _plan_study.to_json(cells, config.name))
 
 
-def _write(output: pathlib.Path, written: dict[str, Any]) -> None:
-    try:
-        output.write_text(json.dumps(written, indent=1) + "\n")
-    except OSError as error:
-        fix = f"cannot be written ({error.strerror}); free space, or give another file"
-        raise EnvironmentProblem("--output", str(output), fix, code="resource") from error
+def _write(output: paths.GivenPath, written: dict[str, Any]) -> None:
+    paths.write_text(output, json.dumps(written, indent=1) + "\n", "--output")
     show("", f"written to {output}")
 
 

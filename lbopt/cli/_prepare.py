@@ -31,8 +31,9 @@ _MANUAL_DIR = {
 _TEXT_FLAGS = {
     "name": "name of the store, for config.data.builder",
     "tfds": "a prepared data set of articles, for instance wikipedia/20230601.en",
-    "folder": "folder of *.txt in UTF-8; a file is a document, with blank lines between paragraphs",
-    "vocab": "a vocab.txt in BERT's form, or a tokenizer.json",
+    "folder": "folder of *.txt in UTF-8 (or gs://BUCKET/FOLDER); a file is a document, with blank "
+    "lines between paragraphs",
+    "vocab": "a vocab.txt in BERT's form, or a tokenizer.json (or gs://BUCKET/FILE)",
     "lowercase": "true or false, with --vocab: lowercase the text (default: as its "
     "tokenizer_config.json says)",
     "vocab_size": "number of pieces to learn without --vocab (30522)",

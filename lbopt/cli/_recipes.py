@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
-import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from lbopt import errors, paths
 from lbopt._shown import printable, show
-from lbopt.cli import _flags
+from lbopt.cli import _columns, _flags
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import UserError
 from lbopt.transforms import VARIANTS
@@ -17,27 +16,35 @@ from lbopt.transforms import VARIANTS
 FLAGS = {
     "config": "FILE[:ROW] to show in full, instead of the table",
     "configs": "folder of config files (default: configs/ here or beside the package)",
+    "filter": "words of which each is in the config, the optimizer, the source or the status",
+    "json": "print a list of objects",
 }
-HEADER = (
-    "config",
+_COLUMNS = ("row", "batch", "optimizer", "status", "published result, hardware, time")
+_IN_FULL = (
+    "source",
     "batch",
     "optimizer",
-    "source",
-    "published result",
+    "published_result",
     "hardware",
     "time",
     "status",
+    "note",
 )
+_SEARCHED = ("config", "optimizer", "source", "status")
+_SHORT = {
+    "measured here": "measured",
+    "planned by the TPU compiler": "planned",
+    "not yet run": "not yet",
+}
+"""Statuses as the table shows them."""
 HINT = (
-    "lbopt recipes --config=CONFIG shows a row in full; "
-    "lbopt train --config=CONFIG --workdir=DIR runs it"
+    "lbopt recipes --config=FILE:ROW shows a row in full; "
+    "lbopt train --config=FILE:ROW --workdir=DIR runs it"
 )
-_WIDTH = 100
-"""Columns of the text beside the names if a recipe is shown in full."""
 
 
 def run(argv: Sequence[str]) -> None:
-    """Print one line per recipe, or one recipe in full.
+    """Print one line per recipe, below its source; or one recipe in full.
 
     The recipes are the rows that each config file lists in `ROWS`.
 
@@ -47,50 +54,84 @@ def run(argv: Sequence[str]) -> None:
     Raises:
       UserError: If a flag is wrong, or a config cannot be loaded.
     """
-    given, overrides = _flags.parse("recipes", argv, FLAGS)
+    given, overrides = _flags.parse("recipes", argv, FLAGS, fields=False)
     if overrides:
         name, _, value = overrides[0].partition("=")
         fix = "lbopt recipes shows recipes without changes; leave it out"
         raise UserError(name, value, fix, code="unused")
     flag = given.get("config")
-    if flag is None:
-        _print_table(_folder(given.get("configs")))
-        return
-    if "configs" in given:
-        fix = f"it does not go with --config={flag}; give one of the two"
-        raise UserError("--configs", given["configs"], fix, code="conflict")
-    _print_recipe(flag)
+    for name in ("configs", "filter"):
+        if flag is not None and name in given:
+            fix = f"it does not go with --config={flag}; give one of the two"
+            raise UserError(f"--{name}", given[name], fix, code="conflict")
+
+    flags = _flags_of(_folder(given.get("configs"))) if flag is None else [flag]
+    words = given.get("filter", "").lower().split()
+    found = [recipe for recipe in map(_recipe, flags) if _has_all(recipe, words)]
+    if words and not found:
+        fix = "no recipe has all of these words; lbopt recipes lists all"
+        raise UserError("--filter", given["filter"], fix, code="choice")
+
+    if "json" in given:
+        show(*json.dumps(found, indent=1).split("\n"))
+    elif flag is not None:
+        _print_recipe(flag, found[0])
+    else:
+        show(*_table(found), "", *_columns.wrapped(HINT))
 
 
-def _print_table(folder: pathlib.Path) -> None:
-    table = [HEADER, *(tuple(map(printable, line)) for line in _lines(folder))]
-    widths = [max(len(line[column]) for line in table) for column in range(len(HEADER))]
-    for line in table:
-        padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
-        show("  ".join(padded).rstrip())
-    show(HINT)
+def _has_all(recipe: Mapping[str, str], words: Sequence[str]) -> bool:
+    """Return whether every word is in one of the fields that are searched."""
+    text = "\n".join(recipe[name] for name in _SEARCHED).lower()
+    return all(word in text for word in words)
 
 
-def _print_recipe(flag: str) -> None:
+def _table(recipes: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Yield the lines of a table: each file and source once, and below them the file's rows."""
+    lines = [dict(zip(_COLUMNS, _COLUMNS, strict=True)), *map(_cells, recipes)]
+    widths = {name: max(len(line[name]) for line in lines) for name in _COLUMNS[:-1]}
+    indent = 2 + sum(width + 2 for width in widths.values())
+
+    above = ""
+    for line in lines:
+        if line.get("above", "") != above:
+            above = line["above"]
+            yield from ("", *_columns.wrapped(above, hanging=2))
+        padded = [line[name].ljust(width) for name, width in widths.items()]
+        cells = ["", *padded, line[_COLUMNS[-1]]]
+        yield from _columns.wrapped("  ".join(cells), hanging=indent)
+
+
+def _cells(recipe: Mapping[str, str]) -> dict[str, str]:
+    """Return the text of a recipe in each column, and the line above the rows of its file."""
+    file, row = _flags.split_row(recipe["config"])
+    published = [recipe[name] for name in ("published_result", "hardware", "time")]
+    shown = {
+        "above": f"{file}: {recipe['source']}",
+        "row": row or "(none)",
+        "batch": recipe["batch"],
+        "optimizer": recipe["optimizer"],
+        "status": _SHORT[recipe["status"]],
+        _COLUMNS[-1]: ", ".join(text for text in published if text != "-"),
+    }
+    return {name: printable(text) for name, text in shown.items()}
+
+
+def _print_recipe(flag: str, recipe: Mapping[str, str]) -> None:
     config = _flags.call_get_config(flag)
-    shown = dict(zip(HEADER, (flag, *_describe(flag, config)), strict=True))
     command = "sweep" if isinstance(config, SweepConfig) else "train"
     file, row = _flags.split_row(flag)
     workdir = f"runs/{pathlib.Path(file).stem}" + (f"-{row}" if row else "")
     typed = _flags.command_line(command, [f"--config={flag}", f"--workdir={workdir}"])
 
-    order = ("source", "batch", "optimizer", "published result", "hardware", "time", "status")
-    fields = {"command": typed, **{name: shown[name] for name in order}, "note": config.about.note}
+    fields = {name.replace("_", " "): recipe[name] for name in _IN_FULL}
     if isinstance(config, TrainConfig) and config.optimizer.name in VARIANTS:
         fields["optimizer"] += f", variant {config.optimizer.variant}"
 
-    widest = max(map(len, fields))
+    widest = max(map(len, fields)) + 2
+    show(f"{'command':<{widest}}{typed}")  # on one line, to be copied
     for name, text in fields.items():
-        wrapped = [text]  # the command stays on one line, to be copied
-        if name != "command":
-            wrapped = textwrap.wrap(text, _WIDTH, break_on_hyphens=False) or ["-"]
-        first, *others = wrapped
-        show(f"{name:<{widest}}  {first}", *(f"{' ' * (widest + 2)}{other}" for other in others))
+        show(*_columns.wrapped(f"{name:<{widest}}{text or '-'}", hanging=widest))
 
 
 def _folder(given: str | None) -> pathlib.Path:
@@ -104,15 +145,20 @@ def _folder(given: str | None) -> pathlib.Path:
     raise UserError("--configs", str(candidates[0]), fix, code="missing")
 
 
-def _lines(folder: pathlib.Path) -> Iterator[tuple[str, ...]]:
+def _flags_of(folder: pathlib.Path) -> Iterator[str]:
+    """Yield the `FILE[:ROW]` of each recipe in a folder."""
     for file in _flags.config_files(folder):
         for row in _flags.config_rows(str(file)):
-            flag = f"{file}:{row}" if row else str(file)
-            yield flag, *_describe(flag, _flags.call_get_config(flag))
+            yield f"{file}:{row}" if row else str(file)
 
 
-def _describe(flag: str, config: Any) -> tuple[str, ...]:
-    """Return the columns of a recipe that follow its name."""
+def _recipe(flag: str) -> dict[str, str]:
+    """Return the description of a recipe.
+
+    Raises:
+      UserError: If the config cannot be loaded or is wrong.
+    """
+    config = _flags.call_get_config(flag)
     if not isinstance(config, (SweepConfig, TrainConfig)):
         fix = f"get_config gives a {type(config).__name__}; return a TrainConfig or a SweepConfig"
         raise UserError(flag, reason=fix, code="type")
@@ -129,12 +175,14 @@ def _describe(flag: str, config: Any) -> tuple[str, ...]:
         optimizer = config.optimizer.name
 
     about = config.about
-    return (
-        batch,
-        optimizer,
-        about.paper,
-        about.published_result,
-        about.hardware,
-        about.time,
-        about.status,
-    )
+    return {
+        "config": flag,
+        "batch": batch,
+        "optimizer": optimizer,
+        "source": about.paper,
+        "published_result": about.published_result,
+        "hardware": about.hardware,
+        "time": about.time,
+        "status": about.status,
+        "note": about.note,
+    }

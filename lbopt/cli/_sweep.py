@@ -18,7 +18,7 @@ from lbopt.config import SweepConfig, completed_json, config_to_json, json_diffe
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
 from lbopt.parallel import available_devices, connect_processes
 from lbopt.report import new_figure
-from lbopt.report.study import write_study_report
+from lbopt.report.study import StudyReport, write_study_report
 from lbopt.sweep import BucketShards, deal_cells, make_cells, make_problems, run_sweep, shard_folder
 from lbopt.sweep.lanes import check_cells
 from lbopt.sweep.search import DRAWN_BY
@@ -61,6 +61,37 @@ def run(argv: Sequence[str], job: Job) -> None:
     given, overrides = _flags.parse("sweep", argv, FLAGS, required=("config", "workdir"))
     shard = Shard.parse(given["shard"]) if "shard" in given else None
     config = _flags.load_config(given["config"], overrides, SweepConfig)
+    command = _flags.command_line("sweep", argv)
+    written = sweep_in(given["workdir"], config, job, command, shard)
+    if written is None:
+        return
+
+    lines = [*written.table.split("\n"), "", *written.findings, "", shown_path(written.file)]
+    show(*lines)
+    if shard and not written.study.complete:
+        show(f"shard {shard} is finished; the others are not: the last one writes the whole report")
+
+
+def sweep_in(
+    study: str, config: SweepConfig, job: Job, command: str, shard: Shard | None = None
+) -> StudyReport | None:
+    """Run the missing trials of a study, or of a shard of it, and write its report.
+
+    Args:
+      study: The workdir: a folder, or one in a bucket.
+      config: The config.
+      job: The job that this process is part of; its first process writes and prints.
+      command: The command line of the user, for the report.
+      shard: The shard; None for the whole study.
+
+    Returns:
+      The report of all finished trials; None in other processes than the first, and without any.
+
+    Raises:
+      UserError: Naming the flag or the field, if a flag or the config is wrong.
+      EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
+      Preempted: On SIGTERM; finished trials are saved.
+    """
     config.validate()
     ours = config_to_json(config)
     job.same("config", ours)
@@ -79,9 +110,7 @@ def run(argv: Sequence[str], job: Job) -> None:
         name_first = sorted(found, key=lambda difference: not difference.startswith("name "))
         return name_first + _other_candidates(config, saved)
 
-    command = _flags.command_line("sweep", argv)
     num_devices = jax.device_count() if together else 1
-    study = given["workdir"]
     with PreemptionWatch(job) as watch, local_workdir(shard_folder(study, shard), job) as folder:
         check_shared_workdir(folder, job)
         others = BucketShards(study, absolute_workdir(folder)) if paths.is_address(study) else None
@@ -98,33 +127,29 @@ def run(argv: Sequence[str], job: Job) -> None:
                 show(f"shard {shard} has none of the study's {len(cells)} cells: nothing to do")
             elif job.index == 0:
                 job.doing("writing the report", patience=STARTING_PATIENCE)
-                _finish(workdir, shard, others)
+                return _finish(workdir, shard, others)
+    return None
 
 
-def _finish(workdir: pathlib.Path, shard: Shard | None, others: BucketShards | None) -> None:
+def _finish(workdir: pathlib.Path, shard: Shard | None, others: BucketShards | None) -> StudyReport:
     """Write the report of all finished trials, in a bucket to the folder of the whole study."""
     if others is None or shard is None:
         # The lock keeps a shard's older report from replacing a newer one.
         with starting_lock(workdir) if shard else contextlib.nullcontext():
-            _report(workdir, shard)
-        return
+            return _report(workdir)
     # Write before reading: then the last shard that reads finds the results of all.
     copy_changes(workdir)
     others.fetch()
-    if _report(workdir, shard):
+    written = _report(workdir)
+    if written.study.complete:
         others.publish()
+    return written
 
 
-def _report(workdir: pathlib.Path, shard: Shard | None) -> bool:
-    """Write the report, print its findings, and return whether the study is complete."""
+def _report(workdir: pathlib.Path) -> StudyReport:
     saved = read_config(workdir, "sweep")
     assert saved is not None
-    written = write_study_report(workdir, saved)
-    lines = [*written.table.split("\n"), "", *written.findings, "", shown_path(written.file)]
-    show(*lines)
-    if shard and not written.study.complete:
-        show(f"shard {shard} is finished; the others are not: the last one writes the whole report")
-    return written.study.complete
+    return write_study_report(workdir, saved)
 
 
 def _other_candidates(config: SweepConfig, saved: dict[str, Any]) -> list[str]:

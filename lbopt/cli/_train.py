@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lbopt._shown import show
 from lbopt._user_code import is_place
@@ -26,16 +26,18 @@ from lbopt.config import (
 )
 from lbopt.errors import UserError
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
-from lbopt.parallel import connect_processes
+from lbopt.parallel import TrainState, connect_processes
 from lbopt.recipes import build_run
-from lbopt.train import check_name, is_begun, train
+from lbopt.train import ProfiledSteps, Run, check_name, is_begun, train
 from lbopt.transforms import is_per_layer
 from lbopt.workdir import (
     CompareConfigs,
     absolute_workdir,
     check_shared_workdir,
+    check_trackers,
     checkpoint_root,
     local_workdir,
+    open_trackers,
     open_workdir,
     package_versions,
     read_json_lines,
@@ -45,6 +47,7 @@ from lbopt.workdir import (
 FLAGS = {
     "config": "FILE[:ROW], then --config.field.sub=VALUE to override",
     "workdir": "folder for config.json, metrics, checkpoints; the same one resumes",
+    "profile": "FIRST:LAST or a number of steps, traced once for xprof into WORKDIR/profile",
     **JOB_FLAGS,
 }
 OF_THE_HOST = ("data_dir", "reader_threads", "reader_processes", "max_damaged_records")
@@ -61,6 +64,7 @@ MAY_CHANGE = (
     "phase2.eval_global_batch_size",
     "checkpoint.keep",
     "stop_at_nan",
+    "trackers",
 )
 """Fields that may change when a run is resumed, for instance on another machine.
 
@@ -81,12 +85,14 @@ def run(argv: Sequence[str], job: Job) -> None:
       Preempted: On SIGTERM; the state is saved.
     """
     given, overrides = _flags.parse("train", argv, FLAGS, required=("config", "workdir"))
+    profile = ProfiledSteps.parse(given["profile"]) if "profile" in given else None
     config = _flags.load_config(given["config"], overrides, TrainConfig)
     with PreemptionWatch(job) as watch:
         job.same("config", {"config": config_to_json(config), "versions": package_versions()}, "")
         connect_processes(job)
-        with _naming_fields(), local_workdir(given["workdir"], job) as folder:
-            lines = _train(config, folder, watch, _flags.command_line("train", argv))
+        with local_workdir(given["workdir"], job) as folder:
+            command = _flags.command_line("train", argv)
+            lines = train_in(folder, config, watch, command, profile=profile).lines
             where = shown_path(absolute_workdir(folder) / "metrics.jsonl")
 
     if job.index:
@@ -109,16 +115,65 @@ def _naming_fields() -> contextlib.AbstractContextManager[None]:
     return naming("config", TrainConfig, **places)
 
 
-def _train(
-    config: TrainConfig, folder: str, watch: PreemptionWatch, command: str
-) -> list[dict[str, Any]]:
-    """Train in a local folder, and return the metrics as they are in its `metrics.jsonl`."""
+class Trained(NamedTuple):
+    """A finished run.
+
+    Attributes:
+      run: Its last phase.
+      state: The final state.
+      lines: The lines of `metrics.jsonl`; [] in processes of a job other than the first.
+    """
+
+    run: Run
+    state: TrainState
+    lines: list[dict[str, Any]]
+
+
+def train_in(
+    folder: str,
+    config: TrainConfig,
+    watch: PreemptionWatch,
+    command: str,
+    on_metrics: Sequence[Any] = (),
+    profile: ProfiledSteps | None = None,
+) -> Trained:
+    """Train in a local folder, resuming from its last checkpoint.
+
+    Args:
+      folder: The workdir.
+      config: The config.
+      watch: The watch for SIGTERM, which knows the job.
+      command: The command line of the user, for the report.
+      on_metrics: Functions (step, metrics), and writers, that get the lines of metrics.jsonl.
+      profile: Steps to trace for xprof; None for none.
+
+    Raises:
+      UserError: If a field of the config is wrong, or the workdir holds another run.
+      EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
+      Preempted: On SIGTERM; the state is saved.
+    """
+    with _naming_fields():
+        return _train_in(folder, config, watch, command, on_metrics, profile)
+
+
+def _train_in(
+    folder: str,
+    config: TrainConfig,
+    watch: PreemptionWatch,
+    command: str,
+    on_metrics: Sequence[Any],
+    profile: ProfiledSteps | None,
+) -> Trained:
     job = watch.job
     check_name(str(checkpoint_root(absolute_workdir(folder))))
     check_shared_workdir(folder, job)
 
     job.doing("making the data and the model ready", patience=STARTING_PATIENCE)
     training = build_run(with_vocabulary(config, folder))
+    if profile is not None:
+        profile.check(training.phases()[-1].last_step)
+    if job.index == 0:
+        check_trackers(config.trackers)
     if not is_begun(absolute_workdir(folder)):
         training.check_initial()
 
@@ -134,8 +189,11 @@ def _train(
     with open_workdir(folder, "train", saved, compare, num_devices, command, job) as workdir:
         if job.index == 0:
             _process.import_tensorboard_writer()
-        train(training, workdir, watch)
-        return read_json_lines(workdir / "metrics.jsonl") if job.index == 0 else []
+        job.doing("opening the trackers", patience=STARTING_PATIENCE)
+        with open_trackers(config.trackers, workdir, saved, job) as hooks:
+            state = train(training, workdir, watch, [*hooks, *on_metrics], profile)
+        lines = read_json_lines(workdir / "metrics.jsonl") if job.index == 0 else []
+        return Trained(training.phases()[-1], state, lines)
 
 
 def saved_config(saved: Mapping[str, Any] | None, workdir: str) -> TrainConfig:

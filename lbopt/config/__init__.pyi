@@ -24,6 +24,7 @@ from ._data import (
     task_of as task_of,
 )
 from ._fields import check_flag as check_flag, default_of as default_of, unused as unused
+from ._from_text import OF_TEXT as OF_TEXT, FromText as FromText
 from ._loss import LossConfig as LossConfig
 from ._measure import MeasureConfig as MeasureConfig
 from ._model import BATCH_NORMED as BATCH_NORMED, ModelConfig as ModelConfig
@@ -37,6 +38,7 @@ from ._optimizer import (
 from ._parallel import ParallelConfig as ParallelConfig
 from ._phase import PhaseConfig as PhaseConfig
 from ._recipe_row import parse_row as parse_row
+from ._reference import FieldEntry as FieldEntry, config_fields as config_fields
 from ._schedule import (
     ResolvedSchedule as ResolvedSchedule,
     ScheduleConfig as ScheduleConfig,
@@ -47,10 +49,9 @@ from ._search import SearchConfig as SearchConfig, check_search as check_search
 from ._step_options import naming_step as naming_step, step_options as step_options
 from ._sweep import Arm as Arm, SweepConfig as SweepConfig
 from ._train import (
-    OF_TEXT as OF_TEXT,
+    TRACKERS as TRACKERS,
     About as About,
     CheckpointConfig as CheckpointConfig,
-    FromText as FromText,
     TrainConfig as TrainConfig,
     naming_phase2 as naming_phase2,
 )

@@ -75,11 +75,12 @@ class DataConfig:
         segments, for bert), "text_mlm" (the same of a corpus that `lbopt prepare` made), "pydoc_lm"
         (the topics as text, for lstm_lm), "ptb" (Mikolov's Penn Treebank files) or "squad"
         (questions, for bert); "arrays" (your own arrays or table, see `path`); or a function of
-        yours, "module:function" or "file.py:function", that returns `lbopt.data.Splits` (files are
+        yours, "module:function" or "file.py:function", that returns `lbopt.Splits` (files are
         looked for beside the config file, then here).
       builder: Name of a TFDS data set, "name[/config][:version]"; for text_mlm the name that the
         corpus was given.
-      data_dir: Folder of data sets; None for $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+      data_dir: Folder of data sets, or gs://BUCKET/FOLDER; None for $TFDS_DATA_DIR, or
+        ~/tensorflow_datasets.
       train_split: Training split in TFDS's notation, "train[:55000]" for a part.
       validation_split: Split that choices are made on.
       test_split: Split that is read once, at the end.
@@ -112,8 +113,9 @@ class DataConfig:
       sequence_length: Tokens of an example of text.
       vocab_size: Number of tokens in the vocabulary: for pydoc the number to learn, special tokens
         included; for text_mlm and squad that of the vocabulary file; for ptb 10000.
-      vocab_file: Vocabulary in BERT's form, a token per line, or a tokenizer.json of Transformers;
-        None for the vocabulary beside the parameters that `init_from` names.
+      vocab_file: Vocabulary in BERT's form, a token per line, or a tokenizer.json of Transformers,
+        here or in a bucket (gs://BUCKET/FILE); None for the vocabulary beside the parameters that
+        `init_from` names.
       lowercase: Whether text is lowercased before it is split into tokens. None for the value in
         the tokenizer_config.json beside the vocabulary or, without that file, for True if no token
         has a capital letter.
@@ -123,7 +125,9 @@ class DataConfig:
       doc_stride: Tokens between the starts of two windows of one paragraph.
       max_answer_length: Largest number of tokens of an answer.
       path: Your own arrays: a .npz file, a folder of .npy files, a table (.csv, .tsv, .parquet,
-        .feather, .arrow), or a folder with one of these for each of train, validation and test.
+        .feather, .arrow), or a folder with one of these for each of train, validation and test;
+        here or in a bucket (gs://BUCKET/PATH), from which it is copied. Or a function of yours that
+        returns arrays by name, or a table of pandas.
       options: Arguments of the function.
       target: Name of the array or column to predict; "" for the only one of label, labels, target,
         targets, y or class.
@@ -203,7 +207,7 @@ def check_data(data: DataConfig) -> None:
     at_least("reader_threads", data.reader_threads, 1)
     for field in ("data_dir", "vocab_file"):
         if getattr(data, field) is not None:
-            paths.local(getattr(data, field), field)
+            paths.local_or_bucket(getattr(data, field), field)
     _check_images(data)
     _check_text(data)
 
@@ -212,8 +216,8 @@ def _check_own(data: DataConfig) -> None:
     fix = "give a file or a folder, for instance 'my.npz'"
     needed = data.name in FILES
     require(data.path or not needed, "path", data.path, fix, code="missing")
-    if data.path:
-        paths.local(data.path, "path")
+    if data.path and not _user_code.is_place(data.path):
+        paths.local_or_bucket(data.path, "path")
     if data.task:
         require_choice("task", data.task, OWN_TASKS)
     if data.outputs is not None:

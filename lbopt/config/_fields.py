@@ -120,6 +120,12 @@ def applies(field: dataclasses.Field, *groups: Any) -> bool:
     return not alternatives or any(not _unmet(when, groups) for when in alternatives)
 
 
+def replaced(field: dataclasses.Field, group: Any) -> bool:
+    """Return whether another field of the group, which is not None, replaces this one."""
+    other = applicability(field).unless
+    return bool(other) and getattr(group, other) is not None
+
+
 def check(group: Any, place: str = "", *around: Any) -> None:
     """Raise `UserError`, code "unused", for a field that does not apply and is not at its default.
 
@@ -147,7 +153,7 @@ def unused(config: Any) -> dict[str, tuple[Any, dataclasses.Field]]:
       Dotted name -> (the group that holds the field, the field).
     """
     return {
-        _joined(place, field.name): (group, field)
+        joined(place, field.name): (group, field)
         for place, group, *around in _groups(config)
         for field in dataclasses.fields(group)
         if not applies(field, group, *around) and not _may_have(field, getattr(group, field.name))
@@ -160,10 +166,11 @@ def _groups(config: Any, place: str = "", *around: Any) -> Iterator[tuple[Any, .
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            yield from _groups(value, _joined(place, field.name), config, *around)
+            yield from _groups(value, joined(place, field.name), config, *around)
 
 
-def _joined(place: str, name: str) -> str:
+def joined(place: str, name: str) -> str:
+    """Return the dotted name of a field of the group at a place, "" for the outermost group."""
     return f"{place}.{name}" if place else name
 
 
@@ -191,9 +198,9 @@ def check_flag(config: Any, name: str, before: Any) -> None:
     if not applies(field, *groups) and not resets:
         raise _unused(field, value, place, *groups)
     other = applicability(field).unless
-    if other and getattr(groups[0], other) is not None:
+    if replaced(field, groups[0]):
         reason = f"has no effect with {{other}} = {_shown(getattr(groups[0], other))}; change that"
-        also = {"other": _joined(place, other)}
+        also = {"other": joined(place, other)}
         raise UserError(name, value, reason, code="unused", also=also)
 
 
@@ -234,18 +241,24 @@ def _inner_without_unused(value: Any, hint: Any, *around: Any) -> Any:
     return without_unused(kind, value, *around) if isinstance(value, dict) else value
 
 
-def describe(field: dataclasses.Field) -> str:
+def describe(field: dataclasses.Field, named: Callable[[str], str] = str) -> str:
     """Return the conditions under which a field applies, in words; "" if it always applies.
+
+    Args:
+      field: The field.
+      named: Function that returns how a field in the conditions is shown, given its name there.
 
     >>> describe(only(2, {"name": ("aps",)}, {"name": ("ef",), "compressor": ("cast",)}))
     "name = 'aps', or name = 'ef' and compressor = 'cast'"
     """
     found = applicability(field)
     text = ", or ".join(
-        " and ".join(f"{name} {_stated(wanted)}" for name, wanted in when.items())
+        " and ".join(f"{named(name)} {_stated(wanted)}" for name, wanted in when.items())
         for when in found.alternatives
     )
-    return f"{text}{', ' * bool(text)}{found.unless} = None" if found.unless else text
+    if not found.unless:
+        return text
+    return f"{text}{', and ' * bool(text)}{named(found.unless)} = None"
 
 
 def _stated(wanted: tuple[Any, ...] | Condition) -> str:
@@ -303,8 +316,8 @@ def _unused(field: dataclasses.Field, value: Any, place: str, *groups: Any) -> U
     now = _shown(_look_up(name, groups))
     default = _shown(default_of(field))
     reason = f"has no effect with {{other}} = {now}, only {_choices(wanted)}; leave it {default}"
-    also = {"other": name if "." in name else _joined(place, name)}
-    return UserError(_joined(place, field.name), value, reason, code="unused", also=also)
+    also = {"other": name if "." in name else joined(place, name)}
+    return UserError(joined(place, field.name), value, reason, code="unused", also=also)
 
 
 def _choices(wanted: Sequence[tuple[Any, ...] | Condition]) -> str:

@@ -18,7 +18,7 @@ from lbopt.transforms import LearningRateState, rate_at
 DECAY = "weight_decay"
 MASKS = ("mask", "weight_decay_mask")
 """Names of arguments of optimizers for the leaves that are decayed."""
-_FILLED = ("learning_rate", DECAY, *MASKS, "stacked")
+FILLED = ("learning_rate", DECAY, *MASKS, "stacked")
 """Arguments that the config's own fields fill."""
 _PREFIX = "optax."
 
@@ -42,7 +42,7 @@ def may_take(name: str, *arguments: str) -> bool:
     """
     if _user_code.is_place(name):
         return True
-    found = _of_optax(name)
+    found = of_optax(name)
     return found is not None and bool({*arguments} & {*inspect.signature(found).parameters})
 
 
@@ -53,16 +53,17 @@ def check_name(name: str, ours: Sequence[str]) -> None:
       name: The name.
       ours: The names of our own optimizers.
     """
-    if name in ours or _user_code.is_place(name) or _of_optax(name) is not None:
+    if name in ours or _user_code.is_place(name) or of_optax(name) is not None:
         return
     if name.startswith(_PREFIX):
         require_choice("name", name, names_of_optax())
-    if _of_optax(_PREFIX + name) is not None:
+    if of_optax(_PREFIX + name) is not None:
         raise UserError("name", name, f"write {_PREFIX + name!r} for that of Optax", code="choice")
     require_place_or_choice("name", name, ours, "config.optimizer")
 
 
-def _of_optax(name: str) -> Callable[..., Any] | None:
+def of_optax(name: str) -> Callable[..., Any] | None:
+    """Return the function of a name of Optax; None if it has none."""
     if not str(name).startswith(_PREFIX):
         return None
     *modules, last = name.removeprefix(_PREFIX).split(".")
@@ -114,6 +115,8 @@ def make(
       options: Other arguments.
       learning_rate: Number or schedule. The optimizer is built anew in each step with the number of
         that step, so that the schedule, its restarts and the log are those of our own optimizers.
+        The updates of a finished transformation, or of a function without this argument, are
+        multiplied by it.
       weight_decay: Weight decay; may be traced.
       mask: The decayed leaves.
       stacked: The parameters that are stacks of layers.
@@ -121,18 +124,24 @@ def make(
     Raises:
       UserError: Naming `name`, `options` or `weight_decay`, if the optimizer does not take them.
     """
-    factory = _of_optax(name) or _user_code.load(name, "name")
+    factory = of_optax(name) or _user_code.load(name, "name")
+    if isinstance(factory, optax.GradientTransformation):
+        finished = factory
+        factory = lambda: finished  # noqa: E731
     require(callable(factory), "name", name, "no function; give one that returns an optimizer")
     taken = inspect.signature(factory).parameters
     given = _arguments(name, taken, options, weight_decay, mask, stacked)
+    takes_rate = "learning_rate" in taken
 
     def with_rate(rate: Any) -> optax.GradientTransformationExtraArgs:
         with _user_code.naming_errors("name", name):
-            made = factory(**({"learning_rate": rate} if "learning_rate" in taken else {}), **given)
+            made = factory(**({"learning_rate": rate} if takes_rate else {}), **given)
         fix = f"it returns a {type(made).__name__}; return an optax.GradientTransformation"
         is_one = hasattr(made, "init") and hasattr(made, "update")
         require(is_one, "name", name, fix, code="type")
-        return optax.with_extra_args_support(made)
+        # One that has a learning rate of its own: the schedule's number multiplies its updates.
+        whole = made if takes_rate else optax.chain(made, optax.scale(rate))
+        return optax.with_extra_args_support(whole)
 
     def init_fn(params: types.Params) -> InjectedState:
         start = LearningRateState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
@@ -164,7 +173,7 @@ def _arguments(
     """Return the arguments of an optimizer but the learning rate."""
     for option in options:
         fix = f"{option!r} comes from the schedule or the fields of weight decay; leave it out"
-        require(option not in _FILLED, "options", dict(options), fix, code="conflict")
+        require(option not in FILLED, "options", dict(options), fix, code="conflict")
         _require_argument(name, taken, option)
     if not (isinstance(weight_decay, float | int) and weight_decay == 0):
         fix = f"{{name}} = {name!r} takes no weight decay; leave it 0"
@@ -177,7 +186,7 @@ def _arguments(
     ]
     for argument in needed:
         fix = f"{{name}} = {name!r} needs {argument!r} too; give it a value"
-        known = argument in (*_FILLED, *options)
+        known = argument in (*FILLED, *options)
         require(known, "options", dict(options), fix, code="missing", also=["name"])
 
     filled: dict[str, Any] = {DECAY: weight_decay, "stacked": stacked}
@@ -192,7 +201,7 @@ def _require_argument(name: str, taken: Mapping[str, inspect.Parameter], option:
     """Raise `UserError` unless an optimizer has an argument of this name."""
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
         return
-    with_field = (*_FILLED, "adam_weight_decay")
+    with_field = (*FILLED, "adam_weight_decay")
     known = [argument for argument in taken if argument not in with_field]
     require_choice(f"options.{option}", option, known)
 

@@ -87,7 +87,8 @@ class OptimizerConfig:
         in EfficientNet); "optax.NAME" for any of Optax's, "optax.contrib.muon" for instance; or a
         function of yours that returns an `optax.GradientTransformation`, "module:function" or
         "file.py:function". Both get the learning rate, the weight decay and its mask, as far as
-        they have such arguments.
+        they have such arguments; the updates of a function without a `learning_rate`, or of a
+        finished transformation, are multiplied by the schedule's number.
       variant: Public code to follow; `lbopt.describe()` lists them. Options without a field here
         are the variant's.
       weight_decay: Weight decay, never the variant's nor Optax's default. Decoupled for lamb, lans

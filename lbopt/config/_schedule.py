@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from lbopt import errors
-from lbopt.config._checks import LARGEST_INTEGER, MOST_STEPS
-from lbopt.config._fields import NOT_EMPTY, NOT_ZERO, When, only
-from lbopt.errors import require, require_choice
+from lbopt import _user_code, errors
+from lbopt.config._checks import LARGEST_INTEGER, MOST_STEPS, require_place_or_choice
+from lbopt.config._fields import NOT_EMPTY, NOT_ZERO, Condition, When, only
+from lbopt.errors import require
 from lbopt.schedules import (
     Units,
     exponential_factor,
@@ -33,7 +34,9 @@ _WARMS_UP: tuple[When, ...] = (
         "base_warmup_epochs": NOT_ZERO,
     },
 )
-_DECAYING = (*_WITH_END, *_IN_STAIRS)
+_DECAYING = Condition(
+    "a decay", lambda name: name in (*_WITH_END, *_IN_STAIRS) or _user_code.is_place(name)
+)
 _CHANGES: tuple[When, ...] = ({"decay": _DECAYING}, *_WARMS_UP)
 _TWO_ORIGINS: tuple[When, ...] = (
     {"decay": _DECAYING, "start_step": NOT_ZERO},
@@ -57,7 +60,8 @@ class ScheduleConfig:
         steps), "epochs" (base_warmup_epochs at every batch) or "none".
       base_warmup_epochs: Epochs of warmup at the base batch.
       decay: "polynomial", "cosine" or "constant", from the end of warmup to the end of the run;
-        "exponential" or "step", in stairs.
+        "exponential" or "step", in stairs; or a function of yours, "module:function" or
+        "file.py:function": steps since the decay began -> factor of the peak.
       power: Exponent of the polynomial.
       end_factor: Fraction of the peak that is left at the end, in [0, 1].
       first_step: Number of the first update: 0 (learning rate 0 there) or 1.
@@ -256,12 +260,14 @@ def _ramp(config: ScheduleConfig) -> dict[str, Any]:
 
 def _decay(config: ScheduleConfig, steps_per_epoch: float) -> dict[str, Any]:
     """Return the options of the decay, those that it has."""
-    require_choice("decay", config.decay, DECAYS)
+    require_place_or_choice("decay", config.decay, DECAYS, "config.schedule.decay")
     if config.decay == "constant":
         return {"decay": config.decay}
     options: dict[str, Any] = {"decay": config.decay}
     if _ramp(config) or config.start_step:
         options["decay_from"] = config.decay_from
+    if _user_code.is_place(config.decay):
+        return options | {"decay": _own_decay(config.decay)}
     if config.decay in _IN_STAIRS:
         return options | {"decay": _stairs(config, steps_per_epoch)}
     if config.decay == "polynomial":
@@ -271,6 +277,21 @@ def _decay(config: ScheduleConfig, steps_per_epoch: float) -> dict[str, Any]:
         "decay_steps": config.decay_steps,
         "end_learning_rate": config.end_learning_rate,
     }
+
+
+def _own_decay(place: str) -> Callable[[jax.Array], jax.Array]:
+    """Return the user's factor of the peak, a function of optimizer steps."""
+    function = _user_code.load(place, "decay")
+    require(callable(function), "decay", place, "no function; give one of the step")
+
+    def factor(steps: jax.Array) -> jax.Array:
+        with _user_code.naming_errors("decay", place):
+            return jnp.asarray(function(steps), jnp.float32)
+
+    shape = jax.eval_shape(factor, jax.ShapeDtypeStruct((), jnp.float32)).shape
+    fix = f"it returns an array {list(shape)} for one step; return a number"
+    require(shape == (), "decay", place, fix, code="type")
+    return factor
 
 
 def _stairs(config: ScheduleConfig, steps_per_epoch: float) -> Callable[[jax.Array], jax.Array]:

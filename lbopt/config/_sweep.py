@@ -10,6 +10,7 @@ from lbopt.config._aggregator import AggregatorConfig
 from lbopt.config._checks import at_least, require_name, require_seeds
 from lbopt.config._data import DataConfig
 from lbopt.config._fields import only
+from lbopt.config._from_text import FromText
 from lbopt.config._loss import LossConfig
 from lbopt.config._measure import MeasureConfig, check_measure
 from lbopt.config._model import ModelConfig
@@ -17,14 +18,7 @@ from lbopt.config._optimizer import OptimizerConfig
 from lbopt.config._parallel import BY_COMPILER
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.config._search import SearchConfig, check_search
-from lbopt.config._train import (
-    STATUSES,
-    About,
-    FromText,
-    TrainConfig,
-    check_epochs,
-    check_metric,
-)
+from lbopt.config._train import STATUSES, About, TrainConfig, check_epochs, check_metric
 from lbopt.errors import require, require_choice
 
 TRIAL_BATCHINGS = ("auto", "none", "vmap")
@@ -52,6 +46,7 @@ _REPLACED = {
     "checkpoint": _NO_WORKDIR,
     "log_every_steps": _NO_WORKDIR,
     "mllog": _NO_WORKDIR,
+    "trackers": _NO_WORKDIR,
     "stop_at_nan": "a trial always ends at its first loss that is not finite",
 }
 """Fields of `train` that no trial reads, and why."""

@@ -5,16 +5,16 @@ import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 from lbopt import errors, paths
 from lbopt._user_code import is_place
 from lbopt.config import _checks, _fields
 from lbopt.config._aggregator import AggregatorConfig, check_aggregator_kind
-from lbopt.config._checks import at_least, require_name, require_seed
-from lbopt.config._data import DataConfig, check_data, data_of_text, task_of
+from lbopt.config._checks import at_least, require_name, require_place_or_choice, require_seed
+from lbopt.config._data import DataConfig, check_data, task_of
 from lbopt.config._fields import NOT_EMPTY, only
+from lbopt.config._from_text import FromText
 from lbopt.config._loss import LossConfig, check_loss
 from lbopt.config._model import FAMILIES, ModelConfig, check_model
 from lbopt.config._optimizer import OptimizerConfig, check_optimizer, check_optimizer_kind
@@ -35,13 +35,7 @@ _WHOLE_BATCH = {
     "optimizer.track_noise_scale": (False,),
 }
 """Values of fields with which a loss sees the whole batch of a step at once."""
-OF_TEXT: dict[str, Callable[[str], Any]] = {
-    "data": data_of_text,
-    "model": ModelConfig,
-    "loss": lambda text: LossConfig(name=text),
-    "optimizer": OptimizerConfig,
-}
-"""Groups of fields that one text can stand for, and the functions that read it."""
+TRACKERS = ("mlflow", "wandb")
 STATUSES = ("measured here", "planned by the TPU compiler", "not yet run")
 
 
@@ -93,7 +87,8 @@ class CheckpointConfig:
       every_steps: Steps between two saves; the state is also saved at the end and on SIGTERM.
       keep: Number of latest checkpoints that are kept beside the best one.
       best_metric: Evaluation metric that says which is best. Higher is better unless its name ends
-        in "loss", "perplexity", "error", "mse" or "mae".
+        in "loss", "perplexity", "error", "mse" or "mae". Where the evaluation has no accuracy, the
+        default means "eval/perplexity" or "eval/loss".
     """
 
     every_steps: int = 100
@@ -101,20 +96,9 @@ class CheckpointConfig:
     best_metric: str = "eval/accuracy"
 
 
-class FromText:
-    """A config whose groups can also be given as one text, the name of their kind.
-
-    `config.model = "net.py:make"` is `config.model = ModelConfig("net.py:make")`.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        kind = OF_TEXT.get(name)
-        object.__setattr__(self, name, kind(value) if kind and isinstance(value, str) else value)
-
-
 @dataclasses.dataclass
 class TrainConfig(FromText):
-    """One training run. `data`, `model`, `loss` and `optimizer` can be given as one text.
+    """One training run. Groups can be given as one text, or as an object, see `FromText`.
 
     Attributes:
       name: Name of the recipe.
@@ -139,11 +123,14 @@ class TrainConfig(FromText):
         checkpoint of a finite network is kept in either case, and a study's trials always end
         there.
       mllog: Whether MLPerf's `:::MLLOG` lines are printed, and kept in mllog.txt of the workdir.
-      init_from: Place of the parameters to start from: a workdir of lbopt train (gs://BUCKET/FOLDER
-        too), a file of lbopt export --format=safetensors, or a folder of Transformers; heads that
-        it does not have start fresh. None for fresh parameters.
+      init_from: Place of the parameters to start from: a workdir of lbopt train, a file of lbopt
+        export --format=safetensors, or a folder of Transformers, here or in a bucket
+        (gs://BUCKET/PATH); heads that it does not have start fresh. None for fresh parameters.
       aggregator: Aggregator in place of the mean of the replicas' gradients.
       phase2: Settings that change after the first `num_steps`; None for a run of one phase.
+      trackers: Trackers that get the lines of metrics.jsonl: "wandb" (Weights & Biases), "mlflow",
+        or `module:name` or `file.py:name` of a function (workdir, config) that returns a function
+        (step, metrics), or a writer with `write_scalars(step, metrics)` like those of CLU.
     """
 
     name: str = "unnamed"
@@ -171,6 +158,7 @@ class TrainConfig(FromText):
     mllog: bool = False
     init_from: str | None = None
     phase2: PhaseConfig | None = None
+    trackers: tuple[str, ...] = ()
 
     def validate(self) -> None:
         """Check every field that can be checked without data or devices.
@@ -190,6 +178,11 @@ class TrainConfig(FromText):
         require_name("name", self.name)
         if self.init_from is not None:
             paths.local_or_bucket(self.init_from, "init_from")
+        with errors.about("trackers", self.trackers):
+            for name in self.trackers:
+                require_place_or_choice("name", name, TRACKERS, "config.trackers")
+        once = len(set(self.trackers)) == len(self.trackers)
+        require(once, "trackers", self.trackers, "name each once")
         if self.target_metric:
             check_metric("target_metric", self.target_metric)
         require_choice("about.status", self.about.status, STATUSES)

@@ -16,4 +16,8 @@ from ._damaged import DAMAGED as DAMAGED, DamagedCount as DamagedCount
 from ._digits import load_digits as load_digits
 from ._order import example_indices as example_indices
 from ._places import ptb_folder as ptb_folder, store_folder as store_folder
-from ._records import TfdsFolder as TfdsFolder, default_data_dir as default_data_dir
+from ._records import (
+    TfdsFolder as TfdsFolder,
+    data_dir_or_bucket as data_dir_or_bucket,
+    default_data_dir as default_data_dir,
+)

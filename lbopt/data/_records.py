@@ -20,6 +20,7 @@ from lbopt.data._damaged import DamagedRecord
 from lbopt.errors import EnvironmentProblem, UserError, require
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
+_INFO = "dataset_info.json"
 _NAME = re.compile(r"(?P<path>\w+(/[\w.-]+)?)(:(?P<version>\d+\.\d+\.\d+))?")
 
 
@@ -32,7 +33,7 @@ class Records(Protocol):
 
 
 def default_data_dir(data_dir: str | None = None) -> pathlib.Path:
-    """Return the folder of data sets.
+    """Return the folder of data sets, for a command that writes there.
 
     Args:
       data_dir: Folder; None for $TFDS_DATA_DIR or, without it, ~/tensorflow_datasets as in TFDS.
@@ -40,9 +41,27 @@ def default_data_dir(data_dir: str | None = None) -> pathlib.Path:
     Raises:
       UserError: If the folder is an address.
     """
+    return paths.local(*_data_dir(data_dir))
+
+
+def data_dir_or_bucket(data_dir: str | None = None) -> tuple[str, str]:
+    """Return the folder of data sets, or its address, to read from; and the field that has it.
+
+    Args:
+      data_dir: Folder or gs://BUCKET/FOLDER; None as in `default_data_dir`.
+
+    Raises:
+      UserError: If it is another address.
+    """
+    given, field = _data_dir(data_dir)
+    place = paths.local_or_bucket(given, field)
+    return place if paths.is_address(place) else str(paths.local(given, field)), field
+
+
+def _data_dir(data_dir: str | None) -> tuple[str, str]:
     if data_dir:
-        return paths.local(data_dir, "data_dir")
-    return paths.local(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets", "TFDS_DATA_DIR")
+        return data_dir, "data_dir"
+    return os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets", "TFDS_DATA_DIR"
 
 
 class TfdsFolder:
@@ -50,10 +69,10 @@ class TfdsFolder:
 
     Args:
       builder: Name, "name[/config][:version]"; without a version the newest one on disk.
-      data_dir: Folder of data sets, see `default_data_dir`.
+      data_dir: Folder of data sets, see `data_dir_or_bucket`.
 
     Attributes:
-      folder: Folder of its files.
+      folder: Folder of its files; of one in a bucket, the copy.
       features: TFDS's description of a record.
       num_examples: Split -> number of its records.
 
@@ -216,19 +235,14 @@ def prepare_command(arguments: str, data_dir: str | None = None) -> str:
 
 def _find(builder: str, data_dir: str | None) -> pathlib.Path:
     """Return the folder of the wanted version, or of the newest one."""
-    root = default_data_dir(data_dir)
+    root, field = data_dir_or_bucket(data_dir)
     matched = _NAME.fullmatch(builder)
     if matched is None:
         raise UserError("builder", builder, "write name, name/config or name/config:1.0.0")
 
     wanted = matched["version"]
-    versions = [
-        entry
-        for entry in _entries(root / matched["path"], builder)
-        if _VERSION.fullmatch(entry.name)
-        and wanted in (None, entry.name)
-        and (entry / "dataset_info.json").is_file()
-    ]
+    folder = f"{root}/{matched['path']}"
+    versions = [name for name in _versions(folder, field, builder) if wanted in (None, name)]
     if not versions:
         fix = (
             f"it is not in {root}; run {prepare_command(builder, data_dir)}, or give its folder of "
@@ -238,7 +252,21 @@ def _find(builder: str, data_dir: str | None) -> pathlib.Path:
         raise EnvironmentProblem("builder", builder, fix, code="missing", also=also)
 
     # By numbers: as text, 1.10.0 would be older than 1.9.0.
-    return max(versions, key=lambda entry: tuple(map(int, entry.name.split("."))))
+    newest = max(versions, key=lambda name: tuple(map(int, name.split("."))))
+    return paths.readable(f"{folder}/{newest}", field)
+
+
+def _versions(folder: str, field: str, builder: str) -> list[str]:
+    """Return the versions of a data set that are finished, in a folder or a bucket."""
+    if paths.is_address(folder):
+        inside = [name.split("/") for name in paths.names_below(folder, field)]
+        found = [name[0] for name in inside if name[1:] == [_INFO]]
+        return list(filter(_VERSION.fullmatch, found))
+    return [
+        entry.name
+        for entry in _entries(paths.local(folder, field), builder)
+        if _VERSION.fullmatch(entry.name) and (entry / _INFO).is_file()
+    ]
 
 
 def _entries(folder: pathlib.Path, builder: str) -> list[pathlib.Path]:

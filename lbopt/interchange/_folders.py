@@ -13,17 +13,24 @@ from lbopt import _unfinished, paths
 from lbopt.errors import NO_VALUE, EnvironmentProblem, require
 
 
-def require_new_folder(path: paths.GivenPath, field: str) -> pathlib.Path:
-    """Return the absolute path of a folder, which must not exist yet or be empty.
+def require_new_folder(path: paths.GivenPath, field: str) -> paths.GivenPath:
+    """Return the absolute path of a folder, which must not exist yet or be empty; or its address.
 
     Args:
-      path: The path that the user gave.
+      path: The path, or gs://BUCKET/FOLDER, that the user gave.
       field: The flag or argument that gave it, for messages.
 
     Raises:
       UserError: If a file or a folder that is not empty exists there.
       EnvironmentProblem: If the folder cannot be read.
     """
+    fix = "something is there, and nothing is overwritten; give a new folder"
+    address = paths.local_or_bucket(path, field)
+    if paths.is_address(address):
+        taken = paths.exists_in_bucket(address, field)
+        require(not taken, field, address, fix, code="exists")
+        return address
+
     folder = pathlib.Path(os.path.abspath(paths.local(path, field)))
     try:
         taken = any(folder.iterdir()) if folder.is_dir() else os.path.lexists(folder)
@@ -31,7 +38,6 @@ def require_new_folder(path: paths.GivenPath, field: str) -> pathlib.Path:
         raise EnvironmentProblem(
             field, str(path), f"cannot be read ({error.strerror}); use another", code="resource"
         ) from error
-    fix = "something is there, and nothing is overwritten; give a new folder"
     require(not taken, field, str(path), fix, code="exists")
     return folder
 
@@ -40,10 +46,11 @@ def require_new_folder(path: paths.GivenPath, field: str) -> pathlib.Path:
 def new_folder(path: paths.GivenPath, field: str = "directory") -> Iterator[pathlib.Path]:
     """Yield a hidden folder beside `path`, which is renamed to `path` at the end.
 
-    After an error it is removed instead. Hidden folders of killed processes are removed too.
+    After an error it is removed instead. Hidden folders of killed processes are removed too. For an
+    address it is a temporary folder, whose files are written to the bucket at the end.
 
     Args:
-      path: The path of the new folder.
+      path: The path of the new folder, or gs://BUCKET/FOLDER.
       field: The flag or argument that gave it, for messages.
 
     Raises:
@@ -51,6 +58,12 @@ def new_folder(path: paths.GivenPath, field: str = "directory") -> Iterator[path
       EnvironmentProblem: If the folder cannot be written.
     """
     folder = require_new_folder(path, field)
+    if not isinstance(folder, pathlib.Path):
+        with paths.written(folder, field) as made, writing(field, str(path)):
+            made.mkdir()
+            yield made
+        return
+
     with writing(field, str(path)):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _unfinished.folder(folder) as partial:

@@ -46,7 +46,8 @@ def load_huggingface(directory: paths.GivenPath) -> tuple[nn.Module, dict[str, A
     parameters to `lbopt.models.stack_layers`.
 
     Args:
-      directory: A local folder with `config.json` and `model.safetensors`. Nothing is downloaded.
+      directory: A folder with `config.json` and `model.safetensors`, or gs://BUCKET/FOLDER. Nothing
+        is downloaded from elsewhere.
 
     Returns:
       The Linen module, which computes in fp32 (`module.clone(dtype=...)` for another dtype), and
@@ -62,7 +63,7 @@ def load_huggingface(directory: paths.GivenPath) -> tuple[nn.Module, dict[str, A
       Its `stochastic_depth_rate` is `drop_connect_rate`, but lbopt drops whole examples, as the
       paper says, where `transformers` drops elements.
     """
-    folder = paths.local(directory, "directory")
+    folder = paths.readable(directory, "directory")
     config = _read_config(folder)
     with errors.under(f"{folder / 'config.json'}: "):
         family = _family_of(config)
@@ -89,7 +90,8 @@ def save_huggingface(
     """Write a folder that `transformers`' `from_pretrained` and `load_huggingface` read.
 
     Args:
-      directory: A new or empty folder; it appears only when it is complete.
+      directory: A new or empty folder, which appears only when it is complete; or
+        gs://BUCKET/FOLDER, where `config.json` appears last.
       module: A Bert (scanned or not), a ResNet with a 7 x 7 stem, or an EfficientNet.
       variables: The module's parameters and batch statistics.
       image_size: Side of the images in pixels, on which an EfficientNet's padding depends.

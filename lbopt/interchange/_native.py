@@ -26,15 +26,22 @@ def save_safetensors(
     """Write variables under their names, `params/...` and `batch_stats/...`, in their own dtypes.
 
     Args:
-      file: The file to write. An existing file is replaced once the new one is complete.
+      file: The file to write, or gs://BUCKET/FILE. An existing one is replaced once the new one is
+        complete.
       variables: The variables, {"params": ..., "batch_stats": ...}.
       metadata: Strings to store in the file's header. The key `format` is reserved.
 
     Raises:
       EnvironmentProblem: If the file cannot be written.
     """
-    path = paths.local(file, "file")
+    place = paths.local_or_bucket(file, "file")
     arrays = {name: np.asarray(leaf) for name, leaf in _names.flatten(variables).items()}
+    if paths.is_address(place):
+        with paths.written(place, "file") as made:
+            _files.write(made, arrays, {**(metadata or {}), "format": FORMAT})
+        return
+
+    path = paths.local(file, "file")
     with _folders.writing("file", str(file)), _unfinished.folder(path) as temporary:
         _files.write(temporary / path.name, arrays, {**(metadata or {}), "format": FORMAT})
         os.replace(temporary / path.name, path)
@@ -50,7 +57,7 @@ def load_safetensors(file: paths.GivenPath) -> tuple[dict[str, Any], dict[str, s
       UserError: If the file does not exist, is damaged, or was not written by `save_safetensors`.
       EnvironmentProblem: If the file cannot be read.
     """
-    path = paths.local(file, "file")
+    path = paths.readable(file, "file")
     with _opened(path) as (handle, metadata):
         keys = list(handle.keys())
         _check_names(keys, path)
@@ -60,7 +67,7 @@ def load_safetensors(file: paths.GivenPath) -> tuple[dict[str, Any], dict[str, s
 
 def read_safetensors_metadata(file: paths.GivenPath) -> dict[str, str]:
     """Return the metadata of a file of `save_safetensors`, without reading its arrays."""
-    with _opened(paths.local(file, "file")) as (_, metadata):
+    with _opened(paths.readable(file, "file")) as (_, metadata):
         return metadata
 
 

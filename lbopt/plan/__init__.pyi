@@ -17,5 +17,6 @@ from ._table import (
 from ._topology import (
     Topology as Topology,
     open_topology as open_topology,
+    planning as planning,
     prepare_environment as prepare_environment,
 )

@@ -147,6 +147,11 @@ class Plan:
             self.mean(lambda phase: phase.model_flops) / seconds / self.topology.chip.device_flops
         )
 
+    def __str__(self) -> str:
+        from lbopt.plan._table import plan_lines
+
+        return "\n".join(plan_lines(self))
+
 
 def make_plan(
     config: TrainConfig,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -102,6 +103,24 @@ def prepare_environment() -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # the setting has no effect before this
+
+
+@contextlib.contextmanager
+def planning() -> Iterator[None]:
+    """Let a program on CPUs compile for TPUs inside; see `prepare_environment`."""
+    cached = jax.config.values["jax_enable_compilation_cache"]
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    prepare_environment()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", cached)
+        compilation_cache.reset_cache()
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def open_topology(name: str) -> Topology:

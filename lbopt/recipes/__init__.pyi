@@ -12,7 +12,7 @@ from ._make_step import make_step as make_step
 from ._networks import make_network as make_network
 from ._patterns import check_patterns as check_patterns
 from ._problem import (
-    Problem as Problem,
+    LoadedProblem as LoadedProblem,
     check_batch as check_batch,
     check_size as check_size,
     make_problem as make_problem,

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from lbopt import errors, types
 from lbopt.config import (
+    CheckpointConfig,
     ParallelConfig,
     ResolvedSchedule,
     TrainConfig,
@@ -155,7 +156,7 @@ def _build_phase(
         cadence=_cadence(config, resolved),
         steps_per_epoch=resolved.steps_per_epoch,
         keep_checkpoints=config.checkpoint.keep,
-        best_metric=config.checkpoint.best_metric,
+        best_metric=_best_metric(config, problem),
         evaluates_average=has_evaluated_params(jax.eval_shape(tx.init, problem.params)),
         initial=_initial.of_config(config),
         vocabulary=problem.vocabulary,
@@ -175,7 +176,7 @@ def _batch_shards(mesh: Mesh, trains: bool) -> tuple[int, list[int] | None]:
     return (mesh.size, local_parts(mesh)) if trains else (1, None)
 
 
-def check_batch_fits(config: TrainConfig, problem: _problem.Problem, mesh: Mesh) -> None:
+def check_batch_fits(config: TrainConfig, problem: _problem.LoadedProblem, mesh: Mesh) -> None:
     """Check the batch against data, devices and batch norm, and the names of metrics."""
     size = config.global_batch_size
     microsteps = config.parallel.num_microsteps
@@ -187,9 +188,18 @@ def check_batch_fits(config: TrainConfig, problem: _problem.Problem, mesh: Mesh)
         Replicas(mesh.size, grid=torus_grid(mesh), simulated=simulated),
         size // (microsteps * simulated),
     )
-    problem.check_metric("checkpoint.best_metric", config.checkpoint.best_metric)
+    problem.check_metric("checkpoint.best_metric", _best_metric(config, problem))
     if config.target_metric:
         problem.check_metric("target_metric", config.target_metric)
+
+
+def _best_metric(config: TrainConfig, problem: _problem.LoadedProblem) -> str:
+    """Return the metric that says which checkpoint is best; the default suits any task."""
+    name = config.checkpoint.best_metric
+    if name != CheckpointConfig.best_metric:
+        return name
+    known = [f"eval/{one}" for one in ("accuracy", "perplexity", "loss")]
+    return next((one for one in known if one.removeprefix("eval/") in problem.metric_names), name)
 
 
 def _cadence(config: TrainConfig, resolved: ResolvedSchedule) -> Cadence:
@@ -244,7 +254,7 @@ def build_mesh(parallel: ParallelConfig, devices: Sequence[jax.Device] | None = 
 
 
 def build_state(
-    problem: _problem.Problem,
+    problem: _problem.LoadedProblem,
     tx,
     seed: int | jax.Array,
     learned: tuple[types.Params, types.ModelState] | None = None,

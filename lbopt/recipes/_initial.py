@@ -13,7 +13,7 @@ from typing import Any, NotRequired, TypedDict
 import jax
 import numpy as np
 
-from lbopt import _typed_json, errors, tree, types
+from lbopt import _typed_json, errors, paths, tree, types
 from lbopt.config import ModelConfig, TrainConfig, naming
 from lbopt.data.text import (
     VOCABULARY_FILE,
@@ -83,8 +83,8 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
     """Read variables: {"params": ..., "batch_stats": ...}.
 
     Args:
-      place: A workdir, on this machine or in a bucket; a safetensors file of `lbopt export`; or a
-        folder of Transformers.
+      place: A workdir, a safetensors file of `lbopt export`, or a folder of Transformers; on this
+        machine or in a bucket.
       model: The network that starts from them. The layers of bert are returned stacked if it has
         them so.
 
@@ -112,7 +112,8 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
 def opened(place: str) -> Iterator[pathlib.Path]:
     """Context manager that gives the path of `config.init_from`.
 
-    For a workdir in a bucket it is a local copy of the workdir's small files.
+    For a workdir in a bucket it is a local copy of the workdir's small files, and for another place
+    in a bucket a copy of the whole.
 
     Raises:
       UserError: If an address is not a folder of a bucket.
@@ -120,7 +121,11 @@ def opened(place: str) -> Iterator[pathlib.Path]:
     """
     with contextlib.ExitStack() as stack:
         with _naming(place):
-            path = absolute_workdir(stack.enter_context(local_workdir(place, write=False)))
+            workdir = f"{place}/checkpoints"
+            if paths.is_address(place) and not paths.exists_in_bucket(workdir, "init_from"):
+                path = paths.readable(place, "init_from")
+            else:
+                path = absolute_workdir(stack.enter_context(local_workdir(place, write=False)))
             path_exists(path)  # or its name is too long to be looked for
         try:
             yield path
@@ -180,8 +185,6 @@ def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
             variables = read_variables(path)
         return variables, saved.get("config", {}).get("model", {}).get("activation")
     fix = "give a workdir of lbopt train, a file of lbopt export, or a folder of Transformers"
-    in_bucket = checkpoint_root(path) is not path
-    require(not in_bucket, "init_from", place, f"{fix}; of a bucket only a workdir", code="type")
     require((path / "config.json").is_file(), "init_from", place, fix, code="missing")
     with _naming(place):
         network, variables = load_huggingface(path)

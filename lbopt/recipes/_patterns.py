@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from lbopt import errors
 from lbopt.config import TrainConfig, check_fits, scaled_modules
-from lbopt.recipes._problem import Problem
+from lbopt.recipes._problem import LoadedProblem
 from lbopt.transforms import resolve_labels
 
 
-def check_patterns(config: TrainConfig, problem: Problem) -> None:
+def check_patterns(config: TrainConfig, problem: LoadedProblem) -> None:
     """Raise `UserError` if the optimizer, its masks or modules do not fit the parameters."""
     check_fits(config.optimizer, problem.params, problem.stacked)
     labels = scaled_modules(config.aggregator)

@@ -46,7 +46,7 @@ Load = Callable[[DataConfig, int, Learned | None], Source]
 """(data, global batch size, function that opens the folder of `init_from`) -> `Source`."""
 
 
-class Problem(NamedTuple):
+class LoadedProblem(NamedTuple):
     """The data, model and loss of a run, without its optimizer.
 
     Attributes:
@@ -94,7 +94,7 @@ def make_problem(
     global_batch_size: int = 1,
     init_from: str | None = None,
     load: Load = load_source,
-) -> Problem:
+) -> LoadedProblem:
     """Load the data and build the model and the loss that belong to them.
 
     Args:
@@ -140,13 +140,13 @@ def make_problem(
     loss_fn = _with_l2(task.loss_fn, loss.l2) if loss.l2 else task.loss_fn
     names = task.metric_names or _metric_names(task, shapes, source.splits.validation)
     evaluator = task.evaluator or means_of(task.metric_fn)
-    return Problem(
+    return LoadedProblem(
         init,
         shapes[0],
         loss_fn,
         task.metric_fn,
         source.splits,
-        _networks.stacked(model),
+        _networks.stacked(model, shapes[0]),
         evaluator,
         names,
         source.vocabulary,
@@ -190,7 +190,7 @@ def _with_l2(plain: types.LossFn, weight: float) -> types.LossFn:
     return loss_fn
 
 
-def check_size(problem: Problem, global_batch_size: int) -> None:
+def check_size(problem: LoadedProblem, global_batch_size: int) -> None:
     """Raise `UserError` if a batch has more examples than the training set."""
     examples = len(problem.splits.train)
     fix = f"the training set has {examples} examples; use at most that"

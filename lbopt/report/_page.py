@@ -64,6 +64,9 @@ _TEMPLATE = """<!doctype html>
 {% if section.definitions %}<dl>
 {% for term, text in section.definitions %}<dt>{{ term }}</dt><dd>{{ text }}</dd>
 {% endfor %}</dl>{% endif %}
+{% if section.links %}<ul>
+{% for text, file in section.links %}<li><a href="{{ file|urlencode }}">{{ text }}</a></li>
+{% endfor %}</ul>{% endif %}
 {% if section.png -%}
 <img alt="{{ section.heading }}" src="data:image/png;base64,{{ section.png }}">{% endif %}
 {% for picture in section.pictures -%}
@@ -114,6 +117,7 @@ class Section(NamedTuple):
       pictures: Figures with captions.
       folded: Label that unfolds the table; empty if the table is always shown.
       definitions: Pairs of a term and its meaning, below the list.
+      links: Pairs of a text and a file, whose path begins at the page's folder, below them.
     """
 
     heading: str
@@ -126,6 +130,7 @@ class Section(NamedTuple):
     pictures: Sequence[Picture] = ()
     folded: str = ""
     definitions: Sequence[tuple[str, str]] = ()
+    links: Sequence[tuple[str, str]] = ()
 
 
 def write_page(file: pathlib.Path, title: str, lead: str, sections: Sequence[Section]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+from lbopt._shown import shell_line
 from lbopt.errors import UserError
 from lbopt.report import _page
-from lbopt.workdir import broken_losses, read_json_lines
+from lbopt.workdir import PROFILE_FOLDER, broken_losses, checkpoint_root, read_json_lines
 
 _FEW = 20
 """Largest number of points of a curve that are drawn with markers."""
@@ -47,7 +48,7 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
         fix = "it has no metrics yet; run lbopt train first"
         raise UserError("workdir", str(workdir), fix, code="missing")
 
-    sections = [*_drawn(workdir, lines), _how(saved)]
+    sections = [*_drawn(workdir, lines), *_profile(workdir), _how(saved)]
     file = workdir / "report.html"
     _page.write_page(file, saved["config"]["name"], _lead(lines, saved["config"]), sections)
     return file
@@ -77,6 +78,21 @@ def _drawn(workdir: pathlib.Path, lines: list[dict[str, Any]]) -> list[_page.Sec
         if found:
             sections.append(_page.Section(title, png=_draw(workdir, stem, lines, found, log=True)))
     return sections
+
+
+def _profile(workdir: pathlib.Path) -> list[_page.Section]:
+    """Return the section that links the trace of `lbopt train --profile`; none without a trace."""
+    root = checkpoint_root(workdir)
+    files = sorted((root / PROFILE_FOLDER).glob("plugins/profile/*/*"))
+    if not files:
+        return []
+    about = (
+        "xprof shows the trace in a browser, by the commands below. https://ui.perfetto.dev opens "
+        "the file that ends in .trace.json.gz."
+    )
+    links = [(file.name, str(file.relative_to(root))) for file in files]
+    how = f"pip install xprof\n{shell_line(['xprof', f'--logdir={root / PROFILE_FOLDER}'])}"
+    return [_page.Section("Profile of some steps", [about], links=links, code=how)]
 
 
 def _how(saved: dict[str, Any]) -> _page.Section:

@@ -7,7 +7,11 @@ from ._published import (
     step_schedule as step_schedule,
 )
 from ._scaling import scale_learning_rate as scale_learning_rate
-from ._scaling_plan import scale_batch as scale_batch, scaling_plan as scaling_plan
+from ._scaling_plan import (
+    ScaledBatch as ScaledBatch,
+    scale_batch as scale_batch,
+    scaling_plan as scaling_plan,
+)
 from ._stretch import stretch_schedule as stretch_schedule
 from ._units import Units as Units
 from ._warmup import legw_schedule as legw_schedule, warmup_schedule as warmup_schedule

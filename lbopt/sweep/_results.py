@@ -13,7 +13,7 @@ import json
 import os
 import pathlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 from lbopt._regular import open_regular
@@ -22,7 +22,6 @@ from lbopt.job import Job, SoloJob
 from lbopt.sweep._example_scores import EXAMPLES
 from lbopt.sweep._finished_trial import REQUIRED as REQUIRED, check_record
 from lbopt.sweep._trials import trial_identity
-from lbopt.train import Progress
 from lbopt.workdir import copy_changes_soon, file_errors, read_json_lines
 
 OTHERS = ".others"
@@ -75,7 +74,7 @@ class Results:
     Args:
       workdir: The study's folder. A last line that a kill cut off is removed.
       job: The job that this process belongs to; None for a process alone. Its first process writes.
-      progress: Progress that counts new trials; None for none.
+      told: Function that is called with new records once they are written; None for none.
       of_all: Whether all processes run the same trials, so that only the first one's are written.
       study: Name of the study; lines of another study are refused. None accepts any study.
 
@@ -92,7 +91,7 @@ class Results:
         self,
         workdir: pathlib.Path,
         job: Job | None = None,
-        progress: Progress | None = None,
+        told: Callable[[Sequence[dict[str, Any]]], None] | None = None,
         of_all: bool = False,
         study: str | None = None,
     ):
@@ -101,7 +100,7 @@ class Results:
         self._examples = workdir / EXAMPLES
         self._lock = threading.Lock()
         self._job = SoloJob() if job is None else job
-        self._progress = progress
+        self._told = told
         self.records: list[dict[str, Any]] = []
         if self._job.index == 0:
             with file_errors(self._file), _alone_in(self._file):
@@ -143,8 +142,8 @@ class Results:
                 _append(self._file, _lines(records))
             copy_changes_soon(self._file.parent)
             self.records.extend(records)
-            if self._progress is not None:
-                self._progress.advance(len(records))
+            if self._told is not None:
+                self._told(records)
 
 
 @contextlib.contextmanager

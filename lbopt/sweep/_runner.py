@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import math
 import os
 import pathlib
 import time
@@ -17,7 +16,8 @@ from lbopt.config import SweepConfig
 from lbopt.errors import EnvironmentProblem, Preempted
 from lbopt.job import PreemptionWatch, SoloJob, beat
 from lbopt.sweep._example_scores import pack
-from lbopt.sweep._finished_trial import FINAL, metric_of
+from lbopt.sweep._finished_trial import FINAL
+from lbopt.sweep._progress import BAR, StudyProgress
 from lbopt.sweep._results import Results
 from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._trials import Cell, Trial, deal_cells
@@ -71,12 +71,15 @@ def run_sweep(
     job = SoloJob() if watch is None else watch.job
     with (
         contextlib.nullcontext(watch) if watch else PreemptionWatch() as watch,
-        Progress(None, 0, "trial", silent=job.index > 0) as progress,
+        Progress(None, 0, "trial", silent=job.index > 0, bar_format=BAR) as progress,
     ):
         together = config.trial_devices == "all"
-        results = Results(workdir, job, progress, of_all=together, study=config.name)
+        study = StudyProgress(config, cells, progress)
+        results = Results(workdir, job, study.add, of_all=together, study=config.name)
         progress.say(f"{len(cells)} cells, {results.num_before} trials finished before")
-        runner = Runner(config, results, progress, watch)
+        study.resume(results.records[: results.num_before])
+
+        runner = Runner(config, results, watch)
         job.doing("searching and testing", patience=_PATIENCE)
         runner.run(cells if together else deal_cells(cells, config)[job.index :: job.count])
         job.doing("waiting for the others' trials", patience=0)
@@ -94,16 +97,12 @@ class Runner:
     Args:
       config: The config of the study.
       results: The finished trials, to which new ones are added.
-      progress: Progress that shows the scores of finished trials.
       watch: The watch for SIGTERM.
     """
 
-    def __init__(
-        self, config: SweepConfig, results: Results, progress: Progress, watch: PreemptionWatch
-    ):
+    def __init__(self, config: SweepConfig, results: Results, watch: PreemptionWatch):
         self._config = config
         self._results = results
-        self._progress = progress
         self._watch = watch
         self._together = config.trial_devices == "all"
         self._batched = TrialBatching(config).batched
@@ -271,15 +270,7 @@ class Runner:
 
         # Told after the records are saved: a resumed search replays the saved records.
         for cell_work, record in finished:
-            self._say(cell_work.cell, record)
             work.tell(cell_work, record)
-
-    def _say(self, cell: Cell, record: dict[str, Any]) -> None:
-        """Show the validation score of a finished trial."""
-        name = f"{cell.name}: {record['phase']}, validation"
-        measured = metric_of(record)
-        score = record[f"validation_{measured}"]
-        self._progress.report({f"{name} {measured}": math.nan if score is None else score})
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from lbopt.config import (
 from lbopt.errors import require
 from lbopt.parallel import on_one_device, splits_evenly
 from lbopt.recipes import (
-    Problem,
+    LoadedProblem,
     check_batch,
     check_pairs,
     check_patterns,
@@ -81,7 +81,7 @@ class Cell:
     index: int
     arm: Arm
     train: TrainConfig
-    problem: Problem
+    problem: LoadedProblem
     global_batch_size: int
     resolved: ResolvedSchedule
 
@@ -128,7 +128,7 @@ class Cell:
         return trial.warmup_steps * (trial.num_steps + first) / (self.resolved.num_steps + first)
 
 
-def make_problems(config: SweepConfig) -> list[Problem]:
+def make_problems(config: SweepConfig) -> list[LoadedProblem]:
     """Load data and build models for all arms; arms of the same problem share it.
 
     Args:
@@ -141,7 +141,7 @@ def make_problems(config: SweepConfig) -> list[Problem]:
       UserError: Naming the field, if a model cannot take the examples.
       EnvironmentProblem: If data cannot be loaded.
     """
-    known: dict[str, Problem] = {}
+    known: dict[str, LoadedProblem] = {}
     for index in range(len(config.arms)):
         train = config.arm_train(index)
         name = repr((train.data, train.model, train.loss))
@@ -152,7 +152,7 @@ def make_problems(config: SweepConfig) -> list[Problem]:
     return [known[repr((train.data, train.model, train.loss))] for train in trains]
 
 
-def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
+def make_cells(config: SweepConfig, problems: Sequence[LoadedProblem]) -> list[Cell]:
     """Return the cells of a study, arm after arm, ascending in batch size.
 
     Args:
@@ -187,7 +187,7 @@ def make_cells(config: SweepConfig, problems: Sequence[Problem]) -> list[Cell]:
     return cells
 
 
-def judged_by(config: SweepConfig, problem: Problem) -> str:
+def judged_by(config: SweepConfig, problem: LoadedProblem) -> str:
     """Return the name of the metric by which a study judges the trials of a problem."""
     return config.metric.removeprefix("eval/") or problem.main_metric
 
@@ -242,7 +242,7 @@ def _check_microsteps(cell: Cell) -> None:
     check_batch(cell.train.model, Replicas(simulated=replicas), size // (microsteps * replicas))
 
 
-def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
+def _check_sizes(config: SweepConfig, index: int, problem: LoadedProblem) -> None:
     """Check batch sizes, probes and metrics of an arm against its problem."""
     train = config.arm_train(index)
     sizes = config.global_batch_sizes
@@ -263,7 +263,7 @@ def _check_sizes(config: SweepConfig, index: int, problem: Problem) -> None:
         problem.check_metric("target_metric", train.target_metric)
 
 
-def _check_probes(config: SweepConfig, train: TrainConfig, problem: Problem) -> None:
+def _check_probes(config: SweepConfig, train: TrainConfig, problem: LoadedProblem) -> None:
     """Check the probes of a study against the problem of an arm."""
     measure = config.measure
     if not measure.num_probes:

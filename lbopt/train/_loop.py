@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from lbopt.job import STARTING_PATIENCE, Job, PreemptionWatch, SoloJob
 from lbopt.parallel import TrainState, put_batch
 from lbopt.train._checkpoint import Checkpoints
 from lbopt.train._checksums import all_finite
+from lbopt.train._profile import ProfiledSteps, StepProfile
 from lbopt.train._progress import Progress, said_by_first
 from lbopt.train._ranking import BROKEN, PHASE
 from lbopt.train._run import Run, Target, is_due
@@ -29,6 +30,7 @@ from lbopt.workdir import (
     NoMetricsWriter,
     broken_losses,
     make_writable_folder,
+    metrics_hooks,
     read_json_lines,
     write_text,
 )
@@ -47,24 +49,37 @@ _SHOWN = (
 """Scalars that the progress bar shows."""
 
 
-def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None) -> TrainState:
+def train(
+    run: Run,
+    workdir: pathlib.Path,
+    watch: PreemptionWatch | None = None,
+    on_metrics: Iterable[Any] = (),
+    profile: ProfiledSteps | None = None,
+) -> TrainState:
     """Train to the end of the last phase, from the newest checkpoint if there is one.
 
     Args:
       run: The run, from `recipes.build_run`.
       workdir: The workdir, opened by `open_workdir`.
       watch: The watch for SIGTERM, which knows the job; None for a new one, of this process alone.
+      on_metrics: Functions (step, metrics) that get each line of metrics.jsonl when it is written,
+        in the first process of the job: its scalars and `examples_seen`, as a dict of floats that
+        the function may keep. Or writers with `write_scalars(step, metrics)`, like those of
+        `clu.metric_writers`. After a restart, steps since the last checkpoint come again.
+      profile: Steps that are traced once, into `profile/` of the workdir; None for none.
 
     Returns:
       The final state.
 
     Raises:
+      UserError: If a function of `on_metrics` raises an error; it names the file and the line.
       Preempted: On SIGTERM, when the state is saved.
       EnvironmentProblem: If a checkpoint cannot be read or written.
     """
     job = SoloJob() if watch is None else watch.job
     is_first = job.index == 0  # others write only their shards of the checkpoints
     total = run.phases()[-1].last_step
+    hooks = metrics_hooks(on_metrics)
     if is_first:
         make_writable_folder(workdir / "checkpoints")
         _keep_vocabulary(run, workdir)
@@ -88,7 +103,7 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
 
         watch = watch or stack.enter_context(PreemptionWatch(job))
         writer: MetricsWriter | NoMetricsWriter = (
-            MetricsWriter(workdir, start) if is_first else NoMetricsWriter()
+            MetricsWriter(workdir, start, hooks) if is_first else NoMetricsWriter()
         )
         stack.enter_context(writer)
         stack.callback(checkpoints.settle)  # a save still uses the writer
@@ -99,10 +114,14 @@ def train(run: Run, workdir: pathlib.Path, watch: PreemptionWatch | None = None)
             )
         progress.say(_first_line(run, start, total, job))
 
+        tracing = StepProfile(profile if is_first else None, workdir, start, progress.say)
+        stack.callback(tracing.close)
         log = MlperfLog(workdir, mllog, run.epoch_at, start)
         for phase in run.phases():
             if int(state.step) < phase.last_step and not status.is_stopped(phase.target):
-                loop = _PhaseLoop(phase, total, status, checkpoints, writer, watch, progress, log)
+                loop = _PhaseLoop(
+                    phase, total, status, checkpoints, writer, watch, progress, log, tracing
+                )
                 state = loop.train(state)
 
         log.run_ends(int(state.step), status.reached)
@@ -227,6 +246,7 @@ class _PhaseLoop:
     watch: PreemptionWatch
     progress: Progress
     log: MlperfLog
+    tracing: StepProfile
 
     def train(self, state: TrainState) -> TrainState:
         """Train to the end of the phase, or to the target."""
@@ -245,10 +265,12 @@ class _PhaseLoop:
         for step, batch in enumerate(batches, start + 1):
             # The first step is compiled, which takes longer.
             job.doing("in step", step, STARTING_PATIENCE if step == start + 1 else 1)
-            state, step_metrics = run.train_step(state, put_batch(run.mesh, batch))
+            with self.tracing.step(step, state):
+                state, step_metrics = run.train_step(state, put_batch(run.mesh, batch))
             if run.mesh.devices.flat[0].platform == "cpu":
                 # Queued collectives of many steps deadlock on a few CPU cores.
                 jax.block_until_ready(step_metrics)
+            self.tracing.end(step, state)
 
             stopping = job.stops_after(step) and step < self.total
             scalars = self._scalars(step, state, step_metrics, clock, stopping)

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, plain lines in a log."""
+"""Progress of long work: a bar on a terminal or in a notebook, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import contextlib
 import sys
 from collections.abc import Callable, Mapping
 
-import tqdm
+import tqdm.asyncio
+import tqdm.auto
 
 from lbopt._shown import printable
 from lbopt.job import Job
 
+_IN_NOTEBOOK = tqdm.auto.tqdm is not tqdm.asyncio.tqdm
+"""Whether bars are widgets of a notebook."""
 _IGNORING_CLOSED_STREAMS = contextlib.suppress(OSError, ValueError)
 """Ignores the errors of a pipe or terminal that nobody reads any more, and of a closed stream."""
 
@@ -36,17 +39,32 @@ class Progress:
       done: Number of units that were done before.
       unit: Name of a unit.
       silent: Whether nothing is printed, because another process of the job prints.
+      bar_format: Form of the bar, see `tqdm.tqdm`; None for tqdm's.
     """
 
-    def __init__(self, total: int | None, done: int = 0, unit: str = "step", silent: bool = False):
+    def __init__(
+        self,
+        total: int | None,
+        done: int = 0,
+        unit: str = "step",
+        silent: bool = False,
+        bar_format: str | None = None,
+    ):
         self._total = total
         self._done = done
         self._unit = unit
         self._silent = silent
-        self._bar: tqdm.tqdm | None = None
+        self._bar: tqdm.auto.tqdm | None = None
         with _IGNORING_CLOSED_STREAMS:
-            if not silent and sys.stderr is not None and sys.stderr.isatty():
-                self._bar = tqdm.tqdm(total=total, initial=done, unit=unit, dynamic_ncols=True)
+            terminal = sys.stderr is not None and sys.stderr.isatty()
+            if not silent and (terminal or _IN_NOTEBOOK):
+                self._bar = tqdm.auto.tqdm(
+                    total=total,
+                    initial=done,
+                    unit=unit,
+                    dynamic_ncols=True,
+                    bar_format=bar_format,
+                )
 
     def advance(self, count: int = 1) -> None:
         """Count units as done."""
@@ -55,20 +73,41 @@ class Progress:
             with _IGNORING_CLOSED_STREAMS:
                 self._bar.update(count)
 
+    def expect(self, total: int, done: int) -> None:
+        """Set the number of units, and how many of them are done."""
+        if total == self._total:
+            self.advance(done - self._done)
+            return
+        self._total = total
+        self._done = done
+        bar = self._bar
+        if bar is not None and not bar.disable:
+            began = bar.start_t
+            with _IGNORING_CLOSED_STREAMS:
+                bar.reset(total)  # a widget takes a new total in no other way
+                bar.start_t = began
+                bar.update(done)
+
     def say(self, text: str) -> None:
         """Print a line of its own."""
         if self._bar is not None:
             with _IGNORING_CLOSED_STREAMS:
-                self._bar.write(printable(text), file=sys.stderr)
+                stream = sys.stdout if _IN_NOTEBOOK else sys.stderr
+                self._bar.write(printable(text), file=stream)
         elif not self._silent:
             say(text)
+
+    def note(self, text: str) -> None:
+        """Show a text beside the bar; a log does not have it."""
+        if self._bar is not None:
+            with _IGNORING_CLOSED_STREAMS:
+                self._bar.set_postfix_str(printable(text))
 
     def report(self, values: Mapping[str, float]) -> None:
         """Show some numbers beside the count."""
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._bar is not None:
-            with _IGNORING_CLOSED_STREAMS:
-                self._bar.set_postfix_str(printable(text))
+            self.note(text)
         else:
             of_total = "" if self._total is None else f"/{self._total}"
             self.say(f"{self._unit} {self._done}{of_total}  {text}")

@@ -11,6 +11,7 @@ from ._bucket import (
     shown_path as shown_path,
 )
 from ._folder import (
+    PROFILE_FOLDER as PROFILE_FOLDER,
     CompareConfigs as CompareConfigs,
     absolute_workdir as absolute_workdir,
     check_shared_workdir as check_shared_workdir,
@@ -25,6 +26,7 @@ from ._folder import (
     write_json as write_json,
     write_text as write_text,
 )
+from ._hooks import MetricsHook as MetricsHook, metrics_hooks as metrics_hooks
 from ._jsonl import (
     MetricsWriter as MetricsWriter,
     NoMetricsWriter as NoMetricsWriter,
@@ -34,6 +36,7 @@ from ._jsonl import (
 )
 from ._lock import Shard as Shard, had_shards as had_shards, starting_lock as starting_lock
 from ._mllog import MlperfLog as MlperfLog
+from ._trackers import check_trackers as check_trackers, open_trackers as open_trackers
 from ._versions import (
     EXTRAS_OF_PACKAGES as EXTRAS_OF_PACKAGES,
     environment_changes as environment_changes,

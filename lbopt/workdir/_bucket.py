@@ -20,9 +20,9 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, TypedDict
 
-from lbopt import _typed_json, paths
+from lbopt import _bucket_files, _typed_json, paths
 from lbopt.data.text import SETTINGS_FILE, VOCABULARY_FILE
-from lbopt.errors import EnvironmentProblem, LboptError, UserError
+from lbopt.errors import EnvironmentProblem, LboptError
 from lbopt.job import Job, SoloJob
 
 _KEPT = (
@@ -34,6 +34,7 @@ _KEPT = (
     SETTINGS_FILE,
     VOCABULARY_FILE,
     "mllog.txt",
+    "trackers.json",
 )
 """Files of an earlier start that a mirror begins with."""
 _LEASE = ".lease.json"
@@ -178,31 +179,10 @@ def bucket_path(workdir: str) -> Any:
       EnvironmentProblem: If the package for buckets is not installed.
     """
     workdir = paths.local_or_bucket(workdir, "workdir")
-    try:
-        _import_gcsfs()
-        from etils import epath
-    except ImportError as error:
-        fix = "gcsfs is not installed; run pip install 'lbopt[gcs]'"
-        raise EnvironmentProblem("workdir", workdir, fix, code="installation") from error
+    _bucket_files.import_client("workdir", workdir)
+    from etils import epath
+
     return epath.Path(workdir)
-
-
-def _import_gcsfs() -> None:
-    """Import the bucket's client without its support for hierarchical namespaces.
-
-    That support needs a permission on the bucket itself, and lbopt needs only the bucket's objects.
-    gcsfs reads the variable once, when it is imported; a program that set it, or imported gcsfs
-    before, keeps its own choice.
-    """
-    variable = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
-    chosen = variable in os.environ
-    if not chosen:
-        os.environ[variable] = "false"
-    try:
-        import gcsfs  # noqa: F401
-    finally:
-        if not chosen:
-            del os.environ[variable]
 
 
 @contextlib.contextmanager
@@ -213,17 +193,8 @@ def bucket_errors(root: Any, doing: str) -> Iterator[None]:
       root: The folder, for the message.
       doing: "read" or "written", for the message.
     """
-    try:
+    with _bucket_files.client_errors("workdir", str(root), doing):
         yield
-    except (UserError, EnvironmentProblem):
-        raise
-    except Exception as error:  # of many classes: HTTP, credentials, DNS
-        reason = " ".join((str(error) or type(error).__name__).split())[:200]
-        fix = (
-            f"cannot be {doing} ({reason}); give this machine's account the right to read and "
-            "write its objects, or use another bucket"
-        )
-        raise EnvironmentProblem("workdir", str(root), fix, code="resource") from error
 
 
 @dataclasses.dataclass(eq=False)

@@ -7,13 +7,14 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from lbopt import _typed_json
 from lbopt._regular import open_regular
 from lbopt.errors import EnvironmentProblem
 from lbopt.workdir import _bucket, _folder
+from lbopt.workdir._hooks import MetricsHook
 
 _SCALARS = dict[str, _typed_json.Int | float | bool | None]
 
@@ -25,13 +26,21 @@ class MetricsWriter:
       workdir: The folder.
       resumed_step: The step of the restored state; lines after it, which will be written again,
         are dropped.
+      hooks: Functions (step, metrics) that get every line after it is written: its scalars and
+        `examples_seen`, each a dict of its own.
     """
 
-    def __init__(self, workdir: pathlib.Path, resumed_step: int = 0):
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        resumed_step: int = 0,
+        hooks: Sequence[MetricsHook] = (),
+    ):
         # Only training needs tensorboardX, whose import takes a while.
         from lbopt.workdir._tensorboard import Board
 
         self._workdir = workdir
+        self._hooks = hooks
         self._file = workdir / "metrics.jsonl"
         drop_lines_after(self._file, resumed_step)
         with _folder.file_errors(self._file):
@@ -39,17 +48,20 @@ class MetricsWriter:
         self._board = Board(workdir / "tensorboard", resumed_step + 1)
 
     def write(self, step: int, examples_seen: int, scalars: Mapping[str, float]) -> None:
-        """Write a line, and flush it to the operating system."""
+        """Write a line, flush it to the operating system, and call the hooks."""
         # Half of a surrogate pair in a name could not be read again.
         readable = {
-            name.encode("utf-8", "backslashreplace").decode(): finite_or_none(value)
+            name.encode("utf-8", "backslashreplace").decode(): value
             for name, value in scalars.items()
         }
-        line = {"step": step, "examples_seen": examples_seen, **readable}
+        in_json = {name: finite_or_none(value) for name, value in readable.items()}
+        line = {"step": step, "examples_seen": examples_seen, **in_json}
         with _folder.file_errors(self._file):
             self._stream.write(json.dumps(line, allow_nan=False) + "\n")
         if self._board.write(step, scalars):
             _bucket.copy_changes(self._workdir)
+        for hook in self._hooks:
+            hook(step, {"examples_seen": float(examples_seen), **readable})
 
     def sync(self) -> None:
         """Wait until everything written is on disk."""

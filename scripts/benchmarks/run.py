@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     rows = importlib.import_module(f"bench_{names[0]}").run()
     print_table(rows)
     for file in files:
-        file.write_text(json.dumps(rows, indent=2) + "\n")
+        paths.write_text(file, json.dumps(rows, indent=2) + "\n", "--json")
     return 0
 
 

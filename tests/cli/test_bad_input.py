@@ -44,6 +44,21 @@ COMMAND_LINES = {
         ("doctor", "--config.seed=1"),
         ("--config.seed", NO_VALUE, "choice"),
     ),
+    "steps of no profile": (train("--profile=9:4"), ("--profile", "9:4", "value")),
+    "profile after the end": (train("--profile=9000:9001"), ("--profile", "9000:9001", "value")),
+    "unknown tracker": (
+        field("trackers", "('wandb', 'mlfow')"),
+        ("config.trackers", ("wandb", "mlfow"), "choice"),
+        "'mlflow'",
+    ),
+    "a tracker twice": (
+        field("trackers", "('wandb', 'wandb')"),
+        ("config.trackers", ("wandb", "wandb"), "value"),
+    ),
+    "trackers of a study": (
+        sweep("--config.train.trackers=('wandb',)"),
+        ("config.train.trackers", ("wandb",), "unused"),
+    ),
     "stray argument": (train("extra"), ("argument", "extra", "choice")),
     "flag without value": (("train", "--config"), ("flags", NO_VALUE, "value"), "--config"),
     "recipes of a missing folder": (

@@ -51,31 +51,40 @@ def test_recipes_lists_every_config(lbopt, configs, given, tmp_path, monkeypatch
     code, out, err = lbopt("recipes", *([f"--configs={configs}"] if given else []))
     assert (code, err) == (0, "")
 
-    header, *rows, hint = out.splitlines()
-    assert "lbopt recipes --config=CONFIG shows a row in full" in hint
-    assert "lbopt train --config=CONFIG --workdir=DIR runs it" in hint
-    assert header.split() == [
-        "config",
-        "batch",
-        "optimizer",
-        "source",
-        "published",
-        "result",
-        "hardware",
-        "time",
-        "status",
-    ]
+    assert max(map(len, out.splitlines())) <= 100
+    assert "lbopt recipes --config=FILE:ROW shows a row in full" in out
+    listed = []
+    for line in out.splitlines():
+        if heading := re.match(r"(\S+\.py): \S", line):
+            file = heading[1]
+        elif row := re.match(r"  ([\w.()-]+) +\d\S* +(\w+)", line):
+            listed.append(f"{file}:{row[1]}")
 
-    listed = [row.split()[0] for row in rows]
     assert len(set(listed)) == len(listed)
     assert list(dict.fromkeys(row.partition(":")[0] for row in listed)) == [
         str(file) for file in config_files(configs)
     ]
-
     for file in config_files(configs):
         assert f"{file}:smoke" in listed
-    assert any(re.search(r"digits_cnn\.py:lars-32 +32 +lars ", row) for row in rows)
-    assert any(re.search(r"digits_limit\.py +16\.\.1024 +5 arms ", row) for row in rows)
+    assert re.search(r"^  lars-32 +32 +lars +measured$", out, re.MULTILINE)
+    assert re.search(r"digits_limit\.py: [^(]+  \(none\) +16\.\.1024 +5 arms +measured\n", out)
+
+
+def test_recipes_are_found_by_words(lbopt, configs):
+    """Each word is in the name, the optimizer, the source or the status."""
+    given = [f"--configs={configs}", "--json"]
+    everything = json.loads(lbopt("recipes", *given)[1])
+    found = json.loads(lbopt("recipes", *given, "--filter=LARS measured")[1])
+    assert 0 < len(found) < len(everything)
+    expected = [
+        recipe
+        for recipe in everything
+        if recipe["status"] == "measured here"
+        and "lars" in f"{recipe['config']}{recipe['optimizer']}{recipe['source']}".lower()
+    ]
+    assert found == expected
+    (limit,) = [one for one in found if one["config"].endswith("digits_resnet.py:lars-1024")]
+    assert (limit["batch"], limit["optimizer"]) == ("1024", "lars")
 
 
 FIELDS = [
@@ -153,6 +162,8 @@ def test_recipes_shows_a_row_in_full(lbopt, configs, row, command, workdir, show
         (["--config={mnist}", "--config.seed=1"], ("--config.seed", "1", "unused")),
         (["--config.seed=1"], ("--config.seed", "1", "unused")),
         (["--config={mnist}", "--configs=configs"], ("--configs", "configs", "conflict")),
+        (["--config={mnist}", "--filter=lamb"], ("--filter", "lamb", "conflict")),
+        (["--configs={mnist.parent}/sweeps", "--filter=Xyz"], ("--filter", "Xyz", "choice")),
         (["--config={mnist}:nothing"], ("--config row", "nothing", "choice")),
         (["--config=nowhere.py"], ("--config", "nowhere.py", "missing")),
     ],
@@ -177,11 +188,12 @@ TOGETHER = [
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        ("train", ["config", "workdir", *TOGETHER]),
+        ("train", ["config", "workdir", "profile", *TOGETHER]),
         ("evaluate", ["config", "workdir", "checkpoint", *TOGETHER]),
         ("sweep", ["config", "workdir", "shard", *TOGETHER]),
         ("report", ["workdir"]),
-        ("recipes", ["config", "configs"]),
+        ("recipes", ["config", "configs", "filter", "json"]),
+        ("config", ["config", "json"]),
         ("doctor", [*TOGETHER]),
     ],
 )

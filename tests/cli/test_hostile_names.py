@@ -142,9 +142,8 @@ def test_flags(words, flags, required, configs, lbopt, tmp_path, monkeypatch):
         "config": study if words == ["sweep"] else f"{configs / 'digits_cnn.py'}:smoke",
         "format": "safetensors",
     }
-    taken = {"prepare": {"data_dir"}, "train": {"workdir"}, "sweep": {"workdir"}}.get(
-        words[0], set()
-    )
+    made = {"new": "folder", "prepare": "data_dir", "sweep": "workdir", "train": "workdir"}
+    taken = {made.get(words[0])}
     for flag in (
         {*flags, HOSTILE} - taken - {"job_secret_file"}
     ):  # a single process does not use one

@@ -1,7 +1,8 @@
-"""Flags, config fields and functions that take a path refuse addresses before they write.
+"""Flags, config fields, variables and functions that take a path, given the address of a bucket.
 
-The tables come from the parsers, the dataclasses and the signatures, so a new flag, field or
-function is tested too or must be listed here.
+Each one uses the bucket, or refuses the address before it reads or writes anything; none takes it
+for a folder called `gs:`. The tables come from the parsers, the dataclasses and the signatures, so
+a new flag, field or function is tested too or must be listed here.
 """
 
 import ast
@@ -22,20 +23,24 @@ from unittest import mock
 
 import hostile
 import jax
+import memory_buckets
 import numpy as np
 import pytest
 from refusal import ANY, names_in, refused, troubled
 
 import lbopt as package
+import lbopt.config as config_package
 from lbopt import paths
 from lbopt.cli import _train, call_get_config
 from lbopt.config import DataConfig, TrainConfig, config_from_json
-from lbopt.data.from_config import _text
+from lbopt.config._data import check_data
+from lbopt.data.from_config import _text, load_source
 from lbopt.data.text import _pieces
 from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError
+from lbopt.interchange import save_safetensors
 from lbopt.job import _secret
 from lbopt.recipes import _initial
-from lbopt.workdir import _bucket, read_config
+from lbopt.workdir import _bucket, _trackers, read_config
 
 ADDRESSES = [
     "gs:/bucket/run",
@@ -51,12 +56,69 @@ ADDRESSES = [
     "/home/me/gs:/bucket",
     "./s3:/bucket",
 ]
+BUCKET = "gs://bucket/run"
+FLAGS_OF_BUCKETS = {
+    "export": {"output"},
+    "plan": {"output"},
+    "prepare text": {"folder", "vocab"},
+}
+"""Flags that take such an address; so does --workdir, see tests/train/test_bucket.py."""
+FIELDS_OF_PATHS = ["config.data.data_dir", "config.data.vocab_file", "config.data.path"]
+FIELDS_OF_PATHS += ["config.init_from"]
+"""Fields that take a path; each takes the address of a bucket."""
+FUNCTIONS_OF_BUCKETS = {
+    ("lbopt.data._places.readable_store", "data_dir"),
+    ("lbopt.data._places.readable_ptb", "data_dir"),
+    ("lbopt.data._records.TfdsFolder", "data_dir"),
+    ("lbopt.data.own._load.load_arrays", "path"),
+    ("lbopt.data.prepare._token_stores.Corpus", "data_dir"),
+    ("lbopt.data.prepare._token_stores.Corpus", "folder"),
+    ("lbopt.data.squad._examples.read_json", "path"),
+    ("lbopt.data.text._corpora.folder_documents", "folder"),
+    ("lbopt.data.text._ptb.missing_ptb_files", "folder"),
+    ("lbopt.data.text._ptb.load_ptb", "folder"),
+    ("lbopt.data.text._tokens.open_store", "folder"),
+    ("lbopt.data.text._vocabulary.read_vocabulary", "path"),
+    ("lbopt.data.text._vocabulary.decide_normalization", "path"),
+    ("lbopt.data.text._vocabulary.stated_normalization", "vocabulary"),
+    ("lbopt.data.text._wordpiece.load_wordpiece", "path"),
+    ("lbopt.interchange._folders.require_new_folder", "path"),
+    ("lbopt.interchange._folders.new_folder", "path"),
+    ("lbopt.interchange._huggingface.load_huggingface", "directory"),
+    ("lbopt.interchange._huggingface.save_huggingface", "directory"),
+    ("lbopt.interchange._native.save_safetensors", "file"),
+    ("lbopt.interchange._native.load_safetensors", "file"),
+    ("lbopt.interchange._native.read_safetensors_metadata", "file"),
+}
+"""Functions that use the bucket, and their arguments. All others refuse its address."""
+NO_ACCESS = {
+    ("lbopt.api._folder.Folder", "workdir"),
+    ("lbopt.api._sweep.run_sweep", "workdir"),
+    ("lbopt.api._training.run_training", "workdir"),
+    ("lbopt.data._records.data_dir_or_bucket", "data_dir"),
+    ("lbopt.workdir._bucket.local_workdir", "workdir"),
+}
+"""Functions that take the address and do not use the client that these tests replace."""
+VARIABLES = {
+    "LBOPT_BUCKET_CACHE",
+    "LBOPT_JOB_SECRET_FILE",
+    "TFDS_DATA_DIR",
+    "WANDB_DIR",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+}
+"""Environment variables with a path."""
+LIKE_A_PLACE = re.compile(r"(.*_)?(path|dir|directory|file|folder|output)|init_from")
 NO_PATHS = {
+    "config": ("json",),
     "evaluate": ("checkpoint",),
     "export": ("checkpoint", "format"),
     "plan": ("topology", "compare", "breakdown", "evaluation"),
     "prepare text": ("lowercase", "name", "tfds", "vocab_size", "max_damaged_records"),
+    "recipes": ("filter", "json"),
+    "suggest": ("batch", "steps"),
     "sweep": ("shard",),
+    "train": ("profile",),
 }
 """Flags that take no path."""
 OF_A_JOB = {
@@ -88,6 +150,14 @@ FREE_TEXT = {
 }
 """Fields that take any text; the name of a data set is looked up in a folder, by a pattern."""
 FOR_MESSAGES = {("load_ptb", "data_dir"), ("prepare_command", "data_dir")}
+NOT_OPENED = {
+    ("ArraysConfig", "path"),  # a field of the config
+    ("is_of_user", "file"),  # the file of an imported module
+    ("make_problem", "init_from"),  # a field of the config
+    ("naming_errors", "file"),
+    ("source_of", "path"),  # of an operation in a program
+}
+"""Arguments of functions that are named like a path, and open none."""
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +189,17 @@ def test_flags(words, flags, required, configs, refusing):
             with refused(f"--{flag}", address, "value"):
                 refusing(*words, f"--{flag}={address}", *others)
 
+        if flag == "workdir":
+            continue
+        takes = flag in FLAGS_OF_BUCKETS.get(" ".join(words), ())
+        expected = troubled if takes else refused
+        with (
+            memory_buckets.forbidding() as client,
+            expected(f"--{flag}", BUCKET, "resource" if takes else "value"),
+        ):
+            refusing(*words, f"--{flag}={BUCKET}", *others)
+        assert bool(client.method_calls) == takes
+
 
 def texts(node, prefix="config"):
     """Yield (name, dataclass, field) of every field of a config that may be a string.
@@ -137,7 +218,7 @@ def texts(node, prefix="config"):
             yield name, node, field.name
 
 
-@pytest.mark.parametrize("address", ["gs:/bucket/run", "s3://bucket/run", "gs:"])
+@pytest.mark.parametrize("address", ["gs:/bucket/run", "s3://bucket/run", "gs:", BUCKET])
 def test_fields(address):
     config = TrainConfig(num_steps=8)
     paths_of_config = []
@@ -147,7 +228,9 @@ def test_fields(address):
         given = (address,) if isinstance(before, tuple) else address
         setattr(node, field, given)
         config.phase2 = phase2 if name.startswith("config.phase2") else None
-        if name not in FREE_TEXT:
+        if name in FIELDS_OF_PATHS and address == BUCKET:
+            paths_of_config.append(name)  # see test_fields_use_the_bucket
+        elif name not in FREE_TEXT:
             with refused(name, given) as caught:
                 config.validate()
             if re.search("give a (path|folder)", caught.value.reason):
@@ -155,12 +238,44 @@ def test_fields(address):
         setattr(node, field, before)
         config.phase2 = phase2
 
-    assert paths_of_config == [
-        "config.data.data_dir",
-        "config.data.vocab_file",
-        "config.data.path",
-        "config.init_from",
-    ]
+    assert paths_of_config == FIELDS_OF_PATHS
+
+
+def test_every_field_named_like_a_place_is_in_the_table():
+    """Also those that are no strings, and those of studies."""
+    found = set()
+    for file in pathlib.Path(config_package.__file__).parent.glob("_[a-z]*.py"):
+        for kind in vars(importlib.import_module(f"lbopt.config.{file.stem}")).values():
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+                names = [field.name for field in dataclasses.fields(kind)]
+                found |= {(kind, name) for name in names if LIKE_A_PLACE.fullmatch(name)}
+    owners = {"data": DataConfig, "config": TrainConfig}
+    listed = {tuple(name.split(".")[-2:]) for name in FIELDS_OF_PATHS}
+    assert found == {(owners[owner], name) for owner, name in listed}
+
+
+@pytest.mark.parametrize(
+    ("field", "config"),
+    [
+        ("data.path", DataConfig("arrays", path=BUCKET)),
+        ("data.data_dir", DataConfig("images", builder="x", data_dir=BUCKET)),
+        ("data.data_dir", DataConfig("text_mlm", builder="x", data_dir=BUCKET)),
+        ("data.data_dir", DataConfig("ptb", data_dir=BUCKET)),
+        ("data.vocab_file", DataConfig("squad", builder="x", vocab_file=BUCKET)),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_fields_use_the_bucket(field, config):
+    check_data(config)
+    with memory_buckets.forbidding(), troubled(field, ANY, "resource") as caught:
+        load_source(config)
+    assert caught.value.value.startswith(BUCKET)
+
+
+def test_initial_values_use_the_bucket():
+    TrainConfig(num_steps=8, init_from=BUCKET).validate()
+    with memory_buckets.forbidding(), troubled("init_from", BUCKET, "resource"):
+        _initial.read(BUCKET, TrainConfig().model)
 
 
 @pytest.mark.parametrize(
@@ -195,11 +310,11 @@ def functions():
                     takes = (
                         "GivenPath" in kind
                         or "PathLike" in kind
-                        or (argument.arg.endswith("_dir") and "str" in kind)
+                        or (LIKE_A_PLACE.fullmatch(argument.arg) and kind.startswith("str"))
                     )
                     known = (
                         module in ("lbopt.paths", "lbopt._regular")
-                        or (node.name, argument.arg) in FOR_MESSAGES
+                        or (node.name, argument.arg) in FOR_MESSAGES | NOT_OPENED
                     )
 
                     if takes and not known and not node.name.startswith("_"):
@@ -229,11 +344,22 @@ def test_functions(name, argument):
         "builder": "x",
         **{one: mock.MagicMock() for one in empty if one not in ("name", "builder")},
     }
+    given = {one: stands[one] for one in empty}
     for address in (pathlib.Path("gs://bucket/run"), "s3://bucket/run"):
         with pytest.raises(UserError) as caught:
-            enter(function(**{**{one: stands[one] for one in empty}, argument: address}))
+            enter(function(**{**given, argument: address}))
         assert caught.value.field is not None
         assert str(caught.value.value) == str(address)
+
+    if (name, argument) in NO_ACCESS:
+        return
+    takes = (name, argument) in FUNCTIONS_OF_BUCKETS
+    with memory_buckets.forbidding() as client:
+        with pytest.raises(EnvironmentProblem if takes else UserError) as caught:
+            enter(function(**{**given, argument: BUCKET}))
+        assert caught.value.field is not None
+        assert str(caught.value.value).startswith(BUCKET)
+        assert bool(client.method_calls) == takes
 
 
 def test_there_are_functions_that_take_paths():
@@ -241,7 +367,16 @@ def test_there_are_functions_that_take_paths():
         ("lbopt.interchange._huggingface.load_huggingface", "directory"),
         ("lbopt.workdir._bucket.local_workdir", "workdir"),
     } < set(FUNCTIONS)
+    assert set(FUNCTIONS) > FUNCTIONS_OF_BUCKETS | NO_ACCESS
     assert len(FUNCTIONS) > 20
+
+
+def test_there_are_no_other_variables_with_paths():
+    """JAX's variables are checked in the config of JAX, by the names of its fields."""
+    pattern = re.compile(r"""["']([A-Z0-9]+_[A-Z_]*(?:DIR|FILE|FOLDER|HOME|CACHE|PATH))["']""")
+    root = pathlib.Path(package.__file__).parent
+    found = {name for file in root.rglob("*.py") for name in pattern.findall(file.read_text())}
+    assert found == VARIABLES
 
 
 def test_variables(refusing, monkeypatch):
@@ -249,6 +384,19 @@ def test_variables(refusing, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", "gs:/bucket/run")
     with refused("TFDS_DATA_DIR", "gs:/bucket/run", "value"):
         refusing("prepare", "ptb")
+    monkeypatch.setenv("TFDS_DATA_DIR", BUCKET)
+    for name in ("ptb", "mnist", "generated_images"):  # written only on this machine
+        with refused("TFDS_DATA_DIR", BUCKET, "value"):
+            refusing("prepare", name)
+    with memory_buckets.forbidding(), troubled("TFDS_DATA_DIR", f"{BUCKET}/ptb", "resource"):
+        load_source(DataConfig("ptb"))
+    monkeypatch.setenv("WANDB_DIR", BUCKET)
+    with refused("WANDB_DIR", BUCKET, "value"):
+        _trackers._WandbRun(pathlib.Path("run"), {}, None)
+    monkeypatch.setenv("LBOPT_BUCKET_CACHE", BUCKET)
+    with refused("LBOPT_BUCKET_CACHE", BUCKET, "value"):
+        paths.readable(BUCKET, "path")
+
     before = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", "gs:/bucket/run")
     try:
@@ -268,8 +416,9 @@ def test_folders_of_the_user(tmp_path, monkeypatch):
         paths.of_user({}, "XDG_CACHE_HOME", ".cache")
     with troubled(ANY, ANY, "resource"):
         _secret.find({}, {})
-    with refused("LBOPT_JOB_SECRET_FILE", "gs:/secret"):
-        _secret.find({}, {"LBOPT_JOB_SECRET_FILE": "gs:/secret"})
+    for given in ("gs:/secret", BUCKET):
+        with refused("LBOPT_JOB_SECRET_FILE", given):
+            _secret.find({}, {"LBOPT_JOB_SECRET_FILE": given})
 
 
 def test_what_is_no_address_is_taken(tmp_path, monkeypatch):
@@ -387,21 +536,29 @@ def test_files_for_folders_and_folders_for_files(refusing, tmp_path_factory, con
 
 
 def test_a_run_starts_from_a_workdir_in_a_bucket(trained, tmp_path_factory, monkeypatch):
-    """The bucket is a folder here; tests/train/test_bucket.py tests the clients of buckets."""
+    """Orbax reads the workdir from a folder here; tests/train/test_bucket.py tests the clients."""
     model = config_from_json(TrainConfig, read_config(trained)["config"]).model
     expected = _initial.read(str(trained), model)
     learned = tmp_path_factory.mktemp("learned")
     (learned / "vocab.txt").write_text("\n".join(_pieces.SPECIAL_TOKENS))
-    places = {"gs://bucket/run": trained, "gs://bucket/bert": learned}
-    monkeypatch.setattr(_bucket, "bucket_path", lambda address: places[address])
-    jax.tree.map(np.testing.assert_array_equal, _initial.read("gs://bucket/run", model), expected)
-    words = _text._vocabulary(
-        DataConfig(name="squad", builder="squad"),
-        functools.partial(_initial.opened_folder, "gs://bucket/bert"),
-    )
-    assert words.pieces == tuple(_pieces.SPECIAL_TOKENS)
-    with refused("init_from", "gs://bucket/bert", "type"):
-        _initial.read("gs://bucket/bert", model)
+    exported = tmp_path_factory.mktemp("exported")
+    save_safetensors(exported / "model.safetensors", expected)
+
+    monkeypatch.setattr(_bucket, "bucket_path", {BUCKET: trained}.__getitem__)
+    with memory_buckets.serving() as buckets:
+        buckets.fill(BUCKET, trained)
+        buckets.fill("gs://bucket/bert", learned)
+        buckets.fill("gs://bucket/exported", exported)
+        for place in (BUCKET, "gs://bucket/exported/model.safetensors"):
+            jax.tree.map(np.testing.assert_array_equal, _initial.read(place, model), expected)
+        assert [name for name in buckets.copied if name.startswith("/bucket/run/")] == []
+        words = _text._vocabulary(
+            DataConfig(name="squad", builder="squad"),
+            functools.partial(_initial.opened_folder, "gs://bucket/bert"),
+        )
+        assert words.pieces == tuple(_pieces.SPECIAL_TOKENS)
+        with refused("init_from", "gs://bucket/bert", "missing"):
+            _initial.read("gs://bucket/bert", model)
 
 
 @pytest.mark.process

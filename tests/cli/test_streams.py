@@ -84,6 +84,8 @@ def test_progress_outlives_its_reader(kind, descriptor, monkeypatch):
         progress.say("a line")
         progress.advance()
         progress.report({"train/loss": 1.0})
+        progress.expect(20, 3)
+        progress.note("ETA 3 min")
     say("a line")
     if kind in ("pipe", "terminal"):
         with pytest.raises(OSError, match=r"Broken pipe|Input/output"):  # words of the system
@@ -113,13 +115,14 @@ def test_a_run_outlives_its_terminal(small, tmp_path):
     ("asked", "into", "code", "err"),
     [
         ("recipes", "| head -1", 0, ""),
+        ("config", "| head -1", 0, ""),
         ("recipes", ">&-", 0, ""),
         ("recipes", "> /dev/full", 3, "lbopt: standard output: "),
         ("--help", "> /dev/full", 3, "lbopt: standard output: "),
     ],
 )
 def test_a_list_outlives_its_reader(asked, into, code, err, configs):
-    command = [*LBOPT, asked, f"--configs={configs / 'sweeps'}"]
+    command = [*LBOPT, asked, *([f"--configs={configs / 'sweeps'}"] if asked == "recipes" else [])]
     done = subprocess.run(
         ["bash", "-c", f'"$@" {into}; exit ${{PIPESTATUS[0]}}', "bash", *command],
         capture_output=True,

@@ -39,7 +39,7 @@ _SETTINGS = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 """Variables that JAX reads at its import; a fork sets their values in `jax.config`."""
 _READ_WHEN_USED = (
     *("COLUMNS", "JAX_COORDINATOR_", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "LBOPT_", "LINES"),
-    *("PYTEST_", "XLA_FLAGS"),
+    *("MLFLOW_", "PYTEST_", "WANDB_", "XLA_FLAGS"),
     # Set by libraries that the test process itself imports or uses.
     *(
         "ALLOW_MULTIPLE_LIBTPU_LOAD",

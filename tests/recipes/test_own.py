@@ -235,7 +235,7 @@ def test_every_optimizer_of_optax_updates_as_optax_does_or_is_refused(name):
     ours = jax.jit(two_updates)(0.01, 0.1)
     if name in RANDOM:
         return
-    factory = _foreign._of_optax(name)
+    factory = _foreign.of_optax(name)
     options = {"weight_decay": 0.1, "adam_weight_decay": 0.1} if decays else {}
     mask = {"a": {"kernel": True, "bias": False}}
     options |= dict.fromkeys(("mask", "weight_decay_mask"), mask)
@@ -277,6 +277,12 @@ def updates_of(tx):
             "model.options",
             "choice",
             "width",
+        ),
+        (
+            {"model": ModelConfig(of_user("Linen"), stacked=("^layers/",))},
+            "model.stacked",
+            "value",
+            "Dense_0",
         ),
         ({"loss": LossConfig(name=of_user("text"))}, "loss.name", "type", ""),
         ({"data": of_user("number")}, "data.name", "type", "int"),

@@ -242,7 +242,7 @@ def test_a_short_trial_runs_the_whole_schedule():
 
 
 def test_programs_of_one_problem_share_its_arrays_on_the_device(cells, tmp_path):
-    runner = _runner.Runner(make_config(), None, None, None)
+    runner = _runner.Runner(make_config(), None, None)
     programs = [runner._compiled(cell, three_trials(cell)[0]) for cell in cells[:2]]
     assert programs[0].feed.shared["image"] is programs[1].feed.shared["image"]
 

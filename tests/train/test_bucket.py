@@ -157,7 +157,7 @@ def test_another_address_is_refused(workdir, command, capsys):
     assert main(command(workdir)) == 2
     err = capsys.readouterr().err
     assert re.fullmatch(f"lbopt train: --workdir = '{re.escape(workdir)}': .+\n", err)
-    assert "gs://BUCKET/FOLDER" in err
+    assert "gs://BUCKET/PATH" in err
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from lbopt import _user_code, paths
+from lbopt import _user_code
 from lbopt.config import FILES, TASKS, DataConfig, is_own
 from lbopt.data._arrays import Splits
 from lbopt.data._digits import NUM_CLASSES, load_digits
@@ -83,7 +83,7 @@ def _own(data: DataConfig) -> Source:
     """Return the user's own data."""
     if data.name in FILES:
         found = load_arrays(
-            paths.local(data.path, "path"),
+            _files_or_arrays(data),
             target=data.target,
             task=data.task,
             outputs=data.outputs,
@@ -96,9 +96,10 @@ def _own(data: DataConfig) -> Source:
             normalize=data.normalize,
         )
     else:
-        function = _user_code.load(data.name, "name")
+        given = _user_code.load(data.name, "name")
         with _user_code.naming_errors("name", data.name):
-            splits = as_splits(function(**data.options), "name", data.name)
+            splits = given(**data.options) if callable(given) else given
+            splits = as_splits(splits, "name", data.name)
             found = describe(
                 splits,
                 target=data.target,
@@ -115,6 +116,15 @@ def _own(data: DataConfig) -> Source:
         class_names=found.class_names,
         target_variance=found.target_variance,
     )
+
+
+def _files_or_arrays(data: DataConfig) -> Any:
+    """Return the path of the user's files, or the arrays of the user's code."""
+    if not _user_code.is_place(data.path):
+        return data.path
+    given = _user_code.load(data.path, "path")
+    with _user_code.naming_errors("path", data.path):
+        return given() if callable(given) else given
 
 
 def _squad(data: DataConfig, learned: _text.Learned | None) -> Source:

@@ -46,7 +46,7 @@ Learned = Callable[[], AbstractContextManager[pathlib.Path]]
 def load_masked_text(data: DataConfig) -> tuple[Splits, WordPiece]:
     """Return a prepared corpus as pairs of segments for BERT, and its vocabulary."""
     with errors.under("", name="builder"):
-        folder = _places.store_folder(data.builder, data.data_dir)
+        folder = _places.readable_store(data.builder, data.data_dir)
     store = open_store(folder, data.vocab_size)
     pieces = WordPiece(store.pieces, store.normalization)
     every = max(2, min(_EVERY, len(store) // 3))
@@ -150,7 +150,7 @@ def load_running_text(data: DataConfig, num_streams: int) -> tuple[Splits, Vocab
 
 def _running_text(data: DataConfig) -> tuple[list[np.ndarray], Vocabulary]:
     if data.name == "ptb":
-        found = load_ptb(_places.ptb_folder(data.data_dir), data.vocab_size, data.data_dir)
+        found = load_ptb(_places.readable_ptb(data.data_dir), data.vocab_size, data.data_dir)
         return [found.train, found.validation, found.test], Vocabulary(found.words)
     corpus = load_pydoc_topics(data.vocab_size)
     return [join_documents(part) for part in corpus[1:]], corpus.pieces.vocabulary

@@ -143,6 +143,35 @@ def _column(name: str, column: Any) -> np.ndarray:
     return values.astype(str) if any(is_kind(kind) for is_kind in text) else values
 
 
+def columns_of(given: Any, field: str = "path") -> dict[str, np.ndarray]:
+    """Return the arrays of a mapping, or the columns of a table of pandas, by name.
+
+    Args:
+      given: The object.
+      field: Parameter that holds it, for errors.
+
+    Raises:
+      UserError: If it is something else, or has no array, or holds Python objects.
+    """
+    is_table = hasattr(given, "columns") and hasattr(given, "to_numpy")
+    if not is_table and not isinstance(given, Mapping):
+        fix = "give arrays by name, a table of pandas, a file or a folder"
+        raise UserError(field, type(given).__name__, fix, code="type")
+    names = list(given.columns if is_table else given)
+    found = {str(name): _plain(np.asarray(given[name])) for name in names}
+    require(found, field, names, "there is no array in it; give one that has some")
+    for name, array in found.items():
+        fix = f"{name!r} holds objects, or lacks values; give numbers or text"
+        require(array.dtype.kind in "biufUS", field, str(array.dtype), fix, code="type")
+    return found
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """Return an array of text for one of objects that are all text."""
+    is_text = array.dtype == object and all(isinstance(value, str) for value in array.flat)
+    return array.astype(str) if is_text else array
+
+
 def lengths(columns: Mapping[str, np.ndarray]) -> dict[str, int]:
     """Return the number of rows of each array; raise `UserError` for arrays that differ."""
     found = {name: len(array) if array.ndim else 0 for name, array in columns.items()}

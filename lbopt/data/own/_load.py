@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lbopt import paths
 from lbopt.data._arrays import ArrayDataset, Dataset, Reading, Splits
 from lbopt.data.own import _columns
 from lbopt.errors import UserError, require, require_choice
@@ -89,7 +91,7 @@ class MappedArrays(ArrayDataset):
 
 
 def load_arrays(
-    path: pathlib.Path,
+    path: paths.GivenPath | Mapping[str, Any] | Any,
     *,
     target: str = "",
     task: str = "",
@@ -109,7 +111,7 @@ def load_arrays(
     a seed, of classes in equal shares.
 
     Args:
-      path: A file or a folder.
+      path: A file or a folder, or gs://BUCKET/PATH of one; or arrays by name, or a table of pandas.
       target: Array or column to predict; "" for the only one of `TARGETS` that is there.
       task: One of `TASKS`; "" for that which the target tells: integers, bools or text [examples]
         are classes, floats are numbers, and [examples, labels] of 0 and 1 are labels.
@@ -129,8 +131,10 @@ def load_arrays(
         not finite, labels that are no classes, an empty split.
     """
     # The columns of all splits together, and the roles that they have.
-    parts, in_table = _read(path)
-    whole = {name: _joined([part[name] for part in parts.values()]) for name in _names(parts, path)}
+    place = paths.readable(path, "path") if isinstance(path, str | os.PathLike) else path
+    parts, in_table = _read(place)
+    names = _names(parts, place)
+    whole = {name: _joined([part[name] for part in parts.values()]) for name in names}
     split_of = _stated(parts, whole, split_column)
     target, task = _target_and_task(whole, target, task, exclude=split_column)
     chosen = _features(whole, target, split_column, features, task)
@@ -214,8 +218,12 @@ def _described(
 # ---- reading
 
 
-def _read(path: pathlib.Path) -> tuple[dict[str, dict[str, np.ndarray]], bool]:
+def _read(path: Any) -> tuple[dict[str, dict[str, np.ndarray]], bool]:
     """Return the columns of each stated split, or of "" for all; and whether they are of tables."""
+    if not isinstance(path, pathlib.Path):
+        columns = _columns.columns_of(path)
+        _columns.lengths(columns)
+        return {"": columns}, not isinstance(path, Mapping)
     stated = _stated_files(path)
     files = stated or {"": path}
     parts = {name: _columns.read_columns(file) for name, file in files.items()}
@@ -240,7 +248,7 @@ def _stated_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     return found if "train" in found and len(found) > 1 else {}
 
 
-def _names(parts: Mapping[str, Arrays], path: pathlib.Path) -> list[str]:
+def _names(parts: Mapping[str, Arrays], path: Any) -> list[str]:
     first = next(iter(parts.values()))
     for split, columns in parts.items():
         fix = f"{split} has {sorted(columns)}, and train {sorted(first)}; make them alike"

@@ -58,7 +58,7 @@ class Corpus:
         fix = "give a data set of articles, a {folder} of *.txt, or both"
         given = builder or folder
         require(given, "builder", builder, fix, code="missing", also=["folder"])
-        self._folder = paths.local(folder, "folder") if folder else None
+        self._folder = paths.readable(folder, "folder") if folder else None
         self._records: Records | None = None
         self.damaged = DamagedCount(f"{builder} train", max_damaged_records)
         self.total = 0

@@ -93,7 +93,7 @@ def read_json(path: paths.GivenPath) -> list[Question]:
       UserError: If a place in the file is missing or has a wrong type.
       EnvironmentProblem: If the file cannot be read.
     """
-    file = paths.local(path, "path")
+    file = paths.readable(path, "path")
     try:
         content = _typed_json.read_file(file, most_bytes=_typed_json.MOST_LINES_BYTES)
     except OSError as error:

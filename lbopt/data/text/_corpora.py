@@ -98,14 +98,14 @@ def folder_documents(folder: paths.GivenPath) -> Iterator[list[str]]:
     Texts without a sentence are skipped.
 
     Args:
-      folder: Folder whose `*.txt` files, also in folders below it, are the documents, in the order
-        of their names. They are UTF-8, with blank lines between paragraphs.
+      folder: Folder, or gs://BUCKET/FOLDER, whose `*.txt` files, also in folders below it, are the
+        documents, in the order of their names. They are UTF-8, with blank lines between paragraphs.
 
     Raises:
       UserError: If there is no such file, or, at the end, if none had a sentence.
       EnvironmentProblem: If a file cannot be read or is not UTF-8.
     """
-    root = paths.local(folder, "folder")
+    root = paths.readable(folder, "folder")
     files = sorted(root.rglob("*.txt"), key=lambda path: path.relative_to(root).as_posix())
     fix = "there is no *.txt in it; name a folder of plain text"
     require(files, "folder", str(folder), fix, code="missing")

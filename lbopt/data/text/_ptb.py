@@ -41,7 +41,7 @@ class Ptb(NamedTuple):
 
 def missing_ptb_files(folder: paths.GivenPath) -> list[str]:
     """Return the names of the files that are missing in a folder."""
-    root = paths.local(folder, "folder")
+    root = paths.readable(folder, "folder")
     return [name for name in FILES.values() if not (root / name).is_file()]
 
 
@@ -53,7 +53,7 @@ def load_ptb(
     Words that are not in the training set become `<unk>`.
 
     Args:
-      folder: Folder of the files.
+      folder: Folder of the files, or gs://BUCKET/FOLDER.
       expected_vocab_size: Number of words that the model knows; None for any.
       data_dir: Folder of data sets, if the user gave it, for the message.
 
@@ -62,7 +62,7 @@ def load_ptb(
         set needs it.
       EnvironmentProblem: If a file is missing, unreadable or empty.
     """
-    folder = paths.local(folder, "folder")
+    folder = paths.readable(folder, "folder")
     missing = missing_ptb_files(folder)
     if missing:
         command = prepare_command("ptb", data_dir)

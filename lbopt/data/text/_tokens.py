@@ -24,7 +24,7 @@ import numpy as np
 from lbopt import _typed_json, paths
 from lbopt._regular import read_regular
 from lbopt.data import _places
-from lbopt.data._records import default_data_dir, prepare_command
+from lbopt.data._records import data_dir_or_bucket, prepare_command
 from lbopt.data.text._vocabulary import (
     UNCASED,
     Normalization,
@@ -274,14 +274,14 @@ def open_store(folder: paths.GivenPath, expected_vocab_size: int | None = None) 
     """Return the store of a folder, mapped from disk.
 
     Args:
-      folder: Folder that `StoreWriter` wrote.
+      folder: Folder that `StoreWriter` wrote, or gs://BUCKET/FOLDER with a copy of it.
       expected_vocab_size: Size of the model's vocabulary; None for any.
 
     Raises:
       UserError: If the store has another vocabulary size.
       EnvironmentProblem: If there is no store, or if it is damaged or of another format.
     """
-    folder = paths.local(folder, "folder")
+    folder = paths.readable(folder, "folder")
     found = _read_description(folder)
     size = found["vocab_size"]
     fix = f"the store in {folder} was made with {size}; use that, or another store"
@@ -357,7 +357,7 @@ def _explicit_data_dir(folder: Path) -> str | None:
     """Return the folder of data sets that has a store; None for the default one or for none."""
     root = folder.parent.parent
     in_data_dir = folder.parent == _places.store_folder("any", str(root)).parent
-    return str(root) if in_data_dir and root != default_data_dir() else None
+    return str(root) if in_data_dir and str(root) != data_dir_or_bucket()[0] else None
 
 
 def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:

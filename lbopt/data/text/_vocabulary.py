@@ -115,13 +115,13 @@ def read_vocabulary(path: paths.GivenPath) -> list[str]:
 
     Args:
       path: UTF-8 file with one piece on each line, as `save_vocabulary` writes it; or a
-        tokenizer.json of Transformers.
+        tokenizer.json of Transformers. Either may be at gs://BUCKET/FILE.
 
     Raises:
       UserError: If the file is missing, empty or not UTF-8, if a line is empty or occurs twice, or
         if a tokenizer.json splits words in another way than BERT.
     """
-    file = paths.local(path, "vocabulary")
+    file = _readable(path)
     if file.suffix == ".json":
         return _pieces_of_tokenizer(file)
 
@@ -146,6 +146,11 @@ def read_vocabulary(path: paths.GivenPath) -> list[str]:
         fix = f"{brief(twice[:3])} occur more than once; use a file with each piece on one line"
     require(not fix, "vocabulary", str(path), fix, code="damaged")
     return pieces
+
+
+def _readable(path: paths.GivenPath) -> Path:
+    """Return the file of a vocabulary; of one in a bucket the copy, with the files beside it."""
+    return paths.readable(path, "vocabulary", (SETTINGS_FILE, TOKENIZER, _STORE, _CONFIG))
 
 
 def save_vocabulary(pieces: Sequence[str], path: paths.GivenPath) -> None:
@@ -239,7 +244,7 @@ def stated_normalization(vocabulary: paths.GivenPath) -> tuple[dict[str, Any], P
     Raises:
       UserError: If a file cannot be read, or states a tokenizer that lbopt does not have.
     """
-    file = paths.local(vocabulary, "vocabulary")
+    file = _readable(vocabulary)
     folder = file.parent
     whole = _tokenizer_file(file)
     settings = _read(folder / SETTINGS_FILE, _Settings) or {}

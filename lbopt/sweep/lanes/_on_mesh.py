@@ -16,7 +16,7 @@ from lbopt.data import DAMAGED, Dataset, Reading, TrainBatches, example_indices,
 from lbopt.job import beat
 from lbopt.parallel import TrainState, local_parts, put_batch, put_replicated
 from lbopt.recipes import (
-    Problem,
+    LoadedProblem,
     build_mesh,
     build_state,
     check_batch_fits,
@@ -209,7 +209,7 @@ class MeshSession:
         return state.replace(params=put_replicated(self._program.mesh, state.params))
 
 
-def make_mesh_probe(problem: Problem, config: SweepConfig) -> ProbeFn:
+def make_mesh_probe(problem: LoadedProblem, config: SweepConfig) -> ProbeFn:
     """Build a function of (params, model_state) that returns the measurements of `Probe.flat`.
 
     Every device computes all of them, on the same examples for all trials.

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lbopt import replicas, tree
 from lbopt.config import SweepConfig, step_options
 from lbopt.parallel import TrainState, on_one_device, split_seed, step_on_one_device
-from lbopt.recipes import Problem, with_averaged_params
+from lbopt.recipes import LoadedProblem, with_averaged_params
 from lbopt.sweep._trials import Cell
 from lbopt.sweep.lanes import _trial_arguments
 from lbopt.sweep.lanes._feed import Feed
@@ -225,7 +225,7 @@ class Initialiser:
       shapes: Function that returns the shapes of (params, model_state) of all lanes.
     """
 
-    def __init__(self, problem: Problem, batching: TrialBatching):
+    def __init__(self, problem: LoadedProblem, batching: TrialBatching):
         init = (
             jax.custom_batching.sequential_vmap(problem.init) if batching.batched else problem.init
         )

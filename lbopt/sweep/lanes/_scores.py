@@ -10,7 +10,7 @@ import numpy as np
 
 from lbopt import metrics
 from lbopt.data import ArrayDataset, Dataset, eval_batches
-from lbopt.recipes import Problem
+from lbopt.recipes import LoadedProblem
 from lbopt.sweep.lanes._program import TrialBatching
 
 SPLITS = ("train", "validation", "test")
@@ -40,7 +40,7 @@ class Scorer:
       global_batch_size: Number of examples in a call, the same ones for every lane.
     """
 
-    def __init__(self, problem: Problem, batching: TrialBatching, global_batch_size: int):
+    def __init__(self, problem: LoadedProblem, batching: TrialBatching, global_batch_size: int):
         self._splits = problem.splits
         self._size = global_batch_size
         self._put = batching.put

@@ -12,7 +12,7 @@ import numpy as np
 
 from lbopt.config import SweepConfig
 from lbopt.data import DAMAGED, example_indices
-from lbopt.recipes import Problem
+from lbopt.recipes import LoadedProblem
 from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._trials import Trial
 from lbopt.sweep.lanes._gauges import make_probe
@@ -62,7 +62,7 @@ class Equipment:
       score: Function that evaluates, a `Scorer`.
     """
 
-    def __init__(self, problem: Problem, config: SweepConfig, batching: TrialBatching):
+    def __init__(self, problem: LoadedProblem, config: SweepConfig, batching: TrialBatching):
         self.initialise = Initialiser(problem, batching)
         at_once = min(config.train.eval_global_batch_size, batching.most_examples)
         self.score = Scorer(problem, batching, at_once)

@@ -1,0 +1,131 @@
+"""`run_sweep`: a study of several optimizers over batch sizes, as `lbopt sweep`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lbopt import paths
+from lbopt.api._folder import Folder, framed, write_page
+from lbopt.api._problem import Problem, in_python, schedule_for, train_config
+from lbopt.cli import sweep_in
+from lbopt.config import Arm, SweepConfig
+from lbopt.errors import require
+from lbopt.job import SoloJob
+from lbopt.sweep import read_results
+from lbopt.workdir import absolute_workdir
+
+_OF_STUDY = {field.name for field in dataclasses.fields(SweepConfig)} - {
+    "train",
+    "arms",
+    "global_batch_sizes",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyResult:
+    """A finished study. A notebook shows its report, and `print` its table.
+
+    Attributes:
+      config: The config, as `lbopt sweep` would read it from a file.
+      records: The lines of `results.jsonl`, a dict for each trial; `pandas.DataFrame(records)` is
+        a table.
+      findings: What was found, a sentence each.
+      summary: The content of `summary.json`: scores, limits and claims.
+    """
+
+    config: SweepConfig
+    records: list[dict[str, Any]]
+    findings: list[str]
+    summary: dict[str, Any]
+    _table: str = dataclasses.field(repr=False)
+    _page: str = dataclasses.field(repr=False)
+    _folder: Folder = dataclasses.field(repr=False)
+
+    @property
+    def workdir(self) -> str:
+        """The folder of the study; a temporary one is removed with this object."""
+        return self._folder.name
+
+    def report(self, path: paths.GivenPath) -> pathlib.Path:
+        """Write the page of the study, with its figures, to a file or into a folder.
+
+        Returns:
+          The file.
+        """
+        return write_page(self._page, path)
+
+    def __str__(self) -> str:
+        return "\n".join([self._table, "", *self.findings])
+
+    def _repr_html_(self) -> str:
+        return framed(self._page)
+
+
+def run_sweep(
+    problem: Problem,
+    arms: Mapping[str, Any] | Sequence[Arm],
+    batch_sizes: Sequence[int],
+    *,
+    workdir: paths.GivenPath | None = None,
+    **fields: Any,
+) -> StudyResult:
+    """Run a study of the largest batch size that several optimizers can use, as `lbopt sweep`.
+
+    Args:
+      problem: Data, model and loss of every trial.
+      arms: Name -> optimizer, or (optimizer, schedule), each as `run_training` takes them, for the
+        smallest batch; or a sequence of `lbopt.config.Arm`.
+      batch_sizes: Examples per optimizer step, ascending.
+      workdir: Folder for results.jsonl and the report, from which the same call resumes
+        (gs://BUCKET/FOLDER too); None for a temporary one.
+      **fields: Other fields of `lbopt.config.SweepConfig` (`search`, `final_seeds`, `name`, ...),
+        and of `TrainConfig` for every trial (`num_epochs`, `target_metric`, ...).
+
+    Returns:
+      The records of all trials, and what they show.
+
+    Raises:
+      UserError: Naming the argument and the fix, before anything is compiled.
+      EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
+      Preempted: On SIGTERM; finished trials are saved, and the same call resumes.
+    """
+    with in_python():
+        target = Folder(workdir)
+        of_study = {name: value for name, value in fields.items() if name in _OF_STUDY}
+        of_train = {name: value for name, value in fields.items() if name not in _OF_STUDY}
+        config = SweepConfig(
+            **{"name": "run_sweep", **of_study},
+            train=train_config(problem, None, None, **of_train),
+            arms=tuple(_arms(arms)),
+            global_batch_sizes=tuple(batch_sizes),
+        )
+        command = "lbopt.run_sweep(...) of a program"
+        written = sweep_in(target.name, config, SoloJob(), command)
+        assert written is not None, "a whole study has trials"
+        with target.opened() as folder:
+            records = read_results(absolute_workdir(folder))
+            summary = json.loads((absolute_workdir(folder) / "summary.json").read_text())
+            page = (absolute_workdir(folder) / "report.html").read_text("utf-8")
+    return StudyResult(config, records, written.findings, summary, written.table, page, target)
+
+
+def _arms(arms: Mapping[str, Any] | Sequence[Arm]) -> list[Arm]:
+    if not isinstance(arms, Mapping):
+        fix = "give a dict of name -> optimizer, or a list of lbopt.config.Arm"
+        fits = all(isinstance(arm, Arm) for arm in arms)
+        require(fits, "arms", type(arms).__name__, fix, code="type")
+        return list(arms)
+    return [_arm(name, given) for name, given in arms.items()]
+
+
+def _arm(name: str, given: Any) -> Arm:
+    if isinstance(given, Arm):
+        return dataclasses.replace(given, name=name)
+    # A transformation of Optax is a tuple of two functions as well.
+    is_pair = type(given) is tuple and len(given) == 2
+    optimizer, schedule = given if is_pair else (given, None)
+    return Arm(name, optimizer, schedule_for(optimizer, schedule))

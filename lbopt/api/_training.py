@@ -1,0 +1,135 @@
+"""`run_training`: one run, as `lbopt train`."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from lbopt import paths, types
+from lbopt.api._folder import Folder, framed, write_page
+from lbopt.api._problem import Problem, in_python, train_config
+from lbopt.cli import Trained, train_in
+from lbopt.config import TrainConfig
+from lbopt.errors import require_choice
+from lbopt.job import PreemptionWatch
+from lbopt.parallel import TrainState
+from lbopt.report import write_training_report
+from lbopt.transforms import evaluated_params
+from lbopt.workdir import absolute_workdir, read_config
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingResult:
+    """A finished run. A notebook shows its report.
+
+    Attributes:
+      config: The config, as `lbopt train` would read it from a file.
+      state: The final state: parameters, optimizer state, model state, step.
+      metrics: The lines of `metrics.jsonl`, a dict each; `pandas.DataFrame(result.metrics)` is a
+        table.
+    """
+
+    config: TrainConfig
+    state: TrainState
+    metrics: list[dict[str, Any]]
+    _trained: Trained = dataclasses.field(repr=False)
+    _folder: Folder = dataclasses.field(repr=False)
+
+    @property
+    def params(self) -> types.Params:
+        """The parameters that are evaluated: the moving average, where the optimizer keeps one."""
+        if not self._trained.run.evaluates_average:
+            return self.state.params
+        return evaluated_params(self.state.opt_state, self.state.params)
+
+    @property
+    def workdir(self) -> str:
+        """The folder of the run; a temporary one is removed with this object."""
+        return self._folder.name
+
+    def evaluate(self, split: str = "test") -> dict[str, float]:
+        """Return the metrics of the final parameters on every example of a split.
+
+        Args:
+          split: "validation" or "test".
+        """
+        require_choice("split", split, ("validation", "test"))
+        run = self._trained.run
+        return (run.evaluate if split == "validation" else run.evaluate_test)(self.state)
+
+    def report(self, path: paths.GivenPath) -> pathlib.Path:
+        """Write the page of the run, with its figures, to a file or into a folder.
+
+        Returns:
+          The file.
+        """
+        return write_page(self._page(), path)
+
+    def _page(self) -> str:
+        with self._folder.opened() as folder:
+            saved = read_config(folder, "train")
+            assert saved is not None
+            return write_training_report(absolute_workdir(folder), saved).read_text("utf-8")
+
+    def _repr_html_(self) -> str:
+        return framed(self._page())
+
+
+def run_training(
+    problem: Problem,
+    optimizer: Any = "lamb",
+    schedule: Any = None,
+    *,
+    global_batch_size: int = 256,
+    workdir: paths.GivenPath | None = None,
+    on_metrics: Sequence[Any] = (),
+    **fields: Any,
+) -> TrainingResult:
+    """Train a model to the end, as `lbopt train` does, and return it.
+
+    Args:
+      problem: Data, model and loss.
+      optimizer: One of lbopt's optimizers by name or as an `OptimizerConfig`; a function of Optax
+        such as `optax.lion`, or its name "optax.lion"; a function of yours that takes
+        `learning_rate` (and, if it likes, `weight_decay`, `mask` and `stacked`) and returns an
+        `optax.GradientTransformation`; or a finished transformation, whose updates are multiplied
+        by the schedule's number.
+      schedule: `ScheduleConfig`, a rule over batch sizes; a number, the learning rate of every
+        step; a function of the number of updates so far; None for LEGW's default rule, or for the
+        number 1 with a finished transformation.
+      global_batch_size: Examples per optimizer step over all devices and microsteps.
+      workdir: Folder for config.json, metrics and checkpoints, from which the same call resumes
+        (gs://BUCKET/FOLDER too); None for a temporary one.
+      on_metrics: Functions (step, metrics) that get each line of metrics.jsonl when it is written,
+        a dict of floats; or writers with `write_scalars(step, metrics)`.
+      **fields: Other fields of `lbopt.config.TrainConfig` by name: `num_epochs`, `num_steps`,
+        `seed`, `parallel=ParallelConfig(num_microsteps=4)` and so on.
+
+    Returns:
+      The final state and the metrics.
+
+    Raises:
+      UserError: Naming the argument and the fix, before anything is compiled.
+      EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
+      Preempted: On SIGTERM; the state is saved, and the same call resumes.
+    """
+    with in_python(), PreemptionWatch() as watch:
+        target = Folder(workdir)
+        fields = {"name": "run_training", "global_batch_size": global_batch_size, **fields}
+        config = train_config(problem, optimizer, schedule, **fields)
+        config.validate()
+        if workdir is None:  # nobody resumes it
+            config.checkpoint = dataclasses.replace(config.checkpoint, every_steps=_NEVER)
+        with target.opened() as folder:
+            command = "lbopt.run_training(...) of a program"
+            trained = train_in(folder, config, watch, command, on_metrics)
+            if workdir is None:
+                shutil.rmtree(absolute_workdir(folder) / "checkpoints", ignore_errors=True)
+    return TrainingResult(config, trained.state, trained.lines, trained, target)
+
+
+_NEVER = 2**30
+"""More steps than a run has."""

@@ -1,0 +1,206 @@
+"""The progress of a study: a line for each finished trial, with the time that is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lbopt.config import SweepConfig
+from lbopt.sweep._finished_trial import FINAL, metric_of
+from lbopt.sweep._trials import Cell
+from lbopt.sweep.search import search_cost
+from lbopt.train import Progress
+
+BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} trials [{elapsed}{postfix}]"
+"""Form of the bar on a terminal, whose postfix is the time that is left."""
+_MINUTE_S = 60
+_HOUR_S = 3600
+_DAY_S = 24 * _HOUR_S
+
+
+@dataclasses.dataclass
+class _CellProgress:
+    """The planned and the finished trials of a cell.
+
+    Attributes:
+      arm: Name of the arm.
+      size: Global batch size.
+      trials: Planned number of trials.
+      examples: Examples of all planned trials, at their planned lengths.
+      finals: Number of final trials that are not finished; the cell is complete without them.
+      done: Number of finished trials.
+      done_examples: Examples of the finished trials, at their planned lengths.
+      seconds: Seconds of the finished trials.
+    """
+
+    arm: str
+    size: int
+    trials: int
+    examples: float
+    finals: int
+    done: int = 0
+    done_examples: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Count a finished trial."""
+        self.done += 1
+        self.done_examples += record["steps"] * self.size
+        self.seconds += record.get("seconds", 0.0)
+        self.finals -= record["phase"] == FINAL
+
+    @property
+    def planned(self) -> int:
+        """Number of trials; a search that prunes may run fewer or more than were planned."""
+        return max(self.trials, self.done) if self.finals > 0 else self.done
+
+    @property
+    def examples_left(self) -> float:
+        """Examples of the trials that are not finished."""
+        return max(0.0, self.examples - self.done_examples) if self.finals > 0 else 0.0
+
+
+class StudyProgress:
+    """Counts the trials of a study, and prints a line for each that finishes.
+
+    The time that is left is the time of finished trials, per example of their planned lengths and
+    at the nearest batch size, times the examples that are left; divided by the number of trials
+    that run side by side, as measured since the start.
+
+    Args:
+      config: The config of the study.
+      cells: The cells that are run, on all processes.
+      progress: Shows the lines.
+      clock: Function that returns seconds.
+    """
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        cells: Sequence[Cell],
+        progress: Progress,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        costs = []
+        for index in range(len(config.arms)):
+            with config.naming_search(index):
+                costs.append(search_cost(config.arm_search(index)))
+        finals = len(config.final_seeds)
+
+        self._cells = {
+            (cell.arm.name, cell.global_batch_size): _CellProgress(
+                cell.arm.name,
+                cell.global_batch_size,
+                costs[cell.index].trials + finals,
+                (costs[cell.index].full_runs + finals)
+                * cell.resolved.num_steps
+                * cell.global_batch_size,
+                finals,
+            )
+            for cell in cells
+        }
+
+        self._progress = progress
+        self._clock = clock
+        self._began = clock()
+        self._seconds = 0.0
+        self._arm_width = max((len(cell.arm) for cell in self._cells.values()), default=0)
+        self._size_width = max((len(str(cell.size)) for cell in self._cells.values()), default=0)
+
+    def resume(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Count trials that were finished before."""
+        for record in records:
+            self._count(record)
+        self._progress.expect(self._total, self._done)
+
+    def add(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Count trials that have finished now, and print their lines."""
+        for record in records:
+            self._count(record)
+            self._seconds += record.get("seconds", 0.0)
+            self._progress.say(self._line(record))
+        self._progress.expect(self._total, self._done)
+        self._progress.note(self._eta)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate of the seconds that are left; None before a trial has finished."""
+        if self._seconds <= 0:
+            return None
+        measured = [cell for cell in self._cells.values() if cell.seconds > 0]
+
+        def pace(cell: _CellProgress) -> float:
+            """Return the seconds per example of the cell that is most like this one."""
+            nearest = min(
+                measured,
+                key=lambda one: (abs(math.log(one.size / cell.size)), one.arm != cell.arm),
+            )
+            return nearest.seconds / nearest.done_examples
+
+        left = sum(cell.examples_left * pace(cell) for cell in self._cells.values())
+        return left * (self._clock() - self._began) / self._seconds
+
+    def _count(self, record: Mapping[str, Any]) -> None:
+        cell = self._cells.get((record["arm"], record["global_batch_size"]))
+        if cell is not None:  # other shards run other cells
+            cell.add(record)
+
+    @property
+    def _total(self) -> int:
+        return sum(cell.planned for cell in self._cells.values())
+
+    @property
+    def _done(self) -> int:
+        return sum(cell.done for cell in self._cells.values())
+
+    @property
+    def _eta(self) -> str:
+        seconds = self.seconds_left
+        return f"ETA {_rough(seconds)}" if seconds else ""
+
+    def _line(self, record: Mapping[str, Any]) -> str:
+        """Return a line of the table, `trial 7/72  LAMB  batch 512  lr 0.04  0.93  ETA 3 min`."""
+        total = self._total
+        cells = (
+            f"trial {self._done:>{len(str(total))}}/{total}",
+            f"{record['arm']:<{self._arm_width}}",
+            f"batch {record['global_batch_size']:>{self._size_width}}",
+            f"lr {record['learning_rate']:<8.3g}",
+            f"{record['phase']:<6}",
+            f"{_score(record):<8}",
+            self._eta,
+        )
+        return "  ".join(cells).rstrip()
+
+
+def _score(record: Mapping[str, Any]) -> str:
+    """Return the validation score of a finished trial, with the name of an unusual metric.
+
+    >>> _score({"diverged": False, "metric": "r2", "validation_r2": 0.45678})
+    'r2 0.4568'
+    """
+    metric = metric_of(record)
+    score = record[f"validation_{metric}"]
+    if record["diverged"] or score is None:
+        return "diverged" if record["diverged"] else f"{metric} is not finite"
+    if metric == "accuracy":
+        return f"{score:.4f}"
+    return f"{score:.4g}" if metric == "perplexity" else f"{metric} {score:.4g}"
+
+
+def _rough(seconds: float) -> str:
+    """Return a time in the unit that suits it.
+
+    >>> [_rough(seconds) for seconds in (0.4, 47, 170, 9000, 200000)]
+    ['1 s', '47 s', '3 min', '2.5 h', '2.3 days']
+    """
+    if seconds < 2 * _MINUTE_S:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 2 * _HOUR_S:
+        return f"{round(seconds / _MINUTE_S)} min"
+    if seconds < 2 * _DAY_S:
+        return f"{seconds / _HOUR_S:.1f} h"
+    return f"{seconds / _DAY_S:.1f} days"
