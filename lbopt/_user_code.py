@@ -46,19 +46,46 @@ def look_beside(folders: Sequence[str]) -> None:
     _config_folders[:] = folders
 
 
-def folders_of(config: Any) -> list[str]:
-    """Return the folders beside which the code of a config was found; [] if it names none.
+def config_folder() -> str | None:
+    """Return the folder of the config file that was loaded last; None before one was."""
+    return _config_folders[0] if _config_folders else None
+
+
+def code_folders() -> list[str]:
+    """Return the folders where the code of places is looked for, in this order."""
+    return list(dict.fromkeys([*_config_folders, os.getcwd()]))
+
+
+def places_of(config: Any) -> Iterator[str]:
+    """Yield the places that a config names.
 
     Args:
       config: The config as JSON data.
     """
-    return list(_config_folders) if _names_code(config) else []
+    if isinstance(config, dict) and is_place(config.get("name")):
+        yield config["name"]
+    if isinstance(config, dict | list):
+        for value in config.values() if isinstance(config, dict) else config:
+            yield from places_of(value)
 
 
-def _names_code(data: Any) -> bool:
-    if isinstance(data, dict):
-        return is_place(data.get("name")) or any(map(_names_code, data.values()))
-    return isinstance(data, list) and any(map(_names_code, data))
+def module_of(place: str) -> str:
+    """Return the module or the file of a place, as the place has it.
+
+    >>> module_of("my.module:make"), module_of("../net.py:Net")
+    ('my.module', '../net.py')
+    """
+    return place.rpartition(":")[0]
+
+
+def find_file(text: str) -> pathlib.Path | None:
+    """Return the file that the text of a place means; None if there is none."""
+    return next((file for file in _candidates(text, "place") if file.is_file()), None)
+
+
+def _candidates(text: str, field: str) -> list[pathlib.Path]:
+    given = paths.local(text, field)
+    return [pathlib.Path(folder) / given for folder in code_folders()]
 
 
 def place_of(given: Any, name: str) -> str:
@@ -74,7 +101,7 @@ def place_of(given: Any, name: str) -> str:
         return _given.keep(given, name)
     if not module.__name__.startswith(_OF_FILE):
         return f"{module.__name__}:{last}"
-    beside = [folder for folder in _folders() if _lies_in(folder, module)]
+    beside = [folder for folder in code_folders() if _lies_in(folder, module)]
     file = pathlib.Path(_file_of(module))
     return f"{file.relative_to(beside[0]) if beside else file}:{last}"
 
@@ -112,8 +139,7 @@ def load(place: str, field: str) -> Any:
 
 
 def _module_of_file(place: str, text: str, field: str) -> Any:
-    given = paths.local(text, field)
-    candidates = [pathlib.Path(folder) / given for folder in _folders()]
+    candidates = _candidates(text, field)
     file = next((file for file in candidates if file.is_file()), None)
     if file is None:
         where = " or ".join(dict.fromkeys(str(file) for file in candidates))
@@ -124,19 +150,15 @@ def _module_of_file(place: str, text: str, field: str) -> Any:
 
 
 def _module_of_name(place: str, name: str, field: str) -> Any:
-    folders = _folders()
-    with naming_errors(field, place), _imports_from(folders):
+    around = code_folders()
+    with naming_errors(field, place), _imports_from(around):
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
-            fix = f"there is no module {error.name} in {' or '.join(folders)}, nor is it installed"
+            fix = f"there is no module {error.name} in {' or '.join(around)}, nor is it installed"
             raise UserError(field, place, f"{fix}; correct the name", code="missing") from error
-
-
-def _folders() -> list[str]:
-    return list(dict.fromkeys([*_config_folders, os.getcwd()]))
 
 
 def _module_name(file: pathlib.Path) -> str:

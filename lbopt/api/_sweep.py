@@ -71,6 +71,7 @@ def run_sweep(
     batch_sizes: Sequence[int],
     *,
     workdir: paths.GivenPath | None = None,
+    accept: str = "",
     **fields: Any,
 ) -> StudyResult:
     """Run a study of the largest batch size that several optimizers can use, as `lbopt sweep`.
@@ -82,6 +83,8 @@ def run_sweep(
       batch_sizes: Examples per optimizer step, ascending.
       workdir: Folder for results.jsonl and the report, from which the same call resumes
         (gs://BUCKET/FOLDER too); None for a temporary one.
+      accept: Names of your files, separated by commas, that may have changed since the run in the
+        workdir began.
       **fields: Other fields of `lbopt.config.SweepConfig` (`search`, `final_seeds`, `name`, ...),
         and of `TrainConfig` for every trial (`num_epochs`, `target_metric`, ...).
 
@@ -104,7 +107,8 @@ def run_sweep(
             global_batch_sizes=tuple(batch_sizes),
         )
         command = "lbopt.run_sweep(...) of a program"
-        written = sweep_in(target.name, config, SoloJob(), command)
+        accepted = {"accept": accept} if accept else {}
+        written = sweep_in(target.name, config, SoloJob(), command, files=accepted)
         assert written is not None, "a whole study has trials"
         with target.opened() as folder:
             records = read_results(absolute_workdir(folder))

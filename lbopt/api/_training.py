@@ -85,6 +85,7 @@ def run_training(
     *,
     global_batch_size: int = 256,
     workdir: paths.GivenPath | None = None,
+    accept: str = "",
     on_metrics: Sequence[Any] = (),
     **fields: Any,
 ) -> TrainingResult:
@@ -103,6 +104,8 @@ def run_training(
       global_batch_size: Examples per optimizer step over all devices and microsteps.
       workdir: Folder for config.json, metrics and checkpoints, from which the same call resumes
         (gs://BUCKET/FOLDER too); None for a temporary one.
+      accept: Names of your files, separated by commas, that may have changed since the run in the
+        workdir began.
       on_metrics: Functions (step, metrics) that get each line of metrics.jsonl when it is written,
         a dict of floats; or writers with `write_scalars(step, metrics)`.
       **fields: Other fields of `lbopt.config.TrainConfig` by name: `num_epochs`, `num_steps`,
@@ -125,7 +128,8 @@ def run_training(
             config.checkpoint = dataclasses.replace(config.checkpoint, every_steps=_NEVER)
         with target.opened() as folder:
             command = "lbopt.run_training(...) of a program"
-            trained = train_in(folder, config, watch, command, on_metrics)
+            accepted = {"accept": accept} if accept else {}
+            trained = train_in(folder, config, watch, command, on_metrics, files=accepted)
             if workdir is None:
                 shutil.rmtree(absolute_workdir(folder) / "checkpoints", ignore_errors=True)
     return TrainingResult(config, trained.state, trained.lines, trained, target)

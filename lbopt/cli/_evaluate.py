@@ -7,17 +7,23 @@ import json
 from collections.abc import Sequence
 
 from lbopt._shown import show
-from lbopt.cli import _flags
+from lbopt.cli import _flags, _own_files
 from lbopt.cli._train import MAY_CHANGE, OF_THE_HOST, comparison, saved_config, with_vocabulary
 from lbopt.config import TrainConfig, config_to_json, naming
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job
 from lbopt.parallel import TrainState, available_devices, connect_processes
 from lbopt.recipes import build_run
 from lbopt.train import Checkpoints, Run, check_vocabulary, restore_chosen, said_by_first
-from lbopt.workdir import absolute_workdir, finite_or_none, local_workdir, refuse_another_run
+from lbopt.workdir import (
+    absolute_workdir,
+    finite_or_none,
+    local_workdir,
+    read_config,
+    refuse_another_run,
+)
 
 FLAGS = {
-    "config": "the config the workdir was trained with",
+    "config": "the config the workdir was trained with (default: the one it keeps)",
     "workdir": "a folder of lbopt train",
     "checkpoint": "latest (default), best, or a step",
     **JOB_FLAGS,
@@ -55,15 +61,18 @@ def run(argv: Sequence[str], job: Job) -> None:
       UserError: If a flag or a field of the config is wrong, or the workdir holds another run.
       EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
     """
-    given, overrides = _flags.parse("evaluate", argv, FLAGS, required=("config", "workdir"))
-    config = _flags.load_config(given["config"], overrides, TrainConfig)
-    job.same("config", config_to_json(config))
+    given, overrides = _flags.parse("evaluate", argv, FLAGS, required=("workdir",))
+    config = None
+    if "config" in given:
+        config = _flags.load_config(given["config"], overrides, TrainConfig)
+        job.same("config", config_to_json(config))
     connect_processes(job)
     available_devices()  # fails early if there are none
 
     job.doing("reading the checkpoint", patience=STARTING_PATIENCE)
     with local_workdir(given["workdir"], job, write=False) as folder:
-        training, state = _restore(config, folder, given.get("checkpoint", "latest"), job)
+        which = given.get("checkpoint", "latest")
+        training, state = _restore(config, overrides, folder, which, job)
 
     job.doing("evaluating")
     step = int(state.step)
@@ -76,11 +85,31 @@ def run(argv: Sequence[str], job: Job) -> None:
         show(json.dumps({"step": step, **finite}))
 
 
-def _restore(config: TrainConfig, folder: str, which: str, job: Job) -> tuple[Run, TrainState]:
-    config.validate()
+def _restore(
+    given: TrainConfig | None, overrides: Sequence[str], folder: str, which: str, job: Job
+) -> tuple[Run, TrainState]:
+    """Return the run in a workdir and the state of a checkpoint.
+
+    Args:
+      given: The config that the command names; None for that of the run.
+      overrides: `--config.field=VALUE` arguments, which apply to the latter.
+      folder: The local workdir.
+      which: The checkpoint.
+      job: The job of this process.
+    """
     workdir = absolute_workdir(folder)
+    config = given
+    if config is None:
+        config = _flags.with_overrides(_on_these_devices(folder), overrides)
+        job.same("config", config_to_json(config))
+    config.validate()
+
     saved = refuse_another_run(workdir, "train", comparison(config, UNUSED_BY_EVALUATION))
     found = _for_this_host(saved_config(saved, folder), config)
+    assert saved is not None
+    if given is None:
+        found = _own_files.found_from(found, saved)
+    _own_files.warn_of_changes(saved, folder, job, data=True)
     training = build_run(with_vocabulary(found, folder), trains=False)
     check_vocabulary(training, workdir)
 
@@ -91,6 +120,13 @@ def _restore(config: TrainConfig, folder: str, which: str, job: Job) -> tuple[Ru
         workdir, training.keep_checkpoints, training.best_metric, read_only=True, job=job
     ) as checkpoints:
         return training, restore_chosen(checkpoints, which, shapes_at, said_by_first(job))
+
+
+def _on_these_devices(folder: str) -> TrainConfig:
+    """Return the config of the run in a workdir, for all devices that there are here."""
+    config = saved_config(read_config(folder, "train"), folder)
+    config.parallel.num_devices = None
+    return config
 
 
 def _for_this_host(found: TrainConfig, config: TrainConfig) -> TrainConfig:

@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from lbopt import _user_code, errors, paths, types
+from lbopt import errors, paths, types
 from lbopt._shown import show
-from lbopt.cli import _flags
+from lbopt.cli import _flags, _own_files
 from lbopt.cli._train import saved_config, with_vocabulary
 from lbopt.config import TrainConfig, config_to_json
 from lbopt.errors import require, require_choice
@@ -66,8 +66,9 @@ def run(argv: Sequence[str]) -> None:
 def _export(workdir: pathlib.Path, given: Mapping[str, str], output: paths.GivenPath) -> None:
     saved = read_config(workdir, "train")
     config = saved_config(saved, str(workdir))
-    if saved is not None:
-        _user_code.look_beside(saved.get("code_folders", ()))
+    assert saved is not None
+    config = _own_files.found_from(config, saved)
+    _own_files.warn_of_changes(saved, str(workdir))
     if given["format"] == "huggingface":
         model = config.model.name
         fix = f"transformers has {', '.join(HUGGINGFACE_MODELS)}; use --format=safetensors"

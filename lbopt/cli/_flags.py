@@ -35,7 +35,7 @@ _SWITCHES = ("json",)
 """Flags without a value."""
 _INDENT = 4
 _LOCAL = ("configs", "data_dir", "job_secret_file", "manual_dir")
-_OR_BUCKET = ("folder", "output", "vocab", "workdir")
+_OR_BUCKET = ("folder", "other", "output", "vocab", "workdir")
 """Flags that take a local path, and those that take an address of a bucket too. (`--config` may
 have a row.)"""
 
@@ -156,7 +156,11 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
         needed = " or a ".join(kind.__name__ for kind in kinds)
         fix = f"it gives a {type(config).__name__}; give a file for a {needed}"
         raise UserError("--config", flag, fix, code="type")
+    return with_overrides(config, overrides)
 
+
+def with_overrides(config: Any, overrides: Sequence[str]) -> Any:
+    """Return a config with the `--config.field=VALUE` arguments applied; see `load_config`."""
     overrides = [one for override in overrides for one in _spelled_out(config, override)]
     for override in overrides:
         _check_override(config, override)

@@ -28,6 +28,7 @@ COMMANDS = {
     "plan": "what a recipe costs on a TPU pod that is not here, by the TPU compiler",
     "suggest": "a learning rate, a warmup and batch sizes to begin with, measured in minutes",
     "report": "draw report.html and PNGs from a training run or a study",
+    "diff": "what has changed since a run began: config, your files, versions",
     "export": "write a checkpoint's network as safetensors or as a folder for transformers",
     "recipes": "list every config",
     "config": "list every field of a config: type, default, meaning and where it applies",

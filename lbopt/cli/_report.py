@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+from lbopt import _user_code
 from lbopt._shown import show
-from lbopt.cli import _flags
+from lbopt.cli import _flags, _own_files
 from lbopt.errors import UserError
 from lbopt.report import write_training_report
 from lbopt.report.study import write_study_report
@@ -49,6 +50,8 @@ def _report(folder: str) -> None:
     workdir = absolute_workdir(folder)
     make_writable_folder(workdir)
     remove_leftovers(workdir)
+    _user_code.look_beside(saved.get("code_folders", ()))
+    _own_files.warn_of_changes(saved, folder)
     if saved["kind"] == "sweep":
         with starting_lock(workdir) if had_shards(workdir) else contextlib.nullcontext():
             written = write_study_report(workdir, saved)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from lbopt import paths
 from lbopt._shown import show
-from lbopt.cli import _flags
+from lbopt.cli import _flags, _own_files
 from lbopt.cli._train import OF_THE_HOST
 from lbopt.config import SweepConfig, completed_json, config_to_json, json_differences
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
@@ -40,6 +40,7 @@ FLAGS = {
     "workdir": "folder for results.jsonl and the report; the same one resumes",
     "shard": "NUMBER/COUNT: run this shard of the study only; other machines run the others in "
     "the same workdir",
+    **_own_files.FLAGS,
     **JOB_FLAGS,
 }
 NOT_COMPARED = ("num_workers", "trials_per_program", "about")
@@ -62,7 +63,7 @@ def run(argv: Sequence[str], job: Job) -> None:
     shard = Shard.parse(given["shard"]) if "shard" in given else None
     config = _flags.load_config(given["config"], overrides, SweepConfig)
     command = _flags.command_line("sweep", argv)
-    written = sweep_in(given["workdir"], config, job, command, shard)
+    written = sweep_in(given["workdir"], config, job, command, shard, given)
     if written is None:
         return
 
@@ -73,7 +74,12 @@ def run(argv: Sequence[str], job: Job) -> None:
 
 
 def sweep_in(
-    study: str, config: SweepConfig, job: Job, command: str, shard: Shard | None = None
+    study: str,
+    config: SweepConfig,
+    job: Job,
+    command: str,
+    shard: Shard | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> StudyReport | None:
     """Run the missing trials of a study, or of a shard of it, and write its report.
 
@@ -83,6 +89,7 @@ def sweep_in(
       job: The job that this process is part of; its first process writes and prints.
       command: The command line of the user, for the report.
       shard: The shard; None for the whole study.
+      files: "accept" and "checksum", see `_own_files.FLAGS`; None for their defaults.
 
     Returns:
       The report of all finished trials; None in other processes than the first, and without any.
@@ -117,9 +124,10 @@ def sweep_in(
         if others and job.index == 0:
             others.refuse_others(shard, compare)
             others.fetch()
+        own = _own_files.checked("sweep", ours, folder, compare, files or {}, job)
         alone = None if others else shard  # in a bucket each shard has a folder of its own
         with open_workdir(
-            folder, "sweep", ours, compare, num_devices, command, job, alone
+            folder, "sweep", ours, compare, num_devices, command, job, alone, own
         ) as workdir:
             chosen = shard.items_of(deal_cells(cells, config)) if shard else cells
             records = run_sweep(config, chosen, workdir, watch)

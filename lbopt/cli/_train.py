@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lbopt._shown import show
 from lbopt._user_code import is_place
-from lbopt.cli import _flags, _process
+from lbopt.cli import _flags, _own_files, _process
 from lbopt.config import (
     BATCH_NORMED,
     ParallelConfig,
@@ -32,6 +32,7 @@ from lbopt.train import ProfiledSteps, Run, check_name, is_begun, train
 from lbopt.transforms import is_per_layer
 from lbopt.workdir import (
     CompareConfigs,
+    OwnFiles,
     absolute_workdir,
     check_shared_workdir,
     check_trackers,
@@ -48,6 +49,7 @@ FLAGS = {
     "config": "FILE[:ROW], then --config.field.sub=VALUE to override",
     "workdir": "folder for config.json, metrics, checkpoints; the same one resumes",
     "profile": "FIRST:LAST or a number of steps, traced once for xprof into WORKDIR/profile",
+    **_own_files.FLAGS,
     **JOB_FLAGS,
 }
 OF_THE_HOST = ("data_dir", "reader_threads", "reader_processes", "max_damaged_records")
@@ -87,12 +89,15 @@ def run(argv: Sequence[str], job: Job) -> None:
     given, overrides = _flags.parse("train", argv, FLAGS, required=("config", "workdir"))
     profile = ProfiledSteps.parse(given["profile"]) if "profile" in given else None
     config = _flags.load_config(given["config"], overrides, TrainConfig)
+    config.validate()
+    ours = config_to_json(config)
     with PreemptionWatch(job) as watch:
-        job.same("config", {"config": config_to_json(config), "versions": package_versions()}, "")
+        job.same("config", {"config": ours, "versions": package_versions()}, "")
         connect_processes(job)
         with local_workdir(given["workdir"], job) as folder:
             command = _flags.command_line("train", argv)
-            lines = train_in(folder, config, watch, command, profile=profile).lines
+            trained = train_in(folder, config, watch, command, profile=profile, files=given)
+            lines = trained.lines
             where = shown_path(absolute_workdir(folder) / "metrics.jsonl")
 
     if job.index:
@@ -136,16 +141,18 @@ def train_in(
     command: str,
     on_metrics: Sequence[Any] = (),
     profile: ProfiledSteps | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> Trained:
     """Train in a local folder, resuming from its last checkpoint.
 
     Args:
       folder: The workdir.
-      config: The config.
+      config: The config, validated.
       watch: The watch for SIGTERM, which knows the job.
       command: The command line of the user, for the report.
       on_metrics: Functions (step, metrics), and writers, that get the lines of metrics.jsonl.
       profile: Steps to trace for xprof; None for none.
+      files: "accept" and "checksum", see `_own_files.FLAGS`; None for their defaults.
 
     Raises:
       UserError: If a field of the config is wrong, or the workdir holds another run.
@@ -153,7 +160,10 @@ def train_in(
       Preempted: On SIGTERM; the state is saved.
     """
     with _naming_fields():
-        return _train_in(folder, config, watch, command, on_metrics, profile)
+        saved = config_to_json(config)
+        compare = comparison(config)
+        own = _own_files.checked("train", saved, folder, compare, files or {}, watch.job)
+        return _train_in(folder, config, watch, command, on_metrics, profile, own)
 
 
 def _train_in(
@@ -163,6 +173,7 @@ def _train_in(
     command: str,
     on_metrics: Sequence[Any],
     profile: ProfiledSteps | None,
+    own: OwnFiles | None,
 ) -> Trained:
     job = watch.job
     check_name(str(checkpoint_root(absolute_workdir(folder))))
@@ -186,7 +197,9 @@ def _train_in(
     num_devices = training.mesh.size
     compare = comparison(config, num_devices=num_devices)
     saved = config_to_json(config)
-    with open_workdir(folder, "train", saved, compare, num_devices, command, job) as workdir:
+    with open_workdir(
+        folder, "train", saved, compare, num_devices, command, job, None, own
+    ) as workdir:
         if job.index == 0:
             _process.import_tensorboard_writer()
         job.doing("opening the trackers", patience=STARTING_PATIENCE)

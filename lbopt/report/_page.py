@@ -212,6 +212,8 @@ def environment_text(saved: Mapping[str, Any], command: str) -> str:
         if saved.get("git_revision")
         else "git revision not recorded\n"
     )
+    if saved.get("code_revision"):
+        revision += f"git {saved['code_revision']} of the config's folder\n"
     resumed = "".join(f"\nresumed with {change}" for change in environment_changes(saved))
     devices = f"{saved['num_devices']} x {saved['device_kind']}"
     return f"{command}\n\n{versions}\n{revision}{devices}{resumed}"

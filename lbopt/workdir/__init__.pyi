@@ -10,6 +10,7 @@ from ._bucket import (
     move_checkpoint as move_checkpoint,
     shown_path as shown_path,
 )
+from ._data_files import place_of_data as place_of_data
 from ._folder import (
     PROFILE_FOLDER as PROFILE_FOLDER,
     CompareConfigs as CompareConfigs,
@@ -27,6 +28,20 @@ from ._folder import (
     write_text as write_text,
 )
 from ._hooks import MetricsHook as MetricsHook, metrics_hooks as metrics_hooks
+from ._identity import (
+    CHECKSUMS as CHECKSUMS,
+    GONE as GONE,
+    OwnFiles as OwnFiles,
+    changes_of as changes_of,
+    data_changes as data_changes,
+    kept_sources as kept_sources,
+    last_record as last_record,
+    own_files as own_files,
+    record_changes as record_changes,
+    refuse_changes as refuse_changes,
+    source_changes as source_changes,
+    source_diff as source_diff,
+)
 from ._jsonl import (
     MetricsWriter as MetricsWriter,
     NoMetricsWriter as NoMetricsWriter,
@@ -39,6 +54,9 @@ from ._mllog import MlperfLog as MlperfLog
 from ._trackers import check_trackers as check_trackers, open_trackers as open_trackers
 from ._versions import (
     EXTRAS_OF_PACKAGES as EXTRAS_OF_PACKAGES,
+    describe_software as describe_software,
+    different_versions as different_versions,
     environment_changes as environment_changes,
+    last_environment as last_environment,
     package_versions as package_versions,
 )

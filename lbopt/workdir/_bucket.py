@@ -24,9 +24,11 @@ from lbopt import _bucket_files, _typed_json, paths
 from lbopt.data.text import SETTINGS_FILE, VOCABULARY_FILE
 from lbopt.errors import EnvironmentProblem, LboptError
 from lbopt.job import Job, SoloJob
+from lbopt.workdir._identity import SOURCES_FILE
 
 _KEPT = (
     "config.json",
+    SOURCES_FILE,
     "metrics.jsonl",
     "results.jsonl",
     "test_examples.jsonl",

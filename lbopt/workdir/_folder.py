@@ -18,7 +18,7 @@ from lbopt import _typed_json, _unfinished, _user_code, paths
 from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import EnvironmentProblem, UserError, require
 from lbopt.job import Job, SoloJob
-from lbopt.workdir import _bucket, _versions
+from lbopt.workdir import _bucket, _data_files, _identity, _versions
 from lbopt.workdir._lock import Shard, starting_lock
 
 PROFILE_FOLDER = "profile"
@@ -34,6 +34,9 @@ class _Start(TypedDict):
     git_revision: str | None
     device_kind: str
     num_devices: int
+    code_revision: NotRequired[str | None]
+    sources: NotRequired[dict[str, str]]
+    data: NotRequired[dict[str, _data_files.DataFiles]]
 
 
 class _Named(TypedDict):
@@ -46,6 +49,7 @@ class _SavedConfig(_Start):
     command: NotRequired[str]
     resumed: NotRequired[list[_Start]]
     code_folders: NotRequired[list[str]]
+    folder: NotRequired[str]
 
 
 class _SavedRun(TypedDict):
@@ -70,6 +74,7 @@ def open_workdir(
     command: str = "",
     job: Job | None = None,
     shard: Shard | None = None,
+    own: _identity.OwnFiles | None = None,
 ) -> Iterator[pathlib.Path]:
     """Hold a workdir for this process or job: a new one, or one of the same config.
 
@@ -87,15 +92,18 @@ def open_workdir(
       command: The command line of the user, for the report.
       job: The job that this process belongs to; None for a process alone.
       shard: The shard of the work that is done here; None for all of it.
+      own: The user's own files; None for none.
 
     Yields:
       The absolute path.
 
     Raises:
-      UserError: If the folder holds something else, or another process holds it.
+      UserError: If the folder holds something else, another process holds it, or files of the user
+        have changed.
       EnvironmentProblem: If it cannot be written.
     """
     job = SoloJob() if job is None else job
+    own = _identity.OwnFiles({}, {}, {}) if own is None else own
     folder = absolute_workdir(path)
     if job.index > 0:
         job.together("workdir opened", True)
@@ -109,19 +117,49 @@ def open_workdir(
         with starting_lock(folder) if shard else contextlib.nullcontext():
             remove_leftovers(folder)
             saved = refuse_another_run(folder, kind, compare)
-            now = _versions.describe_environment(num_devices)
-            file = folder / "config.json"
+            _identity.refuse_changes(folder, saved, own)
             if saved is None:
                 _refuse_strangers(folder)
-                # Other commands look there for the code that the config names.
-                folders = _user_code.folders_of(config)
-                beside = {"code_folders": folders} if folders else {}
-                saved = {"kind": kind, "config": config, "command": command, **beside, **now}
-                write_json(file, saved)
-            elif now != _versions.last_environment(saved):
-                write_json(file, {**saved, "resumed": [*saved.get("resumed", []), now]})
+            run = {"kind": kind, "config": config, "command": command}
+            _write_record(folder, saved, run, own, num_devices)
         job.together("workdir opened", True)
         yield folder
+
+
+def _write_record(
+    folder: pathlib.Path,
+    saved: dict[str, Any] | None,
+    run: dict[str, Any],
+    own: _identity.OwnFiles,
+    num_devices: int,
+) -> None:
+    """Write the `config.json` of a new run, or add a restart under other circumstances to it.
+
+    Args:
+      folder: The workdir.
+      saved: Its `config.json`; None for a new run.
+      run: What `config.json` says of a new run.
+      own: The user's own files.
+      num_devices: Number of devices that the run uses.
+    """
+    now = _versions.describe_environment(num_devices)
+    now["versions"] = {**now["versions"], **own.packages}
+    if saved is None:
+        # Other commands look in these folders for code and data that the config names.
+        places = {"folder": os.getcwd(), "code_folders": _user_code.code_folders()}
+        record = {**run, **places, **now, **own.record()}
+    else:
+        changed = _identity.changed_record(folder, saved, own)
+        record = saved
+        if changed or _versions.different_versions(_versions.last_environment(saved), now):
+            record = {**saved, "resumed": [*saved.get("resumed", []), {**now, **changed}]}
+
+    # First config.json: a folder with another file alone is refused as a stranger's.
+    if record is not saved:
+        write_json(folder / "config.json", record)
+    texts = _identity.texts_to_keep(folder, record, own)
+    if texts is not None:
+        write_json(folder / _identity.SOURCES_FILE, texts)
 
 
 def check_shared_workdir(path: paths.GivenPath, job: Job) -> None:

@@ -10,7 +10,9 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lbopt import _user_code
 from lbopt.parallel import available_devices
+from lbopt.workdir import _identity
 
 PACKAGES = (
     "lbopt",
@@ -26,16 +28,24 @@ PACKAGES = (
 )
 EXTRAS_OF_PACKAGES = {"optuna": "search"}
 """Optional packages, and the extra of lbopt that installs each."""
-KEYS = ("versions", "git_revision", "device_kind", "num_devices")
+KEYS = ("versions", "git_revision", "code_revision", "device_kind", "num_devices")
 
 
 def describe_environment(num_devices: int) -> dict[str, Any]:
-    """Return versions, revision and devices for `config.json`."""
+    """Return versions, revisions and devices for `config.json`."""
     return {
-        "versions": package_versions(),
-        "git_revision": _git_revision(),
+        **describe_software(),
         "device_kind": available_devices()[0].device_kind,
         "num_devices": num_devices,
+    }
+
+
+def describe_software() -> dict[str, Any]:
+    """Return versions, and the git revisions of lbopt and of the config file's folder."""
+    return {
+        "versions": package_versions(),
+        "git_revision": _git(str(pathlib.Path(__file__).parent), "rev-parse", "HEAD"),
+        "code_revision": _code_revision(),
     }
 
 
@@ -47,21 +57,45 @@ def package_versions() -> dict[str, str | None]:
 def last_environment(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the environment of the last start that a `config.json` lists."""
     latest = [saved, *saved.get("resumed", [])][-1]
-    return {key: latest.get(key) for key in KEYS}
+    return {key: latest[key] for key in KEYS if key in latest}
 
 
 def environment_changes(saved: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each restart whose environment differs from the previous start's."""
-    starts = [_flat(start) for start in (saved, *saved.get("resumed", []))]
-    for before, now in itertools.pairwise(starts):
-        yield ", ".join(
-            f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]
-        )
+    """Yield a line for each restart whose environment, or files of the user, differ."""
+    resumed = saved.get("resumed", [])
+    starts = [saved, *resumed]
+    for number, (before, now) in enumerate(itertools.pairwise(starts)):
+        files = _identity.last_record({**saved, "resumed": resumed[:number]})
+        changes = [*different_versions(before, now), *_identity.record_changes(files, now)]
+        if changes:
+            yield ", ".join(changes)
+
+
+def different_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return how two environments differ; what only one of them records does not count."""
+    old = _flat(before)
+    new = _flat(now)
+    return [f"{key} {old[key]} -> {new[key]}" for key in new if key in old and old[key] != new[key]]
 
 
 def _flat(start: Mapping[str, Any]) -> dict[str, Any]:
     """Return an environment as one mapping, with a key for each package."""
-    return {**start["versions"], **{key: start.get(key) for key in KEYS if key != "versions"}}
+    others = {key: start[key] for key in KEYS if key in start and key != "versions"}
+    return {**start["versions"], **others}
+
+
+def _code_revision() -> str | None:
+    """Return the git revision of the config file's folder, and whether it has changes.
+
+    None without a config file, or if its folder is in no repository.
+    """
+    folder = _user_code.config_folder()
+    revision = folder and _git(folder, "rev-parse", "HEAD")
+    if not revision:
+        return None
+    assert folder is not None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    return f"{revision} with changes" if changes else revision
 
 
 def _version(package: str) -> str | None:
@@ -71,11 +105,12 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_revision() -> str | None:
-    command = ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "HEAD"]
+def _git(folder: str, *command: str) -> str | None:
+    """Return what a git command prints; None if it fails. It writes nothing."""
+    words = ["git", "--no-optional-locks", "-C", folder, *command]
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=10
+            words, capture_output=True, text=True, check=True, timeout=10, errors="replace"
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

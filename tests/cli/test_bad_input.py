@@ -32,9 +32,15 @@ COMMAND_LINES = {
     "no --config": (("train", "--workdir={workdir}"), ("--config", NO_VALUE, "missing")),
     "no --workdir": (train()[:2], ("--workdir", NO_VALUE, "missing")),
     "empty --workdir": ((*train()[:2], "--workdir="), ("--workdir", NO_VALUE, "missing")),
-    "evaluate without --config": (
+    "evaluate of no run": (
         ("evaluate", "--workdir={workdir}"),
-        ("--config", NO_VALUE, "missing"),
+        ("--workdir", "{workdir}", "missing"),
+    ),
+    "diff of no run": (("diff", "{workdir}"), ("--workdir", "{workdir}", "missing")),
+    "diff of a third workdir": (("diff", "a", "b", "c"), ("argument", "c", "choice")),
+    "diff with a config and a workdir": (
+        ("diff", "a", "b", "--config=c.py"),
+        ("--config", "c.py", "conflict"),
     ),
     "report without --workdir": (("report",), ("--workdir", NO_VALUE, "missing")),
     "unknown flag": (train("--wrokdir=x"), ("--wrokdir", NO_VALUE, "choice")),

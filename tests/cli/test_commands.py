@@ -188,9 +188,10 @@ TOGETHER = [
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
-        ("train", ["config", "workdir", "profile", *TOGETHER]),
+        ("train", ["config", "workdir", "profile", "accept", "checksum", *TOGETHER]),
         ("evaluate", ["config", "workdir", "checkpoint", *TOGETHER]),
-        ("sweep", ["config", "workdir", "shard", *TOGETHER]),
+        ("sweep", ["config", "workdir", "shard", "accept", "checksum", *TOGETHER]),
+        ("diff", ["workdir", "other", "config"]),
         ("report", ["workdir"]),
         ("recipes", ["config", "configs", "filter", "json"]),
         ("config", ["config", "json"]),

@@ -117,8 +117,8 @@ NO_PATHS = {
     "prepare text": ("lowercase", "name", "tfds", "vocab_size", "max_damaged_records"),
     "recipes": ("filter", "json"),
     "suggest": ("batch", "steps"),
-    "sweep": ("shard",),
-    "train": ("profile",),
+    "sweep": ("accept", "checksum", "shard"),
+    "train": ("accept", "checksum", "profile"),
 }
 """Flags that take no path."""
 OF_A_JOB = {
