@@ -18,7 +18,7 @@ from lbopt.config._optimizer import OptimizerConfig
 from lbopt.config._parallel import BY_COMPILER
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.config._search import SearchConfig, check_search
-from lbopt.config._train import STATUSES, About, TrainConfig, check_epochs
+from lbopt.config._train import STATUSES, About, TrainConfig, check_epochs, check_metric
 from lbopt.errors import require, require_choice
 
 TRIAL_BATCHINGS = ("auto", "none", "vmap")
@@ -100,8 +100,8 @@ class SweepConfig:
         for every arm that has none of its own.
       final_seeds: Seeds of the runs that are tested; none of them is a search seed.
       limit_points: Percentage points of accuracy by which an arm may fall below its mean over small
-        batches, those of at most 4 times the smallest, before it is past its limit; of a language
-        model, percent of the perplexity. In (0, 100].
+        batches, those of at most 4 times the smallest, before it is past its limit; of R^2 points
+        of 0.01, of any other metric (perplexity, a loss) percent of that mean. In (0, 100].
       waterfall: Names of two or more arms, each of which adds one thing to the one before, for the
         figure that shows what each adds; () for none.
       measure: Measurements other than losses and accuracies.
@@ -116,6 +116,10 @@ class SweepConfig:
         ("none" on CPUs, else "vmap").
       num_workers: Number of threads, each of which compiles a program and runs trials of it; 0 for
         one per CPU core on CPUs, two elsewhere. With `trial_devices="all"` there is one.
+      metric: Metric that judges the models, "eval/mean_absolute_error" for instance, or a metric
+        that your own loss gives; whether lower is better, its name tells as for
+        `train.checkpoint.best_metric`. "" for that of the task: accuracy of classes and labels,
+        perplexity of a language model, R^2 of a regression, the loss of a loss of your own.
     """
 
     name: str = "unnamed"
@@ -133,6 +137,7 @@ class SweepConfig:
     trials_per_program: int = only(64, *_BATCHED)
     trial_batching: str = only("auto", trial_devices=("one",))
     num_workers: int = only(0, trial_devices=("one",))
+    metric: str = ""
 
     def validate(self) -> None:
         """Check every field that can be checked without data or devices.
@@ -176,6 +181,8 @@ class SweepConfig:
 
         require_name("name", self.name)
         require_choice("about.status", self.about.status, STATUSES)
+        if self.metric:
+            check_metric("metric", self.metric)
         require_choice("trial_devices", self.trial_devices, TRIAL_DEVICES)
         require_choice("trial_batching", self.trial_batching, TRIAL_BATCHINGS)
         self._check_arms()

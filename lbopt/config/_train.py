@@ -87,8 +87,8 @@ class CheckpointConfig:
       every_steps: Steps between two saves; the state is also saved at the end and on SIGTERM.
       keep: Number of latest checkpoints that are kept beside the best one.
       best_metric: Evaluation metric that says which is best. Higher is better unless its name ends
-        in "loss" or "perplexity". Where the evaluation has no accuracy, the default means
-        "eval/perplexity" or "eval/loss".
+        in "loss", "perplexity", "error", "mse" or "mae". Where the evaluation has no accuracy, the
+        default means "eval/perplexity" or "eval/loss".
     """
 
     every_steps: int = 100
@@ -115,8 +115,8 @@ class TrainConfig(FromText):
       eval_every_epochs: Epochs between two evaluations, instead of `eval_every_steps`.
       target_metric: Metric, "eval/accuracy" for instance, of which the log says after how many
         steps and seconds of training an evaluation first reaches `target_value`; "" for none.
-      target_value: Smallest value of the target; the largest if the metric's name ends in "loss" or
-        "perplexity".
+      target_value: Smallest value of the target; the largest where lower is better, which the
+        metric's name tells as for `checkpoint.best_metric`.
       stop_at_target: Whether the run ends at the target.
       stop_at_nan: Whether the run ends, with exit code 2, where a logged loss is not finite, and
         never saves a network that is not. Otherwise such a run says so and continues; the last
@@ -184,7 +184,7 @@ class TrainConfig(FromText):
         once = len(set(self.trackers)) == len(self.trackers)
         require(once, "trackers", self.trackers, "name each once")
         if self.target_metric:
-            _check_metric("target_metric", self.target_metric)
+            check_metric("target_metric", self.target_metric)
         require_choice("about.status", self.about.status, STATUSES)
         for name, check in (
             ("data", check_data),
@@ -278,7 +278,7 @@ def naming_phase2() -> contextlib.AbstractContextManager[None]:
     return errors.under("", **ELSEWHERE)
 
 
-def _check_metric(field: str, name: str) -> None:
+def check_metric(field: str, name: str) -> None:
     """Check the form of a metric's name; the data decide later whether there is such a metric."""
     fix = "name a metric of the evaluation, for instance 'eval/accuracy'"
     require(name.startswith("eval/"), field, name, fix, code="choice")
@@ -325,4 +325,4 @@ def _check_model_fits_data(config: TrainConfig) -> None:
 def _check_checkpoint(checkpoint: CheckpointConfig) -> None:
     at_least("every_steps", checkpoint.every_steps, 1)
     at_least("keep", checkpoint.keep, 1)
-    _check_metric("best_metric", checkpoint.best_metric)
+    check_metric("best_metric", checkpoint.best_metric)

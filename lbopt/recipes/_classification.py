@@ -13,7 +13,7 @@ from lbopt.data.from_config import Source
 from lbopt.errors import require
 from lbopt.models import Model
 from lbopt.recipes._supervised import inputs_of
-from lbopt.recipes._task import Task
+from lbopt.recipes._task import Task, of_equal_odds
 
 _MANY_CLASSES = 100
 """Number of classes from which top-5 accuracy is a metric too."""
@@ -64,7 +64,9 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
         each = losses.softmax_cross_entropy(logits, labels)
         return _measures(logits, labels, each, batch["mask"])
 
-    return Task(inputs, loss_fn, metric_fn)
+    task = Task(inputs, loss_fn, metric_fn)
+    trivial = of_equal_odds(source.outputs)
+    return task._replace(main_metric="accuracy", trivial_loss=trivial)
 
 
 def _measures(

@@ -16,7 +16,7 @@ from lbopt.data.from_config import Source
 from lbopt.evaluation import Evaluation, evaluate_streams, stream_arguments
 from lbopt.models import Model
 from lbopt.parallel import make_eval_step
-from lbopt.recipes._task import Task, scored_task
+from lbopt.recipes._task import Task, of_equal_odds, scored_task
 
 CARRY = "carry"
 """Key in the model's state of the `lbopt.models._lstm.Carry` after the text so far."""
@@ -37,10 +37,11 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
     begins with an empty state.
     """
     del loss
+    judged = "perplexity", of_equal_odds(source.outputs)
     if source.num_streams:
-        return _carried(network, source.num_streams)
+        return _carried(network, source.num_streams, *judged)
 
-    return scored_task(network, _inputs, _score)
+    return scored_task(network, _inputs, _score, *judged)
 
 
 def _inputs(batch: types.Batch) -> Any:
@@ -60,7 +61,9 @@ def _score(outputs: Any, batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
     return each, {**pairs, "perplexity": pairs["loss"]}
 
 
-def _carried(network: Model, num_streams: int) -> Task:
+def _carried(
+    network: Model, num_streams: int, main_metric: str, trivial_loss: float | None
+) -> Task:
     def carried_on(params, model_state, batch, **options):
         """Return logits and new state of a batch that continues the text of the last batch."""
         # A new pass over the text starts from an empty state.
@@ -94,7 +97,15 @@ def _carried(network: Model, num_streams: int) -> Task:
     def first_state(params: types.Params) -> types.ModelState:
         return _zeros(network, params, num_streams)
 
-    return Task(_inputs, loss_fn, metric_fn, evaluator, first_state=first_state)
+    return Task(
+        _inputs,
+        loss_fn,
+        metric_fn,
+        evaluator,
+        first_state=first_state,
+        main_metric=main_metric,
+        trivial_loss=trivial_loss,
+    )
 
 
 def _zeros(network: Model, params: types.Params, num_streams: int) -> dict[str, Any]:

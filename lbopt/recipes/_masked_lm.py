@@ -12,7 +12,7 @@ from lbopt import losses, metrics, types
 from lbopt.config import LossConfig
 from lbopt.data.from_config import Source
 from lbopt.models import Model
-from lbopt.recipes._task import Task, scored_task
+from lbopt.recipes._task import Task, of_equal_odds, scored_task
 
 
 def make(network: Model, source: Source, loss: LossConfig) -> Task:
@@ -70,7 +70,8 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
 
         return each, {"loss": metrics.summed(each, present), **found}
 
-    return scored_task(network, _whole_batch, score)
+    trivial = of_equal_odds(source.outputs)
+    return scored_task(network, _whole_batch, score, "accuracy", trivial)
 
 
 def _whole_batch(batch: types.Batch) -> Any:

@@ -60,6 +60,8 @@ class LoadedProblem(NamedTuple):
       metric_names: Names of the metrics of evaluation.
       vocabulary: The vocabulary of text.
       outputs: Number of classes or tokens that the model tells apart; 0 if unknown.
+      main_metric: Name of the metric by which a study judges a model.
+      trivial_loss: Loss of outputs that do not look at the input; None if unknown.
     """
 
     init: Any
@@ -72,6 +74,8 @@ class LoadedProblem(NamedTuple):
     metric_names: tuple[str, ...] = ()
     vocabulary: Vocabulary = NO_VOCABULARY
     outputs: int = 0
+    main_metric: str = "loss"
+    trivial_loss: float | None = None
 
     def check_metric(self, field: str, name: str) -> None:
         """Raise `UserError` unless `name` is a metric of the evaluation, "eval/loss" for instance.
@@ -147,6 +151,8 @@ def make_problem(
         names,
         source.vocabulary,
         source.outputs,
+        task.main_metric,
+        task.trivial_loss,
     )
 
 

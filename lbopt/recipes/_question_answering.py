@@ -63,5 +63,5 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
         step = make_eval_step(predict, mesh)  # type: ignore[arg-type]
         return Evaluation(step, evaluate_answers, batch_arguments)
 
-    task = scored_task(network, question_inputs, score)
+    task = scored_task(network, question_inputs, score, "exact_match", None)
     return task._replace(evaluator=evaluator, metric_names=("exact_match", "f1"))

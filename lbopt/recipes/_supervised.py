@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +44,8 @@ def make_multi_label(network: Model, source: Source, loss: LossConfig) -> Task:
             "exact_match": metrics.summed(jnp.all(right, -1), mask),
         }
 
-    return scored_task(network, functools.partial(inputs_of, source), score)
+    inputs = functools.partial(inputs_of, source)
+    return scored_task(network, inputs, score, "accuracy", math.log(2))
 
 
 def make_regression(network: Model, source: Source, loss: LossConfig) -> Task:
@@ -67,7 +69,8 @@ def make_regression(network: Model, source: Source, loss: LossConfig) -> Task:
             "r2": metrics.summed(1 - each / source.target_variance, mask),
         }
 
-    return scored_task(network, functools.partial(inputs_of, source), score)
+    inputs = functools.partial(inputs_of, source)
+    return scored_task(network, inputs, score, "r2", source.target_variance)
 
 
 def with_own_loss(
@@ -125,7 +128,9 @@ def with_own_loss(
             for name, (total, weight) in each.items()
         }
 
-    return Task(task.inputs, loss_fn, metric_fn)
+    # Nothing is known of the user's loss: neither its scale nor that of equal odds.
+    main_metric = task.main_metric if keeps else "loss"
+    return Task(task.inputs, loss_fn, metric_fn, main_metric=main_metric)
 
 
 def _pairs(result: Any, place: str) -> tuple[types.Loss, types.Metrics]:

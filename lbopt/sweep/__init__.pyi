@@ -9,6 +9,9 @@ from ._finished_trial import (
     FinishedTrial as FinishedTrial,
     Numbers as Numbers,
     Probes as Probes,
+    finished_trial as finished_trial,
+    metric_of as metric_of,
+    worst_score as worst_score,
 )
 from ._noise import by_step as by_step, noise_scales as noise_scales
 from ._results import read_results as read_results

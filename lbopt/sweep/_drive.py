@@ -7,11 +7,14 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from lbopt.config import SweepConfig
-from lbopt.sweep._finished_trial import FINAL, SEARCH
+from lbopt.sweep._finished_trial import FINAL, SEARCH, metric_of, worst_score
 from lbopt.sweep._trials import Cell, Trial
 from lbopt.sweep.search import Factors, Proposal, Score, make_searcher
+from lbopt.train import lower_is_better
 
 Record = Mapping[str, Any]
+_ERROR_FROM_ZERO = ("accuracy", "exact_match", "perplexity", "r2")
+"""Metrics whose error is never below 0."""
 
 
 def drive(cell: Cell, config: SweepConfig) -> Generator[list[Trial], list[Record], None]:
@@ -53,9 +56,11 @@ def drive(cell: Cell, config: SweepConfig) -> Generator[list[Trial], list[Record
 def score(records: Sequence[Record]) -> Score:
     """Return the score of a candidate on validation, the mean over its seeds; lower is better.
 
-    The score of a trial is its error rate, or the loss of a language model; a trial that diverged
-    has an error rate of 1 or an infinite loss. In a study with a target it is the fraction of the
-    run's steps up to the target, or 1 plus the error if the target was not reached.
+    The score of a trial is its error: the error rate, the logarithm of the perplexity, another
+    metric that is better the lower it is, or 1 minus one that is better the higher it is. A trial
+    that diverged has an error rate of 1, or an infinite error. In a study with a target the score
+    is the fraction of the run's steps up to the target, or more than 1, and the more the larger the
+    error, if the target was not reached.
 
     Args:
       records: Records of the search trials of one candidate at one fidelity, one for each seed; at
@@ -71,17 +76,33 @@ def score(records: Sequence[Record]) -> Score:
 
 def _score_of_trial(record: Record) -> tuple[float, float]:
     """Return the score of one trial, and its validation loss."""
-    is_language_model = "validation_perplexity" in record
-    if record["diverged"]:
-        loss = math.inf
-        error = math.inf if is_language_model else 1.0
-    else:
-        loss = record["validation_loss"]
-        error = loss if is_language_model else 1.0 - record["validation_accuracy"]
-    if "steps_to_target" in record:
-        reached = None if record["diverged"] else record["steps_to_target"]
-        return (1.0 + error if reached is None else reached / record["steps"]), loss
-    return error, loss
+    loss = math.inf if record["diverged"] else record["validation_loss"]
+    error = _error(record, loss)
+    if "steps_to_target" not in record:
+        return error, loss
+    if record["diverged"] or record["steps_to_target"] is None:
+        known = metric_of(record) in _ERROR_FROM_ZERO
+        return 1.0 + (error if known else _above_zero(error)), loss
+    return record["steps_to_target"] / record["steps"], loss
+
+
+def _error(record: Record, loss: float) -> float:
+    """Return the error of one trial on validation; lower is better."""
+    metric = metric_of(record)
+    score = None if record["diverged"] else record[f"validation_{metric}"]
+    if metric == "perplexity":  # that of a large loss is infinite
+        return loss if score is None else math.log(score)
+    score = worst_score(metric) if score is None else score
+    return score if lower_is_better(metric) else 1.0 - score
+
+
+def _above_zero(error: float) -> float:
+    """Return a number above 0 that keeps the order of errors, which may be below 0.
+
+    >>> _above_zero(0.25), _above_zero(0.0), _above_zero(-1.0)
+    (1.25, 1.0, 0.5)
+    """
+    return 1.0 + error if error >= 0 else 1.0 / (1.0 - error)
 
 
 def choose(records: Sequence[Record]) -> Factors:

@@ -10,11 +10,12 @@ import base64
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
 from lbopt._typed_json import Finite, Int, Positive, Size, convert
+from lbopt.sweep._finished_trial import metric_of
 from lbopt.sweep._trials import trial_identity
 from lbopt.sweep.lanes import Pairs
 from lbopt.workdir import read_json_lines
@@ -44,7 +45,7 @@ class _ExamplesLine(TypedDict):
     warmup_factor: Finite
     weight_decay_factor: Finite
     seed: Int
-    metric: Literal["accuracy", "loss"]
+    metric: str
     num_examples: Size
 
 
@@ -62,7 +63,7 @@ class ExampleScores:
     """The score of one trial on each test example.
 
     Attributes:
-      metric: "accuracy" or, for a language model, "loss".
+      metric: Metric that judges the trial; "loss" instead of perplexity, its exponential.
       values: Mean of the metric on each example [examples] float64: 1 or 0 for right or wrong, the
         mean loss of a block's tokens.
       weights: Divisor of each mean [examples] float64: 1, or the number of a block's tokens.
@@ -85,13 +86,14 @@ def pack(record: Mapping[str, Any], examples: Pairs) -> dict[str, Any] | None:
       `correct` or the fp32 numbers `sums` and `counts`, in base64, little-endian. None if the
       trial has no score because its outputs are not finite.
     """
-    metric = "loss" if "test_perplexity" in record else "accuracy"
-    if record[f"test_{metric}"] is None:
+    metric = metric_of(record)
+    of_mean = "loss" if metric == "perplexity" else metric
+    if record[f"test_{of_mean}"] is None:
         return None
 
     sums, counts = (np.asarray(numbers) for numbers in examples[metric])
     line = {name: record[name] for name in _KEY}
-    line |= {"metric": metric, "num_examples": len(sums)}
+    line |= {"metric": of_mean, "num_examples": len(sums)}
     if np.isin(sums, (0, 1)).all() and (counts == 1).all():
         return {**line, "correct": _encode(np.packbits(sums.astype(bool), bitorder="little"))}
     return {**line, "sums": _encode(sums.astype("<f4")), "counts": _encode(counts.astype("<f4"))}
@@ -111,7 +113,8 @@ def unpack(line: Mapping[str, Any]) -> ExampleScores:
     numbers = convert(line, _Numbers)
     sums = _decode(numbers["sums"], "sums", "<f4", count).astype(float)
     weights = _decode(numbers["counts"], "counts", "<f4", count).astype(float)
-    return ExampleScores(line["metric"], sums / np.maximum(weights, 1), weights)
+    values = np.divide(sums, weights, out=np.zeros(count), where=weights != 0)
+    return ExampleScores(line["metric"], values, weights)
 
 
 def read_examples(workdir: pathlib.Path) -> dict[tuple, ExampleScores]:

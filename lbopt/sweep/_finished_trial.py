@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from lbopt._typed_json import Exponent, Finite, Int, Positive, Share, Size, convert
+from lbopt.train import lower_is_better
 
 Number = Finite | None
 Numbers = list[Number]
+SPLITS = ("train", "validation", "test")
 SEARCH = "search"
 FINAL = "final"
 
@@ -87,7 +90,8 @@ class FinishedTrial:
     """A finished trial; `lbopt.sweep._running_trial.RunningTrial.record` explains the fields.
 
     None stands for a number that was not measured or is not finite. Lines of earlier versions lack
-    some of the fields that have a default here.
+    some of the fields that have a default here. `scores` has the scores of a metric that has no
+    fields here, by their names in the line, `test_r2` for instance.
     """
 
     arm: str
@@ -101,10 +105,7 @@ class FinishedTrial:
     warmup_factor: Finite
     weight_decay_factor: Finite
     seed: Int
-    train_accuracy: Share | None
-    validation_accuracy: Share | None
     validation_loss: Number
-    test_accuracy: Share | None
     diverged: bool | Literal[0, 1]
     study: str | None = None
     optimizer: str | None = None
@@ -113,8 +114,13 @@ class FinishedTrial:
     weight_decay: Finite = 0.0
     steps_run: Finite = 0.0
     examples_seen: Finite = 0.0
+    metric: str | None = None
+    scores: dict[str, Number] = dataclasses.field(default_factory=dict)
     train_loss: Number = None
     test_loss: Number = None
+    train_accuracy: Share | None = None
+    validation_accuracy: Share | None = None
+    test_accuracy: Share | None = None
     train_perplexity: Positive | None = None
     validation_perplexity: Positive | None = None
     test_perplexity: Positive | None = None
@@ -124,6 +130,7 @@ class FinishedTrial:
     examples_to_target: Positive | None = None
     distance: Number = None
     outputs: Number = None
+    trivial_loss: Number = None
     curve: Curve | None = None
     diffusion: Diffusion | None = None
     evaluations: dict[str, Numbers] | None = None
@@ -136,21 +143,62 @@ class FinishedTrial:
         """Whether the trial was tested; search trials, which choose the candidate, were not."""
         return self.phase == FINAL
 
+    def score(self, split: str, name: str) -> float | None:
+        """Return the metric of this name on "train", "validation" or "test"."""
+        field = f"{split}_{name}"
+        return self.scores[field] if field in self.scores else getattr(self, field)
 
-REQUIRED = tuple(
+
+_ALWAYS = tuple(
     field.name
     for field in dataclasses.fields(FinishedTrial)
-    if field.default is dataclasses.MISSING
+    if field.default is field.default_factory is dataclasses.MISSING
 )
+REQUIRED = (*_ALWAYS, *(f"{split}_accuracy" for split in SPLITS))
+"""Fields that every line of a study of accuracy has."""
 _SERIES = ("curve", "evaluations", "probes")
+_SHARES = ("accuracy", "exact_match")
+
+
+def metric_of(record: Mapping[str, Any]) -> str:
+    """Return the name of the metric that judges a trial; lines of earlier versions lack it."""
+    by_fields = "perplexity" if "validation_perplexity" in record else "accuracy"
+    return record.get("metric") or by_fields
+
+
+def worst_score(metric: str) -> float:
+    """Return the score of a trial that diverged: the worst that the metric of this name can have.
+
+    >>> worst_score("accuracy"), worst_score("r2"), worst_score("loss")
+    (0.0, -inf, inf)
+    """
+    if metric in _SHARES:
+        return 0.0
+    return math.inf if lower_is_better(metric) else -math.inf
+
+
+def finished_trial(record: Mapping[str, Any]) -> FinishedTrial:
+    """Return a line of `results.jsonl` as a finished trial.
+
+    Raises:
+      ValueError: Naming the field, if it is missing or has another type.
+    """
+    run = convert(record, FinishedTrial)
+    known = {field.name for field in dataclasses.fields(FinishedTrial)}
+    names = [f"{split}_{metric_of(record)}" for split in SPLITS]
+    missing = next((name for name in names if name not in record), None)
+    if missing:
+        raise ValueError(f"object missing required field `{missing}`")
+    others = {name: record[name] for name in names if name not in known}
+    return dataclasses.replace(run, scores=convert(others, dict[str, Number]))
 
 
 def check_record(record: Mapping[str, Any]) -> None:
     """Raise `ValueError` naming a field of a finished trial that has another type."""
-    run = convert(record, FinishedTrial)
-    for name in ("validation_loss", "validation_accuracy"):
-        if getattr(run, name) is None and not run.diverged:
-            raise ValueError(f"{name}: expected a number, as the trial did not diverge")
+    run = finished_trial(record)
+    for name in ("loss", "accuracy") if metric_of(record) == "accuracy" else ("loss",):
+        if run.score("validation", name) is None and not run.diverged:
+            raise ValueError(f"validation_{name}: expected a number, as the trial did not diverge")
     for name in _SERIES:
         if series := record.get(name):
             _check_lengths(series, name)

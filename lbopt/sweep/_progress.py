@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lbopt.config import SweepConfig
-from lbopt.sweep._finished_trial import FINAL
+from lbopt.sweep._finished_trial import FINAL, metric_of
 from lbopt.sweep._trials import Cell
 from lbopt.sweep.search import search_cost
 from lbopt.train import Progress
@@ -177,12 +177,18 @@ class StudyProgress:
 
 
 def _score(record: Mapping[str, Any]) -> str:
-    """Return the validation accuracy or perplexity of a finished trial."""
-    if record["diverged"]:
-        return "diverged"
-    if "validation_perplexity" in record:
-        return f"{record['validation_perplexity']:.4g}"
-    return f"{record['validation_accuracy']:.4f}"
+    """Return the validation score of a finished trial, with the name of an unusual metric.
+
+    >>> _score({"diverged": False, "metric": "r2", "validation_r2": 0.45678})
+    'r2 0.4568'
+    """
+    metric = metric_of(record)
+    score = record[f"validation_{metric}"]
+    if record["diverged"] or score is None:
+        return "diverged" if record["diverged"] else f"{metric} is not finite"
+    if metric == "accuracy":
+        return f"{score:.4f}"
+    return f"{score:.4g}" if metric == "perplexity" else f"{metric} {score:.4g}"
 
 
 def _rough(seconds: float) -> str:

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from lbopt.config import SweepConfig
+from lbopt.errors import require
 from lbopt.sweep import _fits
-from lbopt.sweep._finished_trial import FINAL, Probes
+from lbopt.sweep._finished_trial import FINAL, SPLITS, Probes
 from lbopt.sweep._noise import noise_scales
-from lbopt.sweep._trials import Cell, Trial
+from lbopt.sweep._trials import Cell, Trial, judged_by
 from lbopt.train import Target, is_due
 from lbopt.workdir import finite_or_none
 
@@ -57,6 +58,7 @@ class RunningTrial:
         measure = self.config.measure
         train = self.cell.train
         whole = self.trial.num_steps
+        self._metric = judged_by(self.config, self.cell.problem)
         probed = self.trial.phase == FINAL and measure.num_probes
         self._probe_at = frozenset(
             _fits.log_spaced_steps(whole, measure.num_probes) if probed else ()
@@ -141,14 +143,21 @@ class RunningTrial:
 
         Returns:
           JSON data. Numbers that are not finite or were not measured are null, and so is every
-          score of a split whose loss is not finite. Accuracies are in [0, 1]. `diverged` is also
-          true if the validation loss at the end is not finite; `divergence_step` is null if every
-          training loss was finite. `steps_to_target` and `examples_to_target` are there in a study
-          with a target, and null if it was not reached.
+          score of a split whose loss is not finite. Scores are loss, accuracy in [0, 1] and
+          perplexity, where the task has them, and `metric`, which judges the trial. `diverged` is
+          also true if the validation loss at the end is not finite; `divergence_step` is null if
+          every training loss was finite. `steps_to_target` and `examples_to_target` are there in a
+          study with a target, and null if it was not reached.
 
-          Final trials also have `outputs` (number of classes or tokens) and `curve`, at log-spaced
-          steps of the planned length and at the last step; and, if they were measured, `diffusion`,
-          `evaluations`, `probes` and `noise_scale` (in examples, the median over probed steps).
+          Final trials also have `outputs` (number of classes or tokens), `trivial_loss` (the loss
+          of outputs that do not look at the input; null if it is not known) and `curve`, at
+          log-spaced steps of the planned length and at the last step; and, if they were measured,
+          `diffusion`, `evaluations`, `probes` and `noise_scale` (in examples, the median over
+          probed steps).
+
+        Raises:
+          UserError: Naming `loss.name`, if a metric of the user's loss that is called accuracy is
+            no share.
         """
         cell = self.cell
         arm = cell.arm
@@ -185,7 +194,8 @@ class RunningTrial:
             "steps": trial.num_steps,
             "steps_run": self.done,
             "examples_seen": cell.units.examples(self.done),
-            **_scored(scores),
+            "metric": self._metric,
+            **self._scored(scores),
             "last_epoch_loss": finite_or_none(float(np.mean(last_epoch))),
             "diverged": diverged,
             "divergence_step": self.divergence_step,
@@ -197,7 +207,10 @@ class RunningTrial:
 
     def _measured(self, losses: np.ndarray, distances: np.ndarray) -> dict[str, Any]:
         """Return the fields that only the record of a final trial has."""
-        found: dict[str, Any] = {"outputs": self.cell.problem.outputs}
+        problem = self.cell.problem
+        trivial_loss = problem.trivial_loss
+        found: dict[str, Any] = {"outputs": problem.outputs, "trivial_loss": trivial_loss}
+
         steps = _curve_steps(self.trial.num_steps, len(losses))
         at = np.asarray(steps) - 1
         found["curve"] = {"step": list(steps), "train_loss": _numbers(losses[at])}
@@ -207,13 +220,38 @@ class RunningTrial:
             warmed_up = max(1, math.ceil(self.cell.warmup_steps(self.trial)))
             fit = _fits.fit_diffusion(every, distances.tolist(), from_step=warmed_up)
             found["diffusion"] = None if fit is None else dataclasses.asdict(fit)
+
         if self.evaluations:
-            found["evaluations"] = _columns(
-                self.evaluations, {"loss": "validation_loss", "accuracy": "validation_accuracy"}
-            )
+            _, first = self.evaluations[0]
+            kept = [name for name in ("loss", "accuracy", self._metric) if name in first]
+            columns = {name: f"validation_{name}" for name in kept}
+            found["evaluations"] = _columns(self.evaluations, columns)
         if self.probes:
             found |= _probes(self.probes)
         return found
+
+    def _scored(self, scores: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
+        """Return the scores of a record; those on the test split are None unless they are given.
+
+        If the loss is not finite, all scores are None: the accuracy of outputs that are not numbers
+        is that of the first class.
+        """
+        record: dict[str, float | None] = {}
+        names = dict.fromkeys(("loss", "accuracy", "perplexity", self._metric))
+        for split in SPLITS:
+            usable = split in scores and math.isfinite(scores[split]["loss"])
+            for name in names:
+                if name in scores["validation"]:
+                    score = finite_or_none(scores[split][name]) if usable else None
+                    record[f"{split}_{name}"] = score
+            if usable and "accuracy" in scores[split]:
+                self._check_share(scores[split]["accuracy"])
+        return record
+
+    def _check_share(self, accuracy: float) -> None:
+        """Refuse an accuracy that is no share; only a loss of the user's own gives one."""
+        fix = f"its metric accuracy is {accuracy:g}; return shares in [0, 1], or change its name"
+        require(0 <= accuracy <= 1, "loss.name", self.cell.train.loss.name, fix)
 
 
 def _curve_steps(planned: int, run: int) -> list[int]:
@@ -227,21 +265,6 @@ def _curve_steps(planned: int, run: int) -> list[int]:
     ([1, 2, 3], [17, 19, 20])
     """
     return [step for step in _fits.log_spaced_steps(planned, _CURVE_POINTS) if step < run] + [run]
-
-
-def _scored(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
-    """Return the scores of a record; those on the test split are None unless they are given.
-
-    If the loss is not finite, all scores are None: the accuracy of outputs that are not numbers is
-    that of the first class.
-    """
-    record: dict[str, float | None] = {}
-    for split in ("train", "validation", "test"):
-        usable = split in scores and math.isfinite(scores[split]["loss"])
-        for name in ("loss", "accuracy", "perplexity"):
-            if name in scores["validation"]:
-                record[f"{split}_{name}"] = finite_or_none(scores[split][name]) if usable else None
-    return record
 
 
 def _rounded(value: float) -> float:

@@ -162,12 +162,15 @@ def make_cells(config: SweepConfig, problems: Sequence[LoadedProblem]) -> list[C
     Raises:
       UserError: Naming the field: a batch or probe larger than the training set, an unknown target
         metric, a warmup that does not end before training, a warmup or weight decay of 0 with
-        factors other than 1, data without the metrics of a study, or, for trials on one device,
+        factors other than 1, a metric that the data do not have, or, for trials on one device,
         microsteps or groups of batch norm that do not fit.
     """
     for index, problem in enumerate(problems):
         with config.naming_trials(index):
             _check_sizes(config, index, problem)
+    judged = sorted({judged_by(config, problem) for problem in problems})
+    fix = f"the arms would be judged by {' and '.join(judged)}; name the metric of them all"
+    require(len(judged) == 1, "config.metric", config.metric, fix, code="conflict")
 
     cells = []
     for index, (arm, problem) in enumerate(zip(config.arms, problems, strict=True)):
@@ -182,6 +185,11 @@ def make_cells(config: SweepConfig, problems: Sequence[LoadedProblem]) -> list[C
             with config.naming_trials(cell.index):
                 _check_microsteps(cell)
     return cells
+
+
+def judged_by(config: SweepConfig, problem: LoadedProblem) -> str:
+    """Return the name of the metric by which a study judges the trials of a problem."""
+    return config.metric.removeprefix("eval/") or problem.main_metric
 
 
 def deal_cells(cells: Sequence[Cell], config: SweepConfig) -> list[Cell]:
@@ -247,12 +255,9 @@ def _check_sizes(config: SweepConfig, index: int, problem: LoadedProblem) -> Non
     _check_probes(config, train, problem)
 
     names = set(problem.metric_names)
-    fix = (
-        f"a study chooses by loss and accuracy or perplexity, and the evaluation gives "
-        f"{sorted(names)}; use lbopt train"
-    )
-    scored = "loss" in names and bool(names & {"accuracy", "perplexity"})
-    require(scored, "data.name", train.data.name, fix, code="conflict")
+    fix = f"a study needs the loss, and the evaluation gives {sorted(names)}; use lbopt train"
+    require("loss" in names, "data.name", train.data.name, fix, code="conflict")
+    problem.check_metric("config.metric", f"eval/{judged_by(config, problem)}")
 
     if train.target_metric:
         problem.check_metric("target_metric", train.target_metric)

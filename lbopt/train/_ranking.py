@@ -11,15 +11,16 @@ BROKEN = "broken"
 """Among the metrics of a checkpoint: 1 if its network is not finite; left out otherwise."""
 _PHASE_WEIGHT = 1e9
 """Makes a later phase, which has other examples, better than an earlier one by any metric."""
+_LOWER_IS_BETTER = ("loss", "perplexity", "error", "mse", "mae")
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether a metric of an evaluation is better the lower it is.
+    """Return whether a metric is better the lower it is, which the end of its name tells.
 
-    >>> lower_is_better("eval/perplexity"), lower_is_better("eval/accuracy")
+    >>> lower_is_better("eval/mean_absolute_error"), lower_is_better("eval/accuracy")
     (True, False)
     """
-    return metric.endswith(("loss", "perplexity"))
+    return metric.endswith(_LOWER_IS_BETTER)
 
 
 class Ranking:

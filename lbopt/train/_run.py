@@ -52,8 +52,8 @@ class Target:
 
     Attributes:
       metric: Name of a metric of the evaluation, for instance "eval/accuracy".
-      value: Smallest value that reaches the target; the largest one if the metric's name ends in
-        "loss" or "perplexity".
+      value: Smallest value that reaches the target; the largest one where lower is better, see
+        `lower_is_better`.
       stop: Whether the run ends when it reaches the target.
     """
 

@@ -29,8 +29,8 @@ def test_bits_and_losses_come_back(tmp_path):
     bits = np.random.default_rng(0).integers(0, 2, 361)
     losses = np.random.default_rng(1).random(5, np.float32)
     tokens = np.array([64, 64, 64, 64, 7], np.float32)
-    text = row(2, test_perplexity=9.0, test_loss=2.2)
-    packed = [line(1, bits), pack(text, {"loss": (losses * tokens, tokens)})]
+    text = row(2, metric="perplexity", test_perplexity=9.0, test_loss=2.2)
+    packed = [line(1, bits), pack(text, {"perplexity": (losses * tokens, tokens)})]
     assert len(json.dumps(packed[0])) < 400
     Results(tmp_path).add([row(1), text], packed)
 
@@ -46,6 +46,16 @@ def test_examples_of_which_some_do_not_count(tmp_path):
     Results(tmp_path).add([row(1)], [pack(row(1), pairs)])
     found = read_examples(tmp_path)[trial_identity(row(1))]
     assert np.average(found.values, weights=found.weights) == 0.5
+
+
+def test_a_metric_of_the_users_own_may_have_any_weights(tmp_path):
+    other = row(1, metric="f1", test_f1=0.6)
+    pairs = {"f1": (np.array([0.1, 0.3, 0], np.float32), np.array([0.2, 0.5, 0], np.float32))}
+    Results(tmp_path).add([], [pack(other, pairs)])
+    (found,) = read_examples(tmp_path).values()
+    assert found.metric == "f1"
+    np.testing.assert_allclose(found.values, [0.5, 0.6, 0], rtol=1e-6)
+    np.testing.assert_allclose(found.weights, [0.2, 0.5, 0], rtol=1e-6)
 
 
 def test_outputs_that_are_not_numbers_have_no_line():
@@ -72,7 +82,7 @@ def test_a_row_is_not_written_without_its_examples(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage", [{"correct": "AAAA"}, {"correct": "?"}, {"num_examples": 0}, {"metric": "f1"}]
+    "damage", [{"correct": "AAAA"}, {"correct": "?"}, {"num_examples": 0}, {"metric": 1}]
 )
 def test_damage_is_noticed(damage, tmp_path):
     (tmp_path / EXAMPLES).write_text(json.dumps({**line(1, [1, 0, 1]), **damage}) + "\n")

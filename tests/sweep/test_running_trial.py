@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusal import refused
 from tiny_study import make_config
 
 from lbopt.config import MeasureConfig
@@ -172,3 +173,23 @@ def test_nothing_is_said_of_distances_that_are_not_measured():
     assert row["distance"] is None
     assert "diffusion" not in row
     assert "distance" not in row["curve"]
+
+
+def test_the_record_of_a_trial_names_its_metric_and_has_its_scores():
+    row = make_finished().record(scores())
+    assert (row["metric"], row["trivial_loss"]) == ("accuracy", pytest.approx(np.log(10)))
+    found = {split: {**one, "hits": 0.25} for split, one in scores().items()}
+    row = make_finished(metric="eval/loss").record(found)
+    assert (row["metric"], row["test_loss"], row["test_accuracy"]) == ("loss", 1.0, 0.5)
+    assert "test_hits" not in row
+    trial = make_trial()
+    trial._metric = "hits"
+    walk(trial)
+    assert trial.record(found)["test_hits"] == 0.25
+
+
+def test_an_accuracy_that_is_no_share_is_refused_before_it_is_written():
+    """The line could not be read again."""
+    trial = make_finished()
+    with refused("loss.name", ""):
+        trial.record(scores() | {"test": {"loss": 1.0, "accuracy": 97.0}})

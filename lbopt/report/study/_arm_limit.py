@@ -24,7 +24,7 @@ from lbopt.report.study._limit import (
     estimate_limit,
     resample_limits,
 )
-from lbopt.report.study._metric import ACCURACY, Metric, mean
+from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric, mean, trivial_loss
 from lbopt.report.study._study import ArmResults, CellResults, Failure, Study
 from lbopt.report.study._words import quoted, say
 from lbopt.sweep import ExampleScores
@@ -51,7 +51,7 @@ def with_limit(study: Study, arm: ArmResults) -> ArmResults:
     if first.learned is False:
         return dataclasses.replace(arm, limit=CannotTell("not_learned"))
 
-    limit = estimate_limit(scores, **_options(study, arm))
+    limit = estimate_limit(scores, **_options(study, arm, scores))
     failed = None if limit.fit is None else _failure(cells, limit.fit, study.metric)
     return dataclasses.replace(
         arm, limit=limit, limit_over_examples=scores[0].values.ndim == 2, failure=failed
@@ -62,28 +62,32 @@ def resampled(study: Study, arm: ArmResults) -> np.ndarray:
     """Return the bootstrap limits [resamples] of an arm whose limit has a fit."""
     scores = _scores(from_smallest(study, arm), study.metric)
     assert scores is not None
-    return resample_limits(scores, **_options(study, arm))
+    return resample_limits(scores, **_options(study, arm, scores))
 
 
-def _options(study: Study, arm: ArmResults) -> dict[str, Any]:
+def _options(study: Study, arm: ArmResults, scores: Sequence[CellScores]) -> dict[str, Any]:
     """Return the arguments of the estimate; arms that are compared need different seeds."""
-    points = study.config.limit_points
-    by_accuracy = study.metric is ACCURACY
+    metric = study.metric
+    small = [np.mean(one.scores) for one in scores if one.global_batch_size <= _most_small(study)]
     return {
-        "tolerance": points / 100 if by_accuracy else math.log1p(points / 100),
-        "higher_is_better": by_accuracy,
+        "tolerance": metric.tolerance(study.config.limit_points, float(np.mean(small))),
+        "higher_is_better": not metric.lower_is_better,
         "seed": (0, arm.place),
     }
 
 
 def on_scores(metric: Metric, value: float) -> float:
-    """Return a value of the fit as a score: an accuracy, or the perplexity of a mean loss."""
-    return value if metric is ACCURACY else math.exp(value)
+    """Return a value of the fit as a score: itself, or the perplexity of a mean loss."""
+    return math.exp(value) if metric.scale == "log" else value
 
 
 def small_batches(study: Study) -> list[int]:
     """Return the batch sizes whose mean score is the reference."""
-    return [size for size in study.sizes if size <= REFERENCE_FACTOR * study.sizes[0]]
+    return [size for size in study.sizes if size <= _most_small(study)]
+
+
+def _most_small(study: Study) -> float:
+    return REFERENCE_FACTOR * study.sizes[0]
 
 
 def from_smallest(study: Study, arm: ArmResults) -> list[CellResults]:
@@ -98,18 +102,17 @@ def from_smallest(study: Study, arm: ArmResults) -> list[CellResults]:
 
 
 def _scores(cells: Sequence[CellResults], metric: Metric) -> list[CellScores] | None:
-    """Return accuracies or mean losses; a diverged run gets the worst possible score.
+    """Return scores, mean losses instead of perplexities; `_worst` is that of a diverged run.
 
     The scores are per test example if every run that did not diverge has these.
 
     Returns:
-      The scores; None if a language model diverged and no run has the size of its vocabulary.
+      The scores; None if a run diverged and the worst score is not known.
     """
-    outputs = max(run.outputs or 0 for cell in cells for run in cell.final)
-    worst = 0.0 if metric is ACCURACY else math.log(outputs) if outputs > 1 else math.inf
+    worst = _worst(cells, metric)
 
     counts = {len(one.values) if one else 0 for cell in cells for one in _examples(cell)}
-    by_example = len(counts) == 1 and counts != {0}
+    by_example = len(counts) == 1 and counts != {0} and _weighted_alike(cells)
     shape = tuple(counts) if by_example else ()
     weights = next((one.weights for cell in cells for one in _examples(cell) if one), None)
 
@@ -125,6 +128,36 @@ def _scores(cells: Sequence[CellResults], metric: Metric) -> list[CellScores] | 
     return found
 
 
+def _worst(cells: Sequence[CellResults], metric: Metric) -> float:
+    """Return the score of a diverged run: that of outputs that do not look at the input.
+
+    It is 0 for a metric that is better the higher it is. For perplexity and the loss it is the loss
+    of equal odds, or of the mean target; where that is not known, the loss of the first step. It is
+    never better than the score of a run that did not diverge, except for perplexity. Infinite if it
+    is not known, as for other metrics that are better the lower they are.
+    """
+    runs = [run for cell in cells for run in cell.final]
+    if metric is PERPLEXITY:
+        outputs = max(run.outputs or 0 for run in runs)
+        return math.log(outputs) if outputs > 1 else math.inf
+    known = [score for cell in cells for score in _seed_scores(cell, metric)]
+    if not metric.lower_is_better:
+        return min([0.0, *known])
+    if metric.name != "loss":
+        return math.inf
+    curves = [run.curve.train_loss for run in runs if run.curve and run.curve.train_loss]
+    first = mean(curve[0] for curve in curves if curve[0] is not None)
+    trivial = trivial_loss(runs[0])
+    trivial = first if trivial is None else trivial
+    return math.inf if trivial is None else max([trivial, *known])
+
+
+def _weighted_alike(cells: Sequence[CellResults]) -> bool:
+    """Return whether all runs weight the test examples alike: a model may decide what counts."""
+    found = [one.weights for cell in cells for one in _examples(cell) if one]
+    return all(np.array_equal(one, found[0]) for one in found)
+
+
 def _broken(cell: CellResults) -> list[bool]:
     """Return for every final run whether it diverged or its score is not finite."""
     pairs = zip(cell.final, cell.scores, strict=True)
@@ -132,10 +165,10 @@ def _broken(cell: CellResults) -> list[bool]:
 
 
 def _seed_scores(cell: CellResults, metric: Metric) -> list[float]:
-    """Return the accuracies or mean losses of the runs that are not broken."""
+    """Return the scores, or mean losses, of the runs that are not broken."""
     pairs = zip(cell.scores, _broken(cell), strict=True)
     kept = [score for score, broken in pairs if not broken]
-    return kept if metric is ACCURACY else [math.log(score) for score in kept]
+    return [math.log(score) for score in kept] if metric.scale == "log" else kept
 
 
 def _examples(cell: CellResults) -> list[ExampleScores | None]:
@@ -151,7 +184,7 @@ def _failure(cells: Sequence[CellResults], fit: Fit, metric: Metric) -> Failure 
     """Tell a failure to optimise from one to generalise, at the first batch size past the limit.
 
     The loss of test score against the small batches of the reference is compared with that of
-    training score, in percentage points of accuracy or in the mean loss of a language model. If
+    training score, in percentage points of accuracy or else in the mean loss. If
     training lost more than half as much as the test, the model failed to optimise; otherwise it
     failed to generalise.
     """

@@ -57,7 +57,7 @@ def layerwise_legw_goes_further(study: Study) -> list[Claim]:
         for place, (ours, theirs) in enumerate([one for one in sides if all(one)]):
             verdict, evidence = _judge(study, ours, theirs)
             name = f"layerwise_legw_goes_further{ending}{f'_{place + 1}' * (place > 0)}"
-            what = _WHAT.format(study.metric.name, than)
+            what = _WHAT.format(study.metric.text, than)
             found.append(judged(name, verdict, what, *evidence, _ONLY * (len(groups) > 1)))
     return found
 

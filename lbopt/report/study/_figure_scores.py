@@ -18,10 +18,12 @@ from lbopt.report.study._arm_limit import (
     why_unknown,
 )
 from lbopt.report.study._limit import CannotTell, Limit
-from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric
+from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric, metric_named
 from lbopt.report.study._study import ArmResults, Failure, Study, WaterfallStep
 
 FIGURE = "accuracy_vs_batch_size.png"
+_OF_OTHERS = "score_vs_batch_size.png"
+"""The same figure of a metric other than accuracy and perplexity."""
 _ZOOM = 6
 _FEW = 8
 """Number of names for which the figure's height suffices."""
@@ -34,7 +36,7 @@ _NAME_INCHES = 0.2
 
 def scores(study: Study, folder: pathlib.Path) -> _page.Section:
     """Draw the test score against the batch size, and a second time near the best score."""
-    name = study.metric.name
+    name = study.metric.text
     seeds = len(study.config.final_seeds)
     mark = "a ring marks the limit" if study.has_limits else "every run stops at the target"
     caption = (
@@ -42,9 +44,10 @@ def scores(study: Study, folder: pathlib.Path) -> _page.Section:
         f"takes {_length(study)}."
     )
     alt = f"Test {name} against global batch size, a line for each arm"
-    pictures = [_style.picture(_draw(study), folder / FIGURE, alt, caption)]
+    file = FIGURE if study.metric in (ACCURACY, PERPLEXITY) else _OF_OTHERS
+    pictures = [_style.picture(_draw(study), folder / file, alt, caption)]
     if (near := _near_the_top(study)) is not None:
-        close = folder / "accuracy_near_the_top.png"
+        close = folder / f"{study.metric.name}_near_the_top.png"
         alt = f"The same test {name}, near its best"
         caption = "The same, where the limits are decided."
         pictures.append(_style.picture(_draw(study, near), close, alt, caption))
@@ -56,12 +59,15 @@ def _length(study: Study) -> str:
 
 
 def _near_the_top(study: Study) -> tuple[float, float] | None:
-    """Return the range of accuracies that decides limits, if it is a small part of the figure."""
-    if study.metric is not ACCURACY:
+    """Return the range of percentages that decides limits, if it is a small part of the figure."""
+    if study.metric.scale != "percent":
         return None
-    means = [[study.metric.shown(cell.test.mean) for cell in arm.cells] for arm in study.measured]
-    best = max(map(max, means))
-    worst = min(map(min, means))
+    shown = [[study.metric.shown(cell.test.mean) for cell in arm.cells] for arm in study.measured]
+    means = [[mean for mean in arm if math.isfinite(mean)] for arm in shown]
+    if not any(means):
+        return None
+    best = max(map(max, filter(None, means)))
+    worst = min(map(min, filter(None, means)))
     height = _ZOOM * study.config.limit_points
     inside = max(sum(mean > best - height for mean in arm) for arm in means)
     wanted = inside > 1 and best - worst > 3 * height
@@ -88,13 +94,12 @@ def _draw(study: Study, near: tuple[float, float] | None = None) -> Any:
             _style.ring(axes, arm.limit.global_batch_size, height, look["color"])
 
     _style.batch_axis(axes, study.sizes)
-    if metric is PERPLEXITY:
-        _style.log_ticks(axes, "y")
+    _style.score_axis(axes, metric)
     if near is not None:
         axes.set_ylim(*near)
-    axes.set_ylabel(f"test {metric.label}")
+    axes.set_ylabel(_style.label(f"test {metric.label}"))
     whole = f"{study.config.name}: {_length(study)}"
-    _style.title(axes, f"Near the best test {metric.name}" if near else whole, 11, 60)
+    _style.title(axes, f"Near the best test {metric.text}" if near else whole, 11, 60)
     _style.legend_below(figure, axes)
     return figure
 
@@ -127,8 +132,8 @@ def limits(study: Study, folder: pathlib.Path) -> _page.Section | None:
     over = "seeds and test examples" if all(arm.limit_over_examples for arm in arms) else "seeds"
     caption = f"The bar is the 95 % bootstrap interval over {over}; an arrow goes beyond the study."
     alt = "The limit of every arm and its interval"
-    unit = "points" if study.metric is ACCURACY else "nats"
-    lost = f"train lost, {unit}", f"test lost, {unit}"
+    unit = {ACCURACY: "lost, points", PERPLEXITY: "lost, nats"}.get(study.metric, "loss rose by")
+    lost = f"train {unit}", f"test {unit}"
     return _page.Section(
         "The limit of every arm",
         pictures=[_style.picture(figure, folder / "limits.png", alt, caption)],
@@ -182,9 +187,10 @@ _ABOUT_TRAINING = (
     "Solid: training score ({}, at the end of the run). Dashed, with hollow markers: test score. "
     "The dotted line is the first batch past the arm's limit. If the training score lost more than "
     "half as much as the test score there, the arm fails to optimise; otherwise it fails to "
-    "generalise. A line has a gap where a seed diverged, as there is no mean; in the test accuracy "
-    "a diverged classifier counts as 0."
+    "generalise. A line has a gap where a seed diverged, as there is no mean"
 )
+_OF_CLASSIFIERS = "; in the test accuracy a diverged classifier counts as 0"
+_LOSS = metric_named("loss")
 _PART = "a fixed random subset of the training set, as large as the validation set"
 
 
@@ -194,33 +200,41 @@ def training(study: Study, folder: pathlib.Path) -> _page.Section | None:
         return None
 
     arms = study.measured[: _style.MOST_PANEL_ROWS]
-    figure, grid = _style.panels(len(arms), 2, sharex=True, sharey="col")
-    for (left, right), arm in zip(grid, arms, strict=True):
-        _draw_training(left, study, arm, "accuracy", 100.0)
-        _draw_training(right, study, arm, "loss", 1.0)
-        _style.log_ticks(right, "y")
-        _style.title(left, f"{arm.name}: accuracy, %")
+    metric = ACCURACY if study.metric is PERPLEXITY else study.metric
+    drawn = [metric, *[_LOSS] * (metric != _LOSS)]
+    figure, grid = _style.panels(len(arms), len(drawn), sharex=True, sharey="col")
+    for row, arm in zip(grid, arms, strict=True):
+        for panel, one in zip(row, drawn, strict=True):
+            _draw_training(panel, study, arm, one)
+            _style.score_axis(panel, one)
         failed = arm.failure
-        verdict = f" (fails to {failed.kind} at {failed.global_batch_size})" if failed else ""
-        _style.title(right, "loss" + verdict * bool(failed and failed.kind), letters=None)
+        verdict = ""
+        if failed and failed.kind:
+            verdict = f" (fails to {failed.kind} at {failed.global_batch_size})"
+        _style.title(row[0], f"{arm.name}: {metric.label}{verdict * (metric == _LOSS)}")
+        if metric != _LOSS:
+            _style.title(row[1], "loss" + verdict, letters=None)
 
     _style.legend_below(figure, grid[0][0], fontsize=8, handlelength=4)
     _style.below(grid, "global batch size")
-    alt = "Training and test accuracy and loss against batch size, a row of panels for each arm"
+    alt = (
+        f"Training and test {metric.text} and loss against batch size, a row of panels for each arm"
+    )
     part = _PART if study.config.trial_devices == "all" else "the whole training set"
+    about = _ABOUT_TRAINING.format(part) + _OF_CLASSIFIERS * (metric is ACCURACY) + "."
     return _page.Section(
         "Failure to optimise or to generalise",
-        [_ABOUT_TRAINING.format(part), *_style.left_out(len(arms), len(study.measured), "arms")],
+        [about, *_style.left_out(len(arms), len(study.measured), "arms")],
         pictures=[_style.picture(figure, folder / "train_and_test.png", alt, wide=True)],
     )
 
 
-def _draw_training(panel: Any, study: Study, arm: ArmResults, name: str, factor: float) -> None:
+def _draw_training(panel: Any, study: Study, arm: ArmResults, metric: Metric) -> None:
     look = _style.look(arm, markersize=3.5)
     sizes = [cell.global_batch_size for cell in arm.cells]
     for split, line, fill in (("train", "-", look["color"]), ("test", "--", "white")):
-        means = [cell.means.of(split, name) for cell in arm.cells]
-        heights = [math.nan if mean is None else factor * mean for mean in means]
+        means = [cell.mean_of(split, metric) for cell in arm.cells]
+        heights = [metric.shown(mean) for mean in means]
         panel.plot(sizes, heights, linestyle=line, markerfacecolor=fill, **look, label=split)
     if arm.failure:
         past = arm.failure.global_batch_size
@@ -265,7 +279,7 @@ def precision(study: Study, folder: pathlib.Path) -> _page.Section | None:
                 _line(panel, study, found, forms, size, shifted)
         names = [f"{1 + sum(bits)}\ne{bits[0]}m{bits[1]}" for bits in forms]
         panel.set_xticks(range(len(forms)), names)
-        panel.set_ylabel(f"test {metric.label}", fontsize=8.5)
+        panel.set_ylabel(_style.label(f"test {metric.label}"), fontsize=8.5)
 
     # Formats with few bits fail by tens of points, beside which the others look alike.
     if near:
@@ -353,7 +367,8 @@ def waterfall(study: Study, folder: pathlib.Path) -> _page.Section | None:
     # The axis does not begin at 0, where gains of a point would not be seen.
     low = min(means) - max(stds)
     high = max(means) + max(stds)
-    start = max(0.0, low - 0.08 * (high - low))
+    start = low - 0.08 * (high - low)
+    start = max(0.0, start) if min(means) >= 0 else start
     end = high + 0.04 * (high - low)
 
     figure, axes = _page.new_figure(_style.WIDTH, 1.4 + 0.45 * len(steps))
@@ -367,8 +382,8 @@ def waterfall(study: Study, folder: pathlib.Path) -> _page.Section | None:
 
     names = [_style.label(step.arm, _style.TICK_LETTERS) for step in reversed(steps)]
     axes.set_yticks(range(len(steps)), names, fontsize=9)
-    axes.set_xlim(start, min(end, 100.5) if metric is ACCURACY else end)
-    axes.set_xlabel(f"test {metric.label}")
+    axes.set_xlim(start, min(end, 100.5) if metric.scale == "percent" else end)
+    axes.set_xlabel(_style.label(f"test {metric.label}"))
     size = study.waterfall.global_batch_size
     _style.title(axes, f"What each step adds at batch {size}", 11, None)
 
@@ -388,7 +403,7 @@ def _colour(step: WaterfallStep) -> str:
 def _gain(step: WaterfallStep, metric: Metric) -> str:
     if step.gain is None:
         return metric.show(step.mean)
-    gain = f"{_signed(step.gain)}{'' if metric is ACCURACY else '%'}"
+    gain = f"{_signed(step.gain)}{'' if metric.scale == 'percent' else '%'}"
     if step.gain_low is None or step.gain_high is None:
         return gain
     return f"{gain}\n[{_signed(step.gain_low)}, {_signed(step.gain_high)}]"

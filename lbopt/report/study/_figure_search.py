@@ -12,7 +12,7 @@ import numpy as np
 
 from lbopt.report import _page
 from lbopt.report.study import _style
-from lbopt.report.study._metric import PERPLEXITY, Metric
+from lbopt.report.study._metric import Metric
 from lbopt.report.study._study import ArmResults, Candidate, CellResults, Study
 from lbopt.report.study._words import count
 
@@ -46,11 +46,10 @@ def learning_rates(study: Study, folder: pathlib.Path) -> _page.Section | None:
         panel.xaxis.set_major_formatter("{x:g}")
         _style.title(panel, arm.name)
 
-    if study.metric is PERPLEXITY:
-        _style.log_ticks(shown[0], "y")
+    _style.score_axis(shown[0], study.metric)
     _style.batch_legend(figure, study)
     _style.below(grid, "learning rate / scaled learning rate")
-    figure.supylabel(f"validation {study.metric.label}", fontsize=9)
+    figure.supylabel(_style.label(f"validation {study.metric.label}"), fontsize=9)
 
     others = any(
         _searched(arm, name) for arm in study.measured for name in ("warmup", "weight_decay")
@@ -186,8 +185,8 @@ def warmups(study: Study, folder: pathlib.Path) -> _page.Section | None:
     bar = figure.colorbar(colours, ax=every, location="bottom", aspect=40, pad=0.02)
     bar.ax.tick_params(labelsize=_style.SMALL)
     metric = study.metric
-    worse = f"validation {metric.name} worse than the panel's best by, {metric.units}"
-    bar.set_label(worse, fontsize=8)
+    worse = f"validation {metric.text} worse than the panel's best by, {metric.units}"
+    bar.set_label(_style.label(worse), fontsize=8)
 
     alt = "Mean validation score over learning rate and warmup, a panel for each arm and batch size"
     total = len(having) * len(study.sizes)

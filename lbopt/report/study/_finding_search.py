@@ -11,7 +11,7 @@ from lbopt.report.study._metric import Metric
 from lbopt.report.study._study import ArmResults, CellResults, Study
 from lbopt.report.study._words import grouped, listed, quoted, say, span
 
-_KEPT = """Had every arm kept its own rule's warmup, the best validation {{ metric.name }}
+_KEPT = """Had every arm kept its own rule's warmup, the best validation {{ metric.text }}
     of the search would have been worse by: {{ parts | join(", ") }}."""
 _SAME = """
     {%- if differ %}The arms did not get the same search: each got {{ each }}, but of different
@@ -84,16 +84,15 @@ def _kept_part(found: Sequence[tuple[float, int]], metric: Metric) -> str:
 def _kept_loss(cell: CellResults, metric: Metric) -> float | None:
     """Return how much worse the best candidate with the rule's own warmup is than the best of all.
 
-    Infinite if every candidate with the rule's own warmup diverged (language models); None if none
-    was tried or all candidates diverged. Only runs of full length count.
+    Infinite if every candidate with the rule's own warmup diverged (unless accuracy judges); None
+    if none was tried or all candidates diverged. Only runs of full length count.
     """
-    best = min((metric.badness(one.score) for one in cell.full), default=math.inf)
-    kept = [metric.badness(one.score) for one in cell.full if one.factors.warmup == 1]
-    if not kept or math.isinf(best):
+    best = min((one.score for one in cell.full), key=metric.badness, default=None)
+    tried = [one.score for one in cell.full if one.factors.warmup == 1]
+    if not tried or best is None:
         return None
-    if math.isinf(min(kept)):
-        return math.inf
-    return metric.worse_by(abs(best), abs(min(kept)))
+    kept = min(tried, key=metric.badness)
+    return math.inf if kept is None else metric.worse_by(best, kept)
 
 
 # ---- budgets

@@ -22,7 +22,7 @@ from lbopt.report.study._claim_noise_scale import (
 from lbopt.report.study._claim_warmup import constant_warmup_steps
 from lbopt.report.study._finding_search import search_findings
 from lbopt.report.study._limit import CannotTell, Limit
-from lbopt.report.study._metric import ACCURACY, Metric
+from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric
 from lbopt.report.study._statistics import Difference, ahead_of
 from lbopt.report.study._steps_to_target import EXCESS
 from lbopt.report.study._study import (
@@ -145,8 +145,10 @@ def _failed(failure: Failure, metric: Metric) -> str:
         why = f"its mean test loss did not rise, its {training}"
     elif metric is ACCURACY:
         why = f"test accuracy lost {test:.2f} points, training accuracy {train + 0.0:.2f}"
-    else:
+    elif metric is PERPLEXITY:
         why = f"the test loss rose by {test:.3f}, the training loss by {train:.3f}"
+    else:
+        why = f"the test loss rose by {test:.3g}, the training loss by {train:.3g}"
     return f"fails to {failure.kind}: {why}"
 
 

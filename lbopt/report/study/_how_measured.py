@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lbopt.config import SearchConfig
 from lbopt.report.study._limit import COARSEST_FACTOR, FEWEST_SEEDS, REFERENCE_FACTOR
-from lbopt.report.study._metric import ACCURACY
+from lbopt.report.study._metric import ACCURACY, PERPLEXITY
 from lbopt.report.study._study import Study
 from lbopt.report.study._words import say
 
@@ -30,7 +30,9 @@ _CHOICE = """The candidate with the
     {% if target %}fewest steps to the target (and, of those that did not reach it, the best mean
     validation {{ by }}){% else %}best mean validation {{ by }}{% endif %} was run again with the
     fresh {{ seeds }}; only those runs were tested, once. No choice looked at the test split. A run
-    that diverged counts with {{ "accuracy 0" if by == "accuracy" else "an infinite loss" }}."""
+    that diverged counts with {{ worst }}.{{ order }}"""
+_ORDER = " Of {}, {} is better."
+_WORST = {ACCURACY: "accuracy 0", PERPLEXITY: "an infinite loss"}
 _FIDELITY = (
     "A run of lower fidelity is shorter, with the whole schedule rescaled to its length, never one "
     "with a smaller batch. The choice is among candidates run at full length."
@@ -51,6 +53,7 @@ _LIMIT = """The limit is the largest batch up to which the {{ mean }} stays with
     sizes beside the limit differ by more than a factor of {{ coarsest }}, if at the smallest batch
     a seed diverged or none learned, or if the interval spans all batch sizes beyond the small ones.
     """
+_NO_LIMIT = "As runs stop at the target, no limit of {} is looked for."
 _MEASURED = """Only final runs have {{ kept | listed }}. A search run has its scores on training
     and validation{{ ", the final distance" if measure.distance }}, the steps it took, and the step
     at which it diverged.
@@ -71,23 +74,28 @@ def protocol(study: Study) -> list[str]:
     """Return search, choice, fidelity, target, limit and measures, a paragraph each."""
     config = study.config
     metric = study.metric
-    by_accuracy = metric is ACCURACY
+    text = metric.text
+    known = metric in (ACCURACY, PERPLEXITY)
     searches = [config.search, *(arm.search for arm in config.arms if arm.search)]
-    mean = "mean test loss, the logarithm of the perplexity,"
+    better = "lower" if metric.lower_is_better else "higher"
+    by_loss = metric is PERPLEXITY
+    mean = "mean test loss, the logarithm of the perplexity," if by_loss else f"mean test {text}"
 
     found = [
         _search(study),
         say(
             _CHOICE,
             target=study.has_target,
-            by="accuracy" if by_accuracy else "loss",
+            by="loss" if by_loss else text,
+            worst=_WORST.get(metric, "the worst score"),
+            order="" if known else _ORDER.format(text, better),
             seeds=_seeds(config.final_seeds),
         ),
         _FIDELITY if any(search.has_rungs for search in searches) else "",
         say(_TARGET, train=config.train) if study.has_target else "",
         say(
             _LIMIT,
-            mean="mean test accuracy" if by_accuracy else mean,
+            mean=mean,
             near=metric.amount(config.limit_points),
             factor=f"{REFERENCE_FACTOR:g}",
             fewest=FEWEST_SEEDS,
@@ -95,7 +103,7 @@ def protocol(study: Study) -> list[str]:
             examples=_resampled_examples(study),
         )
         if study.has_limits
-        else "As runs stop at the target, no limit of accuracy is looked for.",
+        else _NO_LIMIT.format("accuracy" if known else text),
         _measured(study),
         _BY_HAND,
         say(

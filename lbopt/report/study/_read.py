@@ -13,7 +13,7 @@ import numpy as np
 from lbopt import _typed_json
 from lbopt.config import SearchConfig, SweepConfig
 from lbopt.report.study._arm_limit import from_smallest, with_limit
-from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric, mean
+from lbopt.report.study._metric import ACCURACY, Metric, mean, metric_named, trivial_loss
 from lbopt.report.study._statistics import CriticalBatch, advantage, fit_critical_batch
 from lbopt.report.study._steps_to_target import CellSteps, Scaling, measure_scaling
 from lbopt.report.study._study import (
@@ -38,6 +38,8 @@ from lbopt.sweep import (
     Numbers,
     Probes,
     by_step,
+    finished_trial,
+    metric_of,
     noise_scales,
     trial_identity,
 )
@@ -63,12 +65,10 @@ def read_study(
       examples: Scores on single test examples, from `lbopt.sweep.read_examples`.
     """
     found = list(records)
-    metric = PERPLEXITY if any("validation_perplexity" in record for record in found) else ACCURACY
+    names = sorted({metric_of(record) for record in found}, reverse=True)
+    metric = metric_named(names[0] if names else "accuracy")
     scored = examples or {}
-    runs = [
-        (_typed_json.convert(record, FinishedTrial), scored.get(trial_identity(record)))
-        for record in found
-    ]
+    runs = [(finished_trial(record), scored.get(trial_identity(record))) for record in found]
     return _study(_typed_json.convert(config, SweepConfig), metric, runs)
 
 
@@ -207,19 +207,20 @@ def _mean_scores(final: Sequence[FinishedTrial], metric: Metric) -> Means:
 
 
 def learned(final: Sequence[FinishedTrial]) -> bool | None:
-    """Return whether the last epoch's loss is 5 % below the first step's and a uniform guess's.
+    """Return whether the last epoch's loss is 5 % below the first step's and a trivial model's.
 
     The margin is larger than the differences between batches. A network whose gradients are all
-    rounded to zero keeps its first loss, or weight decay reduces it to a uniform guess, whose loss
-    is log(outputs). Losses are means over the seeds; None if a seed has none.
+    rounded to zero keeps its first loss, or weight decay reduces it to a uniform guess, or to the
+    mean of the targets. Losses are means over the seeds; None if a seed has none.
     """
     curves = [run.curve.train_loss if run.curve else None for run in final]
     first = mean(curve[0] if curve else None for curve in curves)
     last = mean(run.last_epoch_loss for run in final)
     if first is None or last is None:
         return None
-    outputs = final[0].outputs or 0  # lines of an earlier version lack it
-    return last < (1 - _LEARNED) * (min(first, math.log(outputs)) if outputs > 1 else first)
+    trivial = trivial_loss(final[0])
+    least = first if trivial is None else min(first, trivial)
+    return last < least - _LEARNED * abs(least)
 
 
 def _target(final: Sequence[FinishedTrial]) -> TargetCost:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, stats
 
-from lbopt.report.study._metric import ACCURACY, Metric
+from lbopt.report.study._metric import Metric
 
 _FAMILY_WISE = 0.05
 _RESAMPLES = 2000
@@ -73,17 +73,16 @@ def advantage(
     """Return Welch's interval of how much better our mean score is than theirs.
 
     Returns:
-      (low, high) in points of accuracy, or in percent of their perplexity, from the interval of the
-      mean logarithms. Above 0 is better. None if `welch_interval` gives None.
+      (low, high) in the metric's unit: points of accuracy, percent of their perplexity (from the
+      interval of the mean logarithms) or of their mean. Above 0 is better. None if `welch_interval`
+      gives None.
 
+    >>> from lbopt.report.study._metric import ACCURACY
     >>> [round(end, 2) for end in advantage(ACCURACY, [0.99, 0.97], [0.95, 0.95])]
     [-9.71, 15.71]
     """
     interval = welch_interval(metric.on_scale(ours), metric.on_scale(theirs), confidence)
-    if interval is None or metric is ACCURACY:
-        return interval
-    low, high = interval
-    return -100 * math.expm1(high), -100 * math.expm1(low)
+    return None if interval is None else metric.better_interval(*interval, metric.centre(theirs))
 
 
 def ahead_of(

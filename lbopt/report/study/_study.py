@@ -28,8 +28,8 @@ class Candidate:
       warmup_steps: Warmup of the first run, in optimizer steps.
       trials: Number of runs.
       diverged: Number of runs that diverged.
-      score: Mean validation score, where a diverged classifier counts as 0; None if a language
-        model diverged.
+      score: Mean validation score, where a diverged classifier counts as 0; None if a run
+        diverged and another metric judges.
     """
 
     factors: Factors
@@ -180,6 +180,12 @@ class CellResults:
         """Factors of the chosen candidate."""
         return factors_of(self.first)
 
+    def mean_of(self, split: str, metric: Metric) -> float | None:
+        """Return the mean of a metric on "train", "validation" or "test"; None if there is none."""
+        if metric.name in ("loss", "accuracy"):
+            return self.means.of(split, metric.name)
+        return metric.spread(metric.scores(self.final, split)).mean
+
     @property
     def seeds(self) -> int:
         """Number of final seeds."""
@@ -220,7 +226,7 @@ class Failure:
       kind: "optimise" or "generalise"; None if it cannot be told.
       diverged: Number of final seeds that diverged there.
       seeds: Number of final seeds.
-      test_lost: Loss of test score against the small batches, in points of accuracy or nats of the
+      test_lost: Loss of test score against the small batches, in points of accuracy, or rise of the
         mean loss.
       train_lost: Loss of training score, in the same unit; both are None if a mean is missing.
       train_share: train_lost / test_lost; None if the mean test score did not fall.
@@ -284,8 +290,8 @@ class WaterfallStep:
       arm: Name of the arm.
       mean: Mean test score.
       std: Standard deviation of the test score over seeds.
-      gain: Gain in points of accuracy or percent of the perplexity, positive for the better; None
-        for the first arm.
+      gain: Gain in the unit of the metric, points of accuracy for instance, positive for the
+        better; None for the first arm.
       gain_low: Lower end of the 95 % Welch interval of the gain; None without an interval.
       gain_high: Upper end of that interval; None with the lower one.
       gain_spread: Standard deviation of the difference of two single seeds; None with one seed.

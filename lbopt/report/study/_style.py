@@ -11,6 +11,7 @@ from typing import Any
 from lbopt._shown import printable
 from lbopt.config import SweepConfig
 from lbopt.report import _page
+from lbopt.report.study._metric import Metric
 from lbopt.report.study._study import ArmResults, Study
 
 COLOURS = ("#7f7f7f", "#e69f00", "#d55e00", "#56b4e9", "#0072b2", "#009e73", "#cc79a7", "#000000")
@@ -146,6 +147,15 @@ def log_ticks(axes: Any, *which: str) -> None:
         axis.set_major_locator(LogLocator(subs=subs))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())
+
+
+def score_axis(axes: Any, metric: Metric) -> None:
+    """Make the vertical axis of a perplexity, a loss or an error logarithmic, after drawing.
+
+    It stays as it is if a score is below 0.
+    """
+    if metric.lower_is_better and not axes.dataLim.y0 < 0:
+        log_ticks(axes, "y")
 
 
 def tidy(axes: Any) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lbopt._shown import printable, spreadsheet_cell
 from lbopt.report.study._arm_limit import limit_text
-from lbopt.report.study._metric import ACCURACY, Metric
+from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric
 from lbopt.report.study._study import ArmResults, CellResults, Study
 from lbopt.report.study._words import number
 from lbopt.sweep import FinishedTrial
@@ -74,13 +73,19 @@ def _scores(cell: CellResults, metric: Metric) -> dict[str, str]:
     """Return the test score with its spread over seeds, then the other splits and the losses."""
     test = cell.test
     means = cell.means
-    show = _percent if metric is ACCURACY else lambda value: number(value, 4)
+    in_percent = metric.scale == "percent"
+    show = _percent if in_percent else lambda value: number(value, 4)
+    column = "%" if metric is ACCURACY else metric.text + " %" * in_percent
+
     judged = {
-        "test %" if metric is ACCURACY else "test perplexity": show(test.mean),
+        f"test {column}": show(test.mean),
         "std": show(test.std),
         "min": show(test.min),
         "max": show(test.max),
     }
+    if metric not in (ACCURACY, PERPLEXITY):
+        judged[f"train {column}"] = show(cell.mean_of("train", metric))
+
     return judged | {
         "train %": _percent(means.train_accuracy),
         "validation %": _percent(means.validation_accuracy),
@@ -128,17 +133,18 @@ _COLUMNS = {
 def trials_table(study: Study) -> Table:
     """Return the table of all trials, ascending in arm name and batch size, search before final.
 
-    Accuracies are in [0, 1]. If the loss of a split is not finite, its score is left out. The last
-    column is the step at which a trial diverged, "yes" if the step is not known.
+    Accuracies are in [0, 1], other scores as in `results.jsonl` too. If the loss of a split is not
+    finite, its score is left out. The last column is the step at which a trial diverged, "yes" if
+    the step is not known.
     """
     splits = ("train", "validation", "test")
-    scores = [f"{split} {study.metric.name}" for split in splits]
+    scores = [f"{split} {study.metric.text}" for split in splits]
 
     def line(run: FinishedTrial) -> list[str]:
         told = [getattr(run, field) for field in _COLUMNS.values()]
         for split in splits:
             known = getattr(run, f"{split}_loss") is not None
-            told.append(getattr(run, f"{split}_{study.metric.name}") if known else None)
+            told.append(run.score(split, study.metric.name) if known else None)
         diverged = (number(run.divergence_step, 9) or "yes") if run.diverged else ""
         return [*map(_cell, told), diverged]
 
@@ -190,7 +196,7 @@ def terminal_table(study: Study) -> str:
     """Return scores and limits, or steps to the target, as text without a last newline.
 
     A study whose runs stop at their target shows median steps and where scaling stops being
-    perfect; others show mean test scores, accuracies in percent. "div." is a perplexity that is not
+    perfect; others show mean test scores, accuracies in percent. "div." is a mean that is not
     finite, "never" a target that the median run did not reach; blank is a cell that was not tested.
     """
     metric = study.metric
@@ -203,20 +209,23 @@ def terminal_table(study: Study) -> str:
         what = "steps to the target (median over seeds)"
         last = "perfect to"
 
-    header = "".join(f"{size:>8}" for size in sizes)
+    table = [
+        [_in_terminal(study, cell) if cell else "" for cell in map(arm.cell, sizes)]
+        for arm in study.arms
+    ]
+    column = max(8, 1 + max((len(one) for line in table for one in line), default=0))
+    header = "".join(f"{size:>{column}}" for size in sizes)
     lines = [what.ljust(width), f"{'batch'.ljust(width)}{header}  {last:>8}"]
-    for name, arm in zip(names, study.arms, strict=True):
-        cells = [arm.cell(size) for size in sizes]
-        shown = [_in_terminal(study, cell) if cell else "" for cell in cells]
+    for name, arm, shown in zip(names, study.arms, table, strict=True):
         estimate = arm.limit if study.has_limits else arm.scaling and arm.scaling.perfect_until
         limit = limit_text(estimate) if estimate else "-"
-        lines.append(name.ljust(width) + "".join(f"{one:>8}" for one in shown) + f"  {limit:>8}")
+        numbers = "".join(f"{one:>{column}}" for one in shown)
+        lines.append(f"{name.ljust(width)}{numbers}  {limit:>8}")
     return "\n".join(lines)
 
 
 def _in_terminal(study: Study, cell: CellResults) -> str:
     if study.has_limits:
-        score = study.metric.shown(cell.test.mean)
-        return f"{score:.2f}" if math.isfinite(score) else "div."
+        return "div." if cell.test.mean is None else study.metric.digits(cell.test.mean)
     steps = cell.target.steps_median if cell.target else None
     return "never" if steps is None else f"{steps:.0f}"

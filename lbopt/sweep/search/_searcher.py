@@ -37,8 +37,8 @@ class Score(NamedTuple):
     """The score of a candidate on validation; lower is better.
 
     Attributes:
-      value: Score over the candidate's seeds, see `lbopt.sweep._drive.score`; infinite if a
-        language model diverged, an error rate of 1 if a classifier did.
+      value: Score over the candidate's seeds, see `lbopt.sweep._drive.score`; infinite if a run
+        diverged, with an error rate of 1 instead for a run judged by accuracy.
       tie: Number that decides between equal values; infinite if a run diverged.
     """
 
