@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from lbopt._shown import show
-from lbopt._typed_json import convert
 from lbopt.cli import _flags
 from lbopt.config import (
     Arm,
@@ -30,7 +29,14 @@ from lbopt.metrics import means
 from lbopt.parallel import put_batch
 from lbopt.recipes import build_run
 from lbopt.schedules import ScaledBatch, scale_batch
-from lbopt.sweep import FinishedTrial, make_cells, make_problems, noise_scales, run_sweep
+from lbopt.sweep import (
+    FinishedTrial,
+    finished_trial,
+    make_cells,
+    make_problems,
+    noise_scales,
+    run_sweep,
+)
 from lbopt.train import Run, say
 
 FLAGS = {
@@ -301,7 +307,7 @@ def _trials(config: TrainConfig, rate: float, steps: int, examples: int) -> list
     with tempfile.TemporaryDirectory(prefix="lbopt-suggest-") as folder:
         cells = make_cells(study, make_problems(study))
         records = run_sweep(study, cells, pathlib.Path(folder))
-    found = [convert(record, FinishedTrial) for record in records]
+    found = [finished_trial(record) for record in records]
     return sorted(found, key=lambda one: (one.learning_rate, one.warmup_steps))
 
 

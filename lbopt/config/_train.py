@@ -88,7 +88,7 @@ class CheckpointConfig:
       keep: Number of latest checkpoints that are kept beside the best one.
       best_metric: Evaluation metric that says which is best. Higher is better unless its name ends
         in "loss", "perplexity", "error", "mse" or "mae". Where the evaluation has no accuracy, the
-        default means "eval/perplexity" or "eval/loss".
+        default means the metric of the task: perplexity, R^2 or the loss.
     """
 
     every_steps: int = 100

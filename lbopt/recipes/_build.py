@@ -196,10 +196,8 @@ def check_batch_fits(config: TrainConfig, problem: _problem.LoadedProblem, mesh:
 def _best_metric(config: TrainConfig, problem: _problem.LoadedProblem) -> str:
     """Return the metric that says which checkpoint is best; the default suits any task."""
     name = config.checkpoint.best_metric
-    if name != CheckpointConfig.best_metric:
-        return name
-    known = [f"eval/{one}" for one in ("accuracy", "perplexity", "loss")]
-    return next((one for one in known if one.removeprefix("eval/") in problem.metric_names), name)
+    is_default = name == CheckpointConfig.best_metric and "accuracy" not in problem.metric_names
+    return f"eval/{problem.main_metric}" if is_default else name
 
 
 def _cadence(config: TrainConfig, resolved: ResolvedSchedule) -> Cadence:
