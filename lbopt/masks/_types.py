@@ -1,0 +1,150 @@
+"""Roles told from the classes of modules: NNX, Equinox, Haliax and other trees of objects."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lbopt import stacks, tree, types
+from lbopt.errors import UserError
+from lbopt.masks._names import GAINS, SHIFTS, Role, named_parts
+
+_NORM_CLASS = re.compile(r"(Norm|Normalization)(\dd)?$")
+_NO_NORMS = ("WeightNorm", "SpectralNorm")
+_ADAPTIVE_CLASS = re.compile(r"^(Ada|Adaptive|Cond|Conditional)(?![a-z])")
+_TABLE_CLASS = re.compile(r"^Embed(ding)?$")
+_LAYER_CLASS = re.compile(
+    r"(Linear|Dense|Conv|ConvTranspose|Embed|Embedding|Einsum|LinearGeneral|DenseGeneral)(\dd)?$"
+)
+_MATRIX_NAMES = ("kernel", "weight", "w", "embedding", "embeddings")
+_LORA_NAMES = ("lora_a", "lora_b", "lora_A", "lora_B")
+
+
+def role_by_type(module: type | None, last: str, shape: tuple[int, ...]) -> Role | None:
+    """Return the role of an array from the class of its module; None if that does not tell.
+
+    Subclasses count as their base. Arrays that the known classes do not have, as a subclass may,
+    are left to their names.
+
+    Args:
+      module: The class, of any framework; None for none.
+      last: Name of the array in the module.
+      shape: Shape of one layer.
+    """
+    classes = [] if module is None else [kind.__name__ for kind in module.__mro__]
+    is_matrix = len(shape) >= 2
+    if "LoRA" in classes and last in _LORA_NAMES:
+        return "weight"
+
+    if is_norm_class(classes):
+        if last not in GAINS + SHIFTS or (last == "kernel" and is_matrix):
+            return None
+        # An adaptive norm projects other features to its gain: the matrix is no gain.
+        return "weight" if is_matrix and _ADAPTIVE_CLASS.search(classes[0]) else "norm"
+
+    if not is_layer_class(classes):
+        return None
+    if last in SHIFTS:
+        return "bias"
+    if last not in _MATRIX_NAMES or not is_matrix:
+        return None
+    return "embedding" if any(map(_TABLE_CLASS.search, classes)) else "weight"
+
+
+def is_norm_class(classes: Sequence[str]) -> bool:
+    """Return whether the names of a class and of its bases say normalization of activations."""
+    named = any(map(_NORM_CLASS.search, classes))
+    return named and not any(name in _NO_NORMS for name in classes)
+
+
+def is_layer_class(classes: Sequence[str]) -> bool:
+    """Return whether the names of a class and of its bases say layer with a weight."""
+    return any(map(_LAYER_CLASS.search, classes))
+
+
+def module_roles(module: Any, stacked: types.Stacked = None) -> dict[str, Any]:
+    """Return the roles that the types of modules tell, for `with_known_roles` and `tree_roles`.
+
+    A norm, an embedding or a linear layer is known by its class, whatever its attribute is called.
+    Subclasses count as their base.
+
+    Args:
+      module: An `nnx.Module`, an Equinox module, or another pytree of objects; its arrays may be
+        `jax.ShapeDtypeStruct`s.
+      stacked: The parameters that are stacks of layers, as in `lbopt.lamb`.
+
+    Returns:
+      For NNX a nested dict like `nnx.to_pure_dict` of the `nnx.Param`s; for other trees a flat one,
+      path -> role. Parameters of modules of unknown types are left out: their names decide.
+
+    Raises:
+      UserError: If `module` has no arrays in modules, as a dict of parameters, whose types are
+        lost.
+    """
+    nnx: Any = sys.modules.get("flax.nnx")
+    is_nnx = nnx is not None and isinstance(module, nnx.Module)
+    params = nnx.to_pure_dict(nnx.state(module, nnx.Param)) if is_nnx else module
+
+    # An Equinox module has functions and numbers among its leaves.
+    params = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else None, params)
+    layers = stacks.one_layer(params, stacks.resolve_stacked(stacked, params))
+    leaves = jax.tree_util.tree_leaves_with_path(layers)
+    owners = [module_class(module, path) for path, _ in leaves]
+    if not any(owners):
+        fix = f"a {type(module).__name__} without modules that have arrays; give the model itself"
+        raise UserError("module", reason=fix, code="type")
+
+    told = {
+        path: role_by_type(owner, named_parts(tree.path_name(path))[-1], jnp.shape(leaf))
+        for (path, leaf), owner in zip(leaves, owners, strict=True)
+    }
+    known = {path: role for path, role in told.items() if role is not None}
+    if is_nnx:
+        keys = {tuple(key.key for key in path): role for path, role in known.items()}
+        return _nested(keys)
+    return {tree.path_name(path): role for path, role in known.items()}
+
+
+def _nested(flat: Mapping[tuple[Any, ...], Any]) -> dict[Any, Any]:
+    nested: dict[Any, Any] = {}
+    for (*parents, last), value in flat.items():
+        inside = nested
+        for parent in parents:
+            inside = inside.setdefault(parent, {})
+        inside[last] = value
+    return nested
+
+
+def module_class(root: Any, path: tuple[Any, ...]) -> type | None:
+    """Return the class of the object that has the leaf as an attribute; None without one.
+
+    Such objects are the modules of Equinox, Haliax and NNX. An item of a list counts as an
+    attribute of the list's owner, an item of a dict does not.
+    """
+    node = root
+    found = None
+    in_box = tree.path_name(path) == tree.path_name(path[:-1])
+    for key in path[:-1] if in_box else path:
+        if isinstance(key, jax.tree_util.GetAttrKey):
+            found = type(node)
+            node = getattr(node, key.name, None)
+        elif isinstance(key, (jax.tree_util.DictKey, jax.tree_util.SequenceKey)):
+            place = key.key if isinstance(key, jax.tree_util.DictKey) else key.idx
+            # A dict of an NNX module's parameters has its attributes as keys.
+            if isinstance(place, str) and not isinstance(node, Mapping) and hasattr(node, place):
+                found = type(node)
+                node = getattr(node, place)
+                continue
+            found = None if isinstance(key, jax.tree_util.DictKey) else found
+            try:
+                node = node[place]
+            except (KeyError, IndexError, TypeError):
+                return None
+        else:
+            break
+    return found
