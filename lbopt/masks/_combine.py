@@ -15,7 +15,7 @@ from lbopt import tree, types
 from lbopt.errors import UserError, require
 from lbopt.masks._names import ROLES, Role
 from lbopt.masks._recording import record_choice
-from lbopt.masks._roles import check_known_roles, tree_roles
+from lbopt.masks._roles import check_known_roles, resolve_known_roles, tree_roles
 
 
 class LeafMask(abc.ABC):
@@ -135,8 +135,9 @@ class RoleMask(LeafMask):
     def __call__(self, params: types.Params) -> types.PyTree:
         """Return a bool per leaf."""
         _require_names(self, params)
-        known = None if self.known is None else dict(self.known)
-        if known is not None:
+        known = None
+        if self.known is not None:
+            known = resolve_known_roles(dict(self.known), params)
             record_choice("known_roles", known)
         return jax.tree.map(lambda role: role in self.roles, tree_roles(params, known))
 

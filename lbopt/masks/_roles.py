@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -75,7 +74,7 @@ def explain_roles(
     leaves = jax.tree_util.tree_leaves_with_path(params)
     names = [tree.path_name(path) for path, _ in leaves]
     parts = [named_parts(name) for name in names]
-    known = _known(known_roles, params)
+    known = {} if known_roles is None else resolve_known_roles(known_roles, params)
 
     siblings: dict[tuple[str, ...], dict[str, tuple[int, ...]]] = {}
     for (*parents, last), (_, leaf) in zip(parts, leaves, strict=True):
@@ -102,14 +101,12 @@ def check_known_roles(known_roles: types.PyTree) -> dict[str, Role]:
     return known
 
 
-def _known(known_roles: types.PyTree, params: types.Params) -> Mapping[str, Role]:
-    """Return the known role of each leaf that has one.
+def resolve_known_roles(known_roles: types.PyTree, params: types.Params) -> dict[str, Role]:
+    """Return {path: role} of the leaves whose role is known, by their own path or their module's.
 
     Raises:
       UserError: For a path that is neither a leaf nor the path of a module.
     """
-    if known_roles is None:
-        return {}
     given = check_known_roles(known_roles)
     names = tree.leaf_names(params)
     found = {}
