@@ -13,6 +13,7 @@ from ._combine import (
     with_known_roles as with_known_roles,
     without as without,
 )
+from ._matrices import matrix_dimension_numbers as matrix_dimension_numbers
 from ._names import ROLES as ROLES, LeafRole as LeafRole, Role as Role, Rule as Rule
 from ._recording import record_choice as record_choice, recorded_choices as recorded_choices
 from ._resolve import Split as Split, resolve_mask as resolve_mask, resolve_split as resolve_split

@@ -114,9 +114,7 @@ def in_norm(parents: list[str], last: str, shape: tuple[int, ...], siblings: Sib
     return not (is_layer or _ADAPTIVE_WORDS & {*words})
 
 
-def _is_shift(
-    parents: list[str], last: str, shape: tuple[int, ...], siblings: Siblings
-) -> bool:
+def _is_shift(parents: list[str], last: str, shape: tuple[int, ...], siblings: Siblings) -> bool:
     is_second_factor = len(shape) >= 2 and _is_lora_factor(parents, last, siblings)
     if (last in SHIFTS and not is_second_factor) or _is_bias(words_of(last)):
         return True
@@ -141,9 +139,7 @@ def _is_lora_factor(parents: list[str], last: str, siblings: Siblings) -> bool:
     return last == "b" and ("a" in siblings or any("lora" in words_of(one) for one in parents))
 
 
-def _is_table(
-    parents: list[str], last: str, shape: tuple[int, ...], siblings: Siblings
-) -> bool:
+def _is_table(parents: list[str], last: str, shape: tuple[int, ...], siblings: Siblings) -> bool:
     """Return whether a matrix is looked up by rows, under any name but Flax's and Haiku's."""
     # A position embedding is often of shape [1, length, dim].
     is_matrix = sum(size != 1 for size in shape) <= 2

@@ -56,9 +56,7 @@ def tree_roles(params: types.Params, known_roles: types.PyTree = None) -> types.
     return structure.unflatten(found.role for found in explain_roles(params, known_roles).values())
 
 
-def explain_roles(
-    params: types.Params, known_roles: types.PyTree = None
-) -> dict[str, LeafRole]:
+def explain_roles(params: types.Params, known_roles: types.PyTree = None) -> dict[str, LeafRole]:
     """Return {path: (role, rule)} of all leaves, in leaf order.
 
     The rule is "by type" (classes of modules and known roles), "by name" or "by shape".

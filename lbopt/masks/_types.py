@@ -129,22 +129,21 @@ def module_class(root: Any, path: tuple[Any, ...]) -> type | None:
     node = root
     found = None
     in_box = tree.path_name(path) == tree.path_name(path[:-1])
+
     for key in path[:-1] if in_box else path:
-        if isinstance(key, jax.tree_util.GetAttrKey):
+        place = next((getattr(key, at) for at in ("name", "key", "idx") if hasattr(key, at)), None)
+        is_dict = isinstance(key, jax.tree_util.DictKey)
+        # The dict of an NNX module's parameters has attributes of the module as keys.
+        in_nnx = is_dict and isinstance(place, str) and not isinstance(node, Mapping)
+        if isinstance(key, jax.tree_util.GetAttrKey) or (in_nnx and hasattr(node, place)):
             found = type(node)
-            node = getattr(node, key.name, None)
-        elif isinstance(key, (jax.tree_util.DictKey, jax.tree_util.SequenceKey)):
-            place = key.key if isinstance(key, jax.tree_util.DictKey) else key.idx
-            # A dict of an NNX module's parameters has its attributes as keys.
-            if isinstance(place, str) and not isinstance(node, Mapping) and hasattr(node, place):
-                found = type(node)
-                node = getattr(node, place)
-                continue
-            found = None if isinstance(key, jax.tree_util.DictKey) else found
+            node = getattr(node, place, None)
+        elif is_dict or isinstance(key, jax.tree_util.SequenceKey):
+            found = None if is_dict else found
             try:
                 node = node[place]
             except (KeyError, IndexError, TypeError):
                 return None
-        else:
+        else:  # inside a box, such as Haliax's named array
             break
     return found
