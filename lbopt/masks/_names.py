@@ -155,6 +155,11 @@ def _is_table(parents: list[str], last: str, shape: tuple[int, ...], siblings: S
     words = words_of(parents[-1] if in_module else last)
     if _DISTANCE_WORDS & {*words} and "bias" in words:
         return True
+    return says_table(words)
+
+
+def says_table(words: list[str]) -> bool:
+    """Return whether the words of a name say that a module is a table of embeddings."""
     return any(map(_EMBED_WORD.search, words)) and not _NO_TABLE_WORDS & {*words}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,12 +12,11 @@ import jax.numpy as jnp
 
 from lbopt import stacks, tree, types
 from lbopt.errors import UserError
-from lbopt.masks._names import GAINS, SHIFTS, Role, named_parts
+from lbopt.masks._names import GAINS, SHIFTS, Role, named_parts, says_table, words_of
 
 _NORM_CLASS = re.compile(r"(Norm|Normalization)(\dd)?$")
 _NO_NORMS = ("WeightNorm", "SpectralNorm")
 _ADAPTIVE_CLASS = re.compile(r"^(Ada|Adaptive|Cond|Conditional)(?![a-z])")
-_TABLE_CLASS = re.compile(r"^Embed(ding)?$")
 _LAYER_CLASS = re.compile(
     r"(Linear|Dense|Conv|ConvTranspose|Embed|Embedding|Einsum|LinearGeneral|DenseGeneral)(\dd)?$"
 )
@@ -41,30 +40,20 @@ def role_by_type(module: type | None, last: str, shape: tuple[int, ...]) -> Role
     if "LoRA" in classes and last in _LORA_NAMES:
         return "weight"
 
-    if is_norm_class(classes):
+    if any(map(_NORM_CLASS.search, classes)) and not {*_NO_NORMS} & {*classes}:
         if last not in GAINS + SHIFTS or (last == "kernel" and is_matrix):
             return None
         # An adaptive norm projects other features to its gain: the matrix is no gain.
-        return "weight" if is_matrix and _ADAPTIVE_CLASS.search(classes[0]) else "norm"
+        is_projection = is_matrix and last in GAINS and _ADAPTIVE_CLASS.search(classes[0])
+        return "weight" if is_projection else "norm"
 
-    if not is_layer_class(classes):
+    if not any(map(_LAYER_CLASS.search, classes)):
         return None
     if last in SHIFTS:
         return "bias"
     if last not in _MATRIX_NAMES or not is_matrix:
         return None
-    return "embedding" if any(map(_TABLE_CLASS.search, classes)) else "weight"
-
-
-def is_norm_class(classes: Sequence[str]) -> bool:
-    """Return whether the names of a class and of its bases say normalization of activations."""
-    named = any(map(_NORM_CLASS.search, classes))
-    return named and not any(name in _NO_NORMS for name in classes)
-
-
-def is_layer_class(classes: Sequence[str]) -> bool:
-    """Return whether the names of a class and of its bases say layer with a weight."""
-    return any(map(_LAYER_CLASS.search, classes))
+    return "embedding" if any(says_table(words_of(name)) for name in classes) else "weight"
 
 
 def module_roles(module: Any, stacked: types.Stacked = None) -> dict[str, Any]:
@@ -131,7 +120,9 @@ def module_class(root: Any, path: tuple[Any, ...]) -> type | None:
     in_box = tree.path_name(path) == tree.path_name(path[:-1])
 
     for key in path[:-1] if in_box else path:
-        place = next((getattr(key, at) for at in ("name", "key", "idx") if hasattr(key, at)), None)
+        place: Any = next(
+            (getattr(key, at) for at in ("name", "key", "idx") if hasattr(key, at)), None
+        )
         is_dict = isinstance(key, jax.tree_util.DictKey)
         # The dict of an NNX module's parameters has attributes of the module as keys.
         in_nnx = is_dict and isinstance(place, str) and not isinstance(node, Mapping)

@@ -11,7 +11,7 @@ import pytest
 from refusal import refused
 from safetensors.numpy import load_file
 
-from lbopt import _user_code, metrics
+from lbopt import _user_code, metrics, stacked_paths, tree
 from lbopt.cli import load_config, main
 from lbopt.config import (
     ArraysConfig,
@@ -261,6 +261,45 @@ def updates_of(tx):
         updates, state = tx.update(grads, state, params, value=jnp.float32(0.7))
         params = optax.apply_updates(params, updates)
     return params
+
+
+ROLES = {
+    "embed": {"embedding": jnp.ones((7, 3))},
+    "conv": {"kernel": jnp.ones((2, 2, 3, 4)), "bias": jnp.ones(4)},
+    "layers": {"kernel": jnp.ones((2, 3, 3)), "gain": jnp.ones((2, 3))},
+    "norm": {"scale": jnp.ones(3)},
+}
+
+
+@pytest.mark.parametrize("name", ["optax.contrib.muon", "optax.adamw"])
+@pytest.mark.parametrize("exclude", [(), ("embed",)])
+def test_optimizers_of_optax_decay_by_role_one_layer_of_a_stack(name, exclude):
+    config = OptimizerConfig(name, weight_decay=0.5, weight_decay_exclude=exclude)
+    tx = make_optimizer(config, 0.1, stacked=stacked_paths("^layers/"))
+    zeros = jax.tree.map(jnp.zeros_like, ROLES)
+    updates = jax.jit(lambda: tx.update(zeros, tx.init(ROLES), ROLES)[0])()
+    decayed = {name: bool(leaf.any()) for name, leaf in tree.by_name(updates).items()}
+    assert decayed == {
+        "embed/embedding": not exclude,
+        "conv/kernel": True,
+        "conv/bias": False,
+        "layers/kernel": True,
+        "layers/gain": False,
+        "norm/scale": False,
+    }
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_muon_takes_hidden_matrices_unless_told_otherwise(given):
+    numbers = {"muon_weight_dimension_numbers": jax.tree.map(lambda _: None, ROLES)}
+    options = {"nesterov": False, **(numbers if given else {})}
+    config = OptaxConfig("contrib.muon", options)
+    tx = make_optimizer(config, 0.1, stacked=stacked_paths("^layers/"))
+    updates = jax.jit(lambda: tx.update(ROLES, tx.init(ROLES), ROLES)[0])()
+    # Adam's first update is the learning rate for every number.
+    by_adam = {name: bool(jnp.allclose(leaf, -0.1)) for name, leaf in tree.by_name(updates).items()}
+    matrices = {name for name, is_adam in by_adam.items() if not is_adam}
+    assert matrices == (set() if given else {"conv/kernel", "layers/kernel"})
 
 
 @pytest.mark.parametrize(
