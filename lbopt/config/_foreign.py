@@ -108,6 +108,7 @@ def make(
     weight_decay: float | jax.Array,
     mask: types.Mask,
     stacked: types.Stacked,
+    known_roles: types.PyTree = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Build an optimizer of Optax or of the user, with a learning rate from outside.
 
@@ -119,6 +120,7 @@ def make(
       weight_decay: Weight decay; may be traced.
       mask: The decayed leaves.
       stacked: The parameters that are stacks of layers; a mask sees one layer of each.
+      known_roles: Roles that names need not tell, for Muon's matrices; None for none.
 
     Raises:
       UserError: Naming `name`, `options` or `weight_decay`, if the optimizer does not take them.
@@ -131,7 +133,7 @@ def make(
 
     def with_rate(rate: Any, params: types.Params) -> optax.GradientTransformationExtraArgs:
         arguments = {"learning_rate": rate} if "learning_rate" in taken else {}
-        of_leaves = _of_leaves(taken, mask, stacked, params, is_user)
+        of_leaves = _of_leaves(taken, mask, stacked, known_roles, params, is_user)
         with _user_code.naming_errors("name", name):
             made = factory(**arguments, **{**of_leaves, **given})
         fix = f"it returns a {type(made).__name__}; return an optax.GradientTransformation"
@@ -155,7 +157,7 @@ def make(
         tx = with_rate(rate, updates if params is None else params)
         # Muon's Adam decays all its leaves, biases too, and reads parameters for nothing else.
         if not is_user and _MATRICES in taken and params is not None:
-            decayed = _decayed(mask, stacked, params)
+            decayed = decayed_leaves(mask, stacked, params)
             params = jax.tree.map(lambda x, d: x if d else jnp.zeros_like(x), params, decayed)
         updates, inner = tx.update(updates, state.inner, params, **extra)
         return updates, InjectedState(LearningRateState(count, rate), inner)
@@ -167,6 +169,7 @@ def _of_leaves(
     taken: Mapping[str, inspect.Parameter],
     mask: types.Mask,
     stacked: types.Stacked,
+    known_roles: types.PyTree,
     params: types.Params,
     is_user: bool,
 ) -> dict[str, Any]:
@@ -177,14 +180,14 @@ def _of_leaves(
     """
     found: dict[str, Any] = {}
     if DECAY in taken and {*MASKS} & taken.keys():
-        decayed = mask if is_user else _decayed(mask, stacked, params)
+        decayed = mask if is_user else decayed_leaves(mask, stacked, params)
         found |= {argument: decayed for argument in MASKS if argument in taken}
     if _MATRICES in taken:
-        found[_MATRICES] = masks.matrix_dimension_numbers(params, stacked)
+        found[_MATRICES] = masks.matrix_dimension_numbers(params, stacked, known_roles)
     return found
 
 
-def _decayed(mask: types.Mask, stacked: types.Stacked, params: types.Params) -> types.PyTree:
+def decayed_leaves(mask: types.Mask, stacked: types.Stacked, params: types.Params) -> types.PyTree:
     """Return a bool per leaf, from a mask that sees one layer of each stack."""
     if callable(mask) and tree.is_function(mask):
         mask = mask(stacks.one_layer(params, stacks.resolve_stacked(stacked, params)))

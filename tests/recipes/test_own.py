@@ -271,7 +271,7 @@ ROLES = {
 }
 
 
-@pytest.mark.parametrize("name", ["optax.contrib.muon", "optax.adamw"])
+@pytest.mark.parametrize("name", ["optax.contrib.muon", "optax.adamw", "adamw"])
 @pytest.mark.parametrize("exclude", [(), ("embed",)])
 def test_optimizers_of_optax_decay_by_role_one_layer_of_a_stack(name, exclude):
     config = OptimizerConfig(name, weight_decay=0.5, weight_decay_exclude=exclude)
@@ -287,6 +287,17 @@ def test_optimizers_of_optax_decay_by_role_one_layer_of_a_stack(name, exclude):
         "layers/gain": False,
         "norm/scale": False,
     }
+
+
+@pytest.mark.parametrize("name", ["optax.contrib.muon", "optax.adamw", "adamw", "lamb", "lars"])
+def test_known_roles_reach_the_masks_of_every_optimizer(name):
+    known = {"conv/kernel": "norm", "layers": {"gain": "weight"}}
+    config = OptimizerConfig(name, weight_decay=0.5)
+    tx = make_optimizer(config, 0.1, known_roles=known)
+    zeros = jax.tree.map(jnp.zeros_like, ROLES)
+    updates = jax.jit(lambda: tx.update(zeros, tx.init(ROLES), ROLES)[0])()
+    decayed = {name for name, leaf in tree.by_name(updates).items() if leaf.any()}
+    assert decayed == {"embed/embedding", "layers/kernel", "layers/gain"}
 
 
 @pytest.mark.parametrize("given", [False, True])
