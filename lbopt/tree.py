@@ -140,12 +140,7 @@ def spread(given: types.PyTree, params: types.Params, argument: str) -> types.Py
 
 
 def outside(places: Collection[str], params: types.Params) -> list[str]:
-    """Return the places, sorted, that are not at an empty subtree of the parameters.
-
-    Args:
-      places: Paths without a leaf.
-      params: The parameters. Where they have None or `optax.MaskedNode`, a leaf was taken out.
-    """
+    """Return the paths, sorted, that lead to no empty subtree: None or `optax.MaskedNode`."""
     # A key may have slashes too, as in Haiku.
     holes = ["/".join(hole).split("/") for hole in _empty_paths(params)] if places else []
     return [

@@ -86,8 +86,8 @@ class OptimizerConfig:
       name: "lamb", "lans", "lars", "adamw", "adam", "momentum" or "rmsprop" (TensorFlow's form, as
         in EfficientNet); "optax.NAME" for any of Optax's, "optax.contrib.muon" for instance; or a
         function of yours that returns an `optax.GradientTransformation`, "module:function" or
-        "file.py:function". Both get the learning rate, the weight decay and its mask, as far as
-        they have such arguments.
+        "file.py:function". Both get the learning rate, the weight decay and its mask, and Muon's
+        axes of hidden matrices, as far as they have such arguments.
       variant: Public code to follow; `lbopt.describe()` lists them. Options without a field here
         are the variant's.
       weight_decay: Weight decay, never the variant's nor Optax's default. Decoupled for lamb, lans

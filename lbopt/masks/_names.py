@@ -28,7 +28,7 @@ Siblings = Mapping[str, tuple[int, ...]]
 """name -> shape of the arrays of one module."""
 
 SHIFTS = ("bias", "b", "beta", "offset")
-GAINS = ("scale", "gamma", "weight", "w", "kernel")
+_GAINS = ("scale", "gamma", "weight", "w", "kernel")
 _NORM_NAMES = {"scale", "gamma", "running_mean", "running_var"}
 _TABLE_NAMES = {"embedding", "embeddings"}
 """Arrays of `Embed` in Flax and Haiku."""
@@ -37,14 +37,14 @@ _FILTER_GAINS = {"g", "weight_g", "original0"}
 _WEIGHT_WORDS = {"weight", "weights", "kernel", "kernels", "w", "lora"}
 _NORM_WORD = re.compile(r"(?<!de)(?<!un)norms?$|normali[sz]ations?$|^((bn|ln|gn|grn)s?|rms)$")
 _EMBED_WORD = re.compile(r"(?<!un)(?<!de)embed(s|ders?|dings?)?$|^(embs?|wte|wpe)$")
-_LAYER_WORDS = {"proj", "projection", "linear", "dense", "fc", "modulation"}
+LAYER_WORDS = {"proj", "projection", "linear", "dense", "fc", "modulation"}
 """Words after a norm's name that say that the module is a layer beside it: a matrix there is a
 weight, as in `norm_proj` and `adaLN_modulation`."""
 _ADAPTIVE_WORDS = {"ada", "adaptive", "cond", "conditional", "film"}
 """Words of norms whose gain a projection of other features makes."""
 _OUTPUT_WORDS = {"out", "output", "head", "logits"}
 _NO_TABLE_WORDS = (
-    _LAYER_WORDS
+    LAYER_WORDS
     | _OUTPUT_WORDS
     | {"project", "mapping", "conv", "patch", "time", "hidden", "act", "mlp", "rotary"}
 )
@@ -98,18 +98,18 @@ def in_norm(parents: list[str], last: str, shape: tuple[int, ...], siblings: Sib
     words = words_of(_module_name(parents))
 
     # A gain and a shift of one shape are a norm's; other shapes are a layer's weight and bias.
-    partners = GAINS if last in SHIFTS else SHIFTS if last in GAINS else ()
+    partners = _GAINS if last in SHIFTS else SHIFTS if last in _GAINS else ()
     beside = {name: siblings[name] for name in partners if name in siblings}
     if beside:
         # A shift of the shape of a kernel is a layer's too: norms have no matrix `kernel`.
-        is_layer = "kernel" in beside or (bool(parents) and _LAYER_WORDS & {*words_of(parents[-1])})
+        is_layer = "kernel" in beside or (bool(parents) and LAYER_WORDS & {*words_of(parents[-1])})
         return {*beside.values()} == {shape} and not (is_matrix and is_layer)
 
     norms = [place for place, word in enumerate(words) if _NORM_WORD.search(word)]
     if not norms or not is_matrix:
         return bool(norms)
     # Haiku's norms have no `w`, so that `norm_out/w` is a linear layer's.
-    layers = _LAYER_WORDS | (_OUTPUT_WORDS if last == "w" else set())
+    layers = LAYER_WORDS | (_OUTPUT_WORDS if last == "w" else set())
     is_layer = bool(layers & {*words[norms[-1] :], *words_of(last)})
     return not (is_layer or _ADAPTIVE_WORDS & {*words})
 
@@ -166,7 +166,7 @@ def says_table(words: list[str]) -> bool:
 def _says_weight(parents: list[str], last: str, siblings: Siblings) -> bool:
     """Return whether the name of a matrix is a weight's, so that its shape need not decide."""
     words = {*words_of(last)}
-    if _WEIGHT_WORDS & words or _LAYER_WORDS & words or _is_lora_factor(parents, last, siblings):
+    if _WEIGHT_WORDS & words or LAYER_WORDS & words or _is_lora_factor(parents, last, siblings):
         return True
     return any("lora" in words_of(parent) for parent in parents)
 

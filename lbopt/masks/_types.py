@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from lbopt import stacks, tree, types
 from lbopt.errors import UserError
-from lbopt.masks._names import GAINS, SHIFTS, Role, named_parts, says_table, words_of
+from lbopt.masks._names import LAYER_WORDS, SHIFTS, Role, named_parts, says_table, words_of
 
 _NORM_CLASS = re.compile(r"(Norm|Normalization)(\dd)?$")
 _NO_NORMS = ("WeightNorm", "SpectralNorm")
@@ -27,8 +27,8 @@ _LORA_NAMES = ("lora_a", "lora_b", "lora_A", "lora_B")
 def role_by_type(module: type | None, last: str, shape: tuple[int, ...]) -> Role | None:
     """Return the role of an array from the class of its module; None if that does not tell.
 
-    Subclasses count as their base. Arrays that the known classes do not have, as a subclass may,
-    are left to their names.
+    Subclasses count as their base. A projection that a norm has, and arrays that layers do not
+    have, are left to their names.
 
     Args:
       module: The class, of any framework; None for none.
@@ -41,11 +41,11 @@ def role_by_type(module: type | None, last: str, shape: tuple[int, ...]) -> Role
         return "weight"
 
     if any(map(_NORM_CLASS.search, classes)) and not {*_NO_NORMS} & {*classes}:
-        if last not in GAINS + SHIFTS or (last == "kernel" and is_matrix):
+        if is_matrix and (last == "kernel" or LAYER_WORDS & {*words_of(last)}):
             return None
         # An adaptive norm projects other features to its gain: the matrix is no gain.
-        is_projection = is_matrix and last in GAINS and _ADAPTIVE_CLASS.search(classes[0])
-        return "weight" if is_projection else "norm"
+        is_gain = not is_matrix or last in SHIFTS or not _ADAPTIVE_CLASS.search(classes[0])
+        return "norm" if is_gain else "weight"
 
     if not any(map(_LAYER_CLASS.search, classes)):
         return None

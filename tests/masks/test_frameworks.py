@@ -359,6 +359,7 @@ class OwnNorm(nnx.LayerNorm):
     def __init__(self, width, rngs):
         super().__init__(width, rngs=rngs)
         self.projection = nnx.Param(jnp.zeros((width, width)))
+        self.power = nnx.Param(jnp.zeros(width))
 
 
 class Unknown(nnx.Module):
@@ -386,13 +387,13 @@ def test_types_of_an_nnx_module_are_known_roles_of_its_dict():
     params = nnx_params(module)
     known = masks.module_roles(module)
     assert known == {
-        "proj": NORM,
+        "proj": {**NORM, "power": "norm"},
         "norm": LAYER,
         "head": {"embedding": "embedding"},
     }
     assert masks.tree_roles(params, known) == {
         **known,
-        "proj": {**NORM, "projection": "weight"},
+        "proj": {**NORM, "power": "norm", "projection": "weight"},
         "other": {"weight": "weight", "gain": "vector"},
     }
     assert masks.module_roles(Misnamed(nnx.Rngs(0))) == known, "arrays are as good as shapes"
