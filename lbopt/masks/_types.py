@@ -72,19 +72,18 @@ def module_roles(module: Any, stacked: types.Stacked = None) -> dict[str, Any]:
       path -> role. Parameters of modules of unknown types are left out: their names decide.
 
     Raises:
-      UserError: If `module` has no arrays in modules, as a dict of parameters, whose types are
-        lost.
+      UserError: If `module` is a dict of parameters, say, where the types of modules are lost.
     """
     nnx: Any = sys.modules.get("flax.nnx")
     is_nnx = nnx is not None and isinstance(module, nnx.Module)
     params = nnx.to_pure_dict(nnx.state(module, nnx.Param)) if is_nnx else module
 
-    # An Equinox module has functions and numbers among its leaves.
-    params = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else None, params)
+    # An Equinox module has functions, numbers and arrays of integers among its leaves.
+    params = jax.tree.map(lambda leaf: leaf if _is_trained(leaf) else None, params)
     layers = stacks.one_layer(params, stacks.resolve_stacked(stacked, params))
     leaves = jax.tree_util.tree_leaves_with_path(layers)
     owners = [module_class(module, path) for path, _ in leaves]
-    if not any(owners):
+    if leaves and not is_nnx and not any(owners):
         fix = f"a {type(module).__name__} without modules that have arrays; give the model itself"
         raise UserError("module", reason=fix, code="type")
 
@@ -97,6 +96,10 @@ def module_roles(module: Any, stacked: types.Stacked = None) -> dict[str, Any]:
         keys = {tuple(key.key for key in path): role for path, role in known.items()}
         return _nested(keys)
     return {tree.path_name(path): role for path, role in known.items()}
+
+
+def _is_trained(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _nested(flat: Mapping[tuple[Any, ...], Any]) -> dict[Any, Any]:

@@ -366,6 +366,7 @@ class Unknown(nnx.Module):
     def __init__(self, rngs):
         self.weight = nnx.Param(jnp.zeros((2, 3)))
         self.gain = nnx.Param(jnp.zeros(3))
+        self.scales = nnx.Dict(one=nnx.Param(jnp.zeros(3)))
 
 
 class Misnamed(nnx.Module):
@@ -394,7 +395,7 @@ def test_types_of_an_nnx_module_are_known_roles_of_its_dict():
     assert masks.tree_roles(params, known) == {
         **known,
         "proj": {**NORM, "power": "norm", "projection": "weight"},
-        "other": {"weight": "weight", "gain": "vector"},
+        "other": {"weight": "weight", "gain": "vector", "scales": {"one": "vector"}},
     }
     assert masks.module_roles(Misnamed(nnx.Rngs(0))) == known, "arrays are as good as shapes"
 
@@ -414,6 +415,7 @@ def misnamed_equinox():
         linear: eqx.Module
         ada: eqx.Module
         slope: jax.Array
+        counts: eqx.Module
 
     def make():
         key = jax.random.key(0)
@@ -422,9 +424,15 @@ def misnamed_equinox():
         linear = eqx.tree_at(lambda layer: layer.bias, linear, jnp.zeros((3, 3)))
         norm = eqx.nn.LayerNorm((2, 3), use_bias=False)
         table = eqx.nn.Embedding(7, 3, key=key)
-        return Net(linear, norm, table, AdaLayerNorm((2, 3)), jnp.zeros(3))
+        # Integers are no parameters, and have no role.
+        counts = eqx.tree_at(lambda one: one.weight, table, jnp.zeros((2, 2), int))
+        return Net(linear, norm, table, AdaLayerNorm((2, 3)), jnp.zeros(3), counts)
 
-    return eqx.filter(eqx.filter_eval_shape(make), lambda leaf: hasattr(leaf, "dtype"))
+    return eqx.filter_eval_shape(make)
+
+
+def is_parameter(leaf):
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 TYPES = {
@@ -438,9 +446,10 @@ TYPES = {
 
 
 def test_types_of_an_equinox_module_are_known_roles_of_its_paths():
-    module = misnamed_equinox()
-    known = masks.module_roles(module)
+    known = masks.module_roles(misnamed_equinox())
     assert known == TYPES
+    eqx = pytest.importorskip("equinox")
+    module = eqx.filter(misnamed_equinox(), is_parameter)
     assert tree.by_name(masks.tree_roles(module)) == {**TYPES, "slope": "vector"}
 
     flat = tree.by_name(module)
