@@ -64,6 +64,7 @@ CONFINED = {
     "fsspec": {"workdir/_bucket.py"},
     "gcsfs": {"workdir/_bucket.py"},
     "cv2": {"data/images/_crops.py"},
+    "equinox": {"models/_equinox.py"},
     "simplejpeg": {"data/images/_decode.py"},
     "PIL": {
         "data/images/_augment.py",

@@ -20,7 +20,9 @@ from ._efficientnet import (
     make_efficientnet as make_efficientnet,
     symmetric_blocks as symmetric_blocks,
 )
+from ._equinox import from_equinox as from_equinox
 from ._fold import check_fold_examples as check_fold_examples
+from ._haiku import from_haiku as from_haiku
 from ._lstm import (
     LSTM_SIZES as LSTM_SIZES,
     LSTMClassifier as LSTMClassifier,

@@ -13,9 +13,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lbopt.errors import UserError, require, require_choice
-from lbopt.models._seam import Model, from_linen, from_nnx
+from lbopt.models._equinox import from_equinox
+from lbopt.models._haiku import from_haiku
+from lbopt.models._seam import Model, from_linen, from_nnx, is_made_by
 
-OUTPUTS = ("outputs", "num_classes", "num_outputs", "vocab_size", "out_features")
+OUTPUTS = ("outputs", "num_classes", "num_outputs", "vocab_size", "out_features", "out_size")
 """Names of the argument of a maker that gets the number of outputs."""
 _REMATS: dict[str, Any] = {
     "all": None,
@@ -33,10 +35,12 @@ def make_model(
     """Return the model that the user's code makes.
 
     Args:
-      make: A class or a function that makes a Linen module, an NNX module or a `Model`; or a Linen
-        module, or a `Model`. It gets those of these arguments that it has: the number of outputs as
-        one of `OUTPUTS`, `dtype`, and for NNX `rngs`. It is called anew for every initialization of
-        an NNX module. A module is called as `from_linen` and `from_nnx` say.
+      make: A class or a function that makes a module of Linen, NNX or Equinox, a pair of
+        `haiku.transform` or `haiku.transform_with_state`, or a `Model`; or a Linen module, such a
+        pair, or a `Model` itself. It gets those of these arguments that it has: the number of
+        outputs as one of `OUTPUTS`, `dtype`, for NNX `rngs`, and for Equinox `key`. With `rngs` or
+        `key` it is called anew for every initialization. What it makes is called as `from_linen`,
+        `from_nnx`, `from_equinox` and `from_haiku` say.
       outputs: Number of outputs: classes, labels, numbers or tokens.
       dtype: Dtype of the computation. If `make` has no such argument, parameters and inputs are
         cast to it, and outputs to fp32.
@@ -49,7 +53,7 @@ def make_model(
     """
     given = dict(options or {})
     taken: Mapping[str, inspect.Parameter] = {}
-    if not isinstance(make, nn.Module | Model):
+    if not _is_finished(make):
         require(callable(make), "model", make, "no function; give one that makes a model")
         taken = _taken(make)
     _check_options(taken, given)
@@ -73,25 +77,39 @@ def _check_options(taken: Mapping[str, inspect.Parameter], options: Mapping[str,
     """Raise `UserError` for an option that the maker does not take."""
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
         return
-    known = [name for name in taken if name not in ("rngs", "parent", "name")]
+    known = [name for name in taken if name not in ("rngs", "key", "parent", "name")]
     for option in options:
         require_choice("options", option, known)
 
 
+def _is_finished(make: Any) -> bool:
+    """Return whether this is a model already, and not what makes one."""
+    is_pair = is_made_by("haiku", make, "Transformed", "TransformedWithState")
+    return is_pair or isinstance(make, nn.Module | Model)
+
+
 def _model(make: Any, taken: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> Model:
-    if isinstance(make, Model):
-        return make
-    if isinstance(make, nn.Module):
-        return from_linen(make)
+    if isinstance(make, nnx.Module) or is_made_by("equinox", make, "Module"):
+        fix = f"a {type(make).__name__} is finished; give what makes it, a class or a function"
+        raise UserError("model", reason=fix, code="type")
     if "rngs" in taken:
         return from_nnx(lambda rngs: make(rngs=rngs, **given))
-    made = make(**given)
+    if "key" in taken:
+        return from_equinox(lambda key: make(key=key, **given))
+    made = make if _is_finished(make) else make(**given)
     if isinstance(made, Model):
         return made
     if isinstance(made, nn.Module):
         return from_linen(made)
+    if _is_finished(made):
+        return from_haiku(made)
+
     hint = "; let the function take rngs" if isinstance(made, nnx.Module) else ""
-    fix = f"it makes a {type(made).__name__}; make a module of Flax or a lbopt.models.Model{hint}"
+    hint = "; let the function take key" if is_made_by("equinox", made, "Module") else hint
+    fix = (
+        f"it makes a {type(made).__name__}; make a module of Flax or Equinox, a pair of "
+        f"hk.transform, or a lbopt.models.Model{hint}"
+    )
     raise UserError("model", reason=fix, code="type")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -21,10 +22,14 @@ class Model(NamedTuple):
     Attributes:
       init: (key, example inputs) -> (params, model_state).
       apply: (params, model_state, inputs, train, rng) -> (outputs, new model_state).
+      module: The NNX or Equinox module that was wrapped, with `jax.ShapeDtypeStruct` in place of
+        arrays; the types of its layers tell the roles of parameters. None for other models, whose
+        layers are no objects.
     """
 
     init: Callable[[jax.Array, Any], tuple[types.Params, types.ModelState]]
     apply: Callable[..., tuple[Any, types.ModelState]]
+    module: Any = None
 
 
 def from_linen(module: nn.Module) -> Model:
@@ -41,8 +46,8 @@ def from_linen(module: nn.Module) -> Model:
     def called(
         method: Callable[..., Any], variables: Any, inputs: Any, train: bool, **options: Any
     ):
-        positional, named = _arguments(module.__call__, inputs, train)
-        return method(variables, *positional, **named, **options)
+        positional, named, modes = call_arguments(signature(module.__call__), inputs, train)
+        return method(variables, *positional, **named, **modes, **options)
 
     def init(key: jax.Array, inputs: Any) -> tuple[types.Params, types.ModelState]:
         variables = dict(called(module.init, key, inputs, train=True))
@@ -88,10 +93,10 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
         fix = f"{type(build).__name__}(...) is a module; give what makes it, lambda rngs: ..."
         raise UserError("build", reason=fix, code="type")
 
-    module = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
-    graph, _, streams, _ = nnx.split(module, nnx.Param, nnx.RngState, ...)
+    abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+    graph, _, streams, _ = nnx.split(abstract, nnx.Param, nnx.RngState, ...)
     blank = nnx.to_pure_dict(streams)
-    takes_rngs = _takes(module, "rngs")
+    takes_rngs = _takes(abstract, "rngs")
 
     def init(key: jax.Array, inputs: Any) -> tuple[types.Params, types.ModelState]:
         del inputs  # NNX modules get their shapes when they are built.
@@ -109,18 +114,19 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
             graph, params, _streams(blank, jax.random.key(0) if rng is None else rng), model_state
         )
         options = {"rngs": None if rng is None else nnx.Rngs(dropout=rng)} if takes_rngs else {}
-        positional, named = _arguments(module.__call__, inputs, train)
-        if not named.keys() & _MODES.keys():
+        taken = signature(module.__call__)
+        positional, named, modes = call_arguments(taken, inputs, train, ["rngs"])
+        if not modes:
             module.train() if train else module.eval()
-        outputs = module(*positional, **named, **options)
+        outputs = module(*positional, **named, **modes, **options)
         return outputs, nnx.to_pure_dict(
             nnx.split(module, nnx.Param, nnx.RngState, ...)[3]
         ) if train else model_state
 
-    return Model(init, apply)
+    return Model(init, apply, abstract)
 
 
-_MODES = {
+MODES = {
     "train": True,
     "training": True,
     "is_training": True,
@@ -130,38 +136,56 @@ _MODES = {
 """Arguments that say whether a module trains, and their values where it does."""
 
 
-def _arguments(
-    call: Callable[..., Any], inputs: Any, train: bool
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and the named arguments of a module's call.
+def signature(call: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the arguments of a call by name."""
+    return inspect.signature(call).parameters
+
+
+def call_arguments(
+    taken: Mapping[str, inspect.Parameter], inputs: Any, train: bool, given: Sequence[str] = ()
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, bool]]:
+    """Return the arguments of a model's call: inputs by position, inputs by name, and its mode.
+
+    Args:
+      taken: The arguments that it has.
+      inputs: One array, or a dict of arrays; a call that has all its keys gets them by name.
+      train: Whether it trains.
+      given: Names of other arguments, which the caller adds.
 
     Raises:
       UserError: If the call needs an argument that lbopt does not give.
     """
-    taken = inspect.signature(call).parameters
-    named: dict[str, Any] = {
-        name: train == trains for name, trains in _MODES.items() if name in taken
-    }
-    if not named and any(one.kind is one.VAR_KEYWORD for one in taken.values()):
-        named = {"train": train}
+    modes = {name: train == trains for name, trains in MODES.items() if name in taken}
+    if not modes and any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+        modes = {"train": train}
     by_name = isinstance(inputs, Mapping) and inputs.keys() <= taken.keys()
     positional = () if by_name else (inputs,)
-    if by_name:
-        named |= inputs
+    named = dict(inputs) if by_name else {}
 
     needed = [
         name
         for name, one in taken.items()
         if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     ]
-    missing = [name for name in needed[len(positional) :] if name not in (*named, "rngs")]
+    known = {*named, *modes, *given}
+    missing = [name for name in needed[len(positional) :] if name not in known]
     if missing or not (taken or by_name):
+        others = "".join(f"{name}, " for name in given)
         fix = (
             f"its call needs {', '.join(missing) or 'an argument'}; let it take the inputs, and "
-            f"perhaps one of {', '.join(_MODES)}"
+            f"perhaps {others}one of {', '.join(MODES)}"
         )
         raise UserError("model", reason=fix, code="type")
-    return positional, named
+    return positional, named, modes
+
+
+def is_made_by(framework: str, value: Any, *names: str) -> bool:
+    """Return whether a value is of one of these classes of a framework, without importing it.
+
+    No value is, if nobody has imported the framework.
+    """
+    module = sys.modules.get(framework)
+    return module is not None and isinstance(value, tuple(getattr(module, name) for name in names))
 
 
 def _takes(module: Callable[..., Any], name: str) -> bool:

@@ -55,10 +55,18 @@ def own_model(model: ModelConfig, outputs: int) -> Model:
     return checked(made, naming)
 
 
-def stacked(model: ModelConfig) -> types.Stacked:
-    """Return the parameters of a network that are stacks of layers; None if there are none."""
+def stacked(model: ModelConfig, params: types.Params) -> types.Stacked:
+    """Return the parameters of a network that are stacks of layers; None if there are none.
+
+    Raises:
+      UserError: Naming `model.stacked`, if its patterns do not fit the parameters.
+    """
     if model.stacked:
-        return stacks.stacked_paths(*model.stacked)
+        found = stacks.stacked_paths(*model.stacked)
+        named = errors.about("model.stacked", model.stacked, "stacked")
+        with errors.under("", stacked="model.stacked"), named:
+            stacks.resolve_stacked(found, params)
+        return found
     return stacks.stacked_paths("^layers/") if model.name == "bert" and model.scan_layers else None
 
 

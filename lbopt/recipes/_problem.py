@@ -142,7 +142,7 @@ def make_problem(
         loss_fn,
         task.metric_fn,
         source.splits,
-        _networks.stacked(model),
+        _networks.stacked(model, shapes[0]),
         evaluator,
         names,
         source.vocabulary,

@@ -329,6 +329,12 @@ def test_muon_takes_hidden_matrices_unless_told_otherwise(given):
             "choice",
             "width",
         ),
+        (
+            {"model": ModelConfig(of_user("Linen"), stacked=("^layers/",))},
+            "model.stacked",
+            "value",
+            "Dense_0",
+        ),
         ({"loss": LossConfig(name=of_user("text"))}, "loss.name", "type", ""),
         ({"data": of_user("number")}, "data.name", "type", "int"),
         ({"data": ArraysConfig("absent.npz")}, "data.path", "missing", ""),
