@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from lbopt import errors, losses, types
+from lbopt import errors, losses, masks, types
 from lbopt._user_code import is_place
 from lbopt.config import BATCH_NORMED, TASKS, DataConfig, LossConfig, ModelConfig
 from lbopt.data import DAMAGED, Dataset, Splits
@@ -60,6 +60,7 @@ class Problem(NamedTuple):
       metric_names: Names of the metrics of evaluation.
       vocabulary: The vocabulary of text.
       outputs: Number of classes or tokens that the model tells apart; 0 if unknown.
+      known_roles: Roles of parameters that the types of the model's layers tell; None for none.
     """
 
     init: Any
@@ -72,6 +73,7 @@ class Problem(NamedTuple):
     metric_names: tuple[str, ...] = ()
     vocabulary: Vocabulary = NO_VOCABULARY
     outputs: int = 0
+    known_roles: types.PyTree = None
 
     def check_metric(self, field: str, name: str) -> None:
         """Raise `UserError` unless `name` is a metric of the evaluation, "eval/loss" for instance.
@@ -136,17 +138,20 @@ def make_problem(
     loss_fn = _with_l2(task.loss_fn, loss.l2) if loss.l2 else task.loss_fn
     names = task.metric_names or _metric_names(task, shapes, source.splits.validation)
     evaluator = task.evaluator or means_of(task.metric_fn)
+    stacked = _networks.stacked(model, shapes[0])
+    module = network.module
     return Problem(
         init,
         shapes[0],
         loss_fn,
         task.metric_fn,
         source.splits,
-        _networks.stacked(model, shapes[0]),
+        stacked,
         evaluator,
         names,
         source.vocabulary,
         source.outputs,
+        known_roles=None if module is None else masks.module_roles(module, stacked),
     )
 
 

@@ -300,6 +300,37 @@ def test_known_roles_reach_the_masks_of_every_optimizer(name):
     assert decayed == {"embed/embedding", "layers/kernel", "layers/gain"}
 
 
+EQUINOX = """
+import equinox as eqx
+import jax
+
+class Net(eqx.Module):
+    proj: eqx.nn.LayerNorm
+    head: eqx.nn.Linear
+
+    def __init__(self, outputs, key):
+        self.proj = eqx.nn.LayerNorm((1, 3), use_bias=False)
+        self.head = eqx.nn.Linear(3, outputs, key=key)
+
+    def __call__(self, x):
+        return self.head(self.proj(x[None])[0])
+"""
+
+
+def test_types_of_an_own_models_layers_tell_what_is_decayed(code):
+    """By its name and shape the gain is a matrix of a projection."""
+    pytest.importorskip("equinox")
+    (code.parent / "equinox_net.py").write_text(EQUINOX)
+    config = config_of(model=ModelConfig("equinox_net.py:Net"))
+    config.optimizer.weight_decay_exclude = ("bias",)
+    run = build_run(config, jax.devices()[:1])
+    state = run.init()
+    zeros = jax.tree.map(jnp.zeros_like, state.params)
+    updates, _ = run.tx.update(zeros, state.opt_state, state.params)
+    decayed = {name for name, leaf in tree.by_name(updates).items() if leaf.any()}
+    assert decayed == {"head/weight"}
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_muon_takes_hidden_matrices_unless_told_otherwise(given):
     numbers = {"muon_weight_dimension_numbers": jax.tree.map(lambda _: None, ROLES)}
