@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -131,14 +131,23 @@ def spread(given: types.PyTree, params: types.Params, argument: str) -> types.Py
     ]
 
     missing = [leaf for leaf, start in zip(leaves, starts, strict=True) if start is None]
-    unused = values.keys() - set(starts)
-    holes = _empty_paths(params) if unused else []
-    unused = {place for place in unused if not any(_overlap(place, hole) for hole in holes)}
+    unused = outside({"/".join(place) for place in values.keys() - set(starts)}, params)
     if missing or unused:
-        _refuse_structure(argument, {"/".join(parts) for parts in (*missing, *unused)})
+        _refuse_structure(argument, {*unused, *("/".join(leaf) for leaf in missing)})
 
     structure: Any = jax.tree.structure(params)
     return structure.unflatten([values[start] for start in starts if start is not None])
+
+
+def outside(places: Collection[str], params: types.Params) -> list[str]:
+    """Return the paths, sorted, that lead to no empty subtree: None or `optax.MaskedNode`."""
+    # A key may have slashes too, as in Haiku.
+    holes = ["/".join(hole).split("/") for hole in _empty_paths(params)] if places else []
+    return [
+        place
+        for place in sorted(places)
+        if not any(_overlap(place.split("/"), hole) for hole in holes)
+    ]
 
 
 def _empty_paths(params: types.Params) -> list[tuple[str, ...]]:
@@ -151,7 +160,7 @@ def _empty_paths(params: types.Params) -> list[tuple[str, ...]]:
     return [path_parts(path) for path, node in nodes if is_empty(node)]
 
 
-def _overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+def _overlap(one: list[str], other: list[str]) -> bool:
     """Return whether one path begins with the other."""
     shorter = min(len(one), len(other))
     return one[:shorter] == other[:shorter]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import _user_code, types
+from lbopt import _user_code, masks, stacks, tree, types
 from lbopt.config._checks import require_place_or_choice
 from lbopt.errors import UserError, require, require_choice
 from lbopt.transforms import LearningRateState, rate_at
@@ -18,6 +18,8 @@ from lbopt.transforms import LearningRateState, rate_at
 DECAY = "weight_decay"
 MASKS = ("mask", "weight_decay_mask")
 """Names of arguments of optimizers for the leaves that are decayed."""
+_MATRICES = "muon_weight_dimension_numbers"
+"""Name of the argument for the leaves that Muon takes, and their axes."""
 FILLED = ("learning_rate", DECAY, *MASKS, "stacked")
 """Arguments that the config's own fields fill."""
 _PREFIX = "optax."
@@ -107,6 +109,7 @@ def make(
     weight_decay: float | jax.Array,
     mask: types.Mask,
     stacked: types.Stacked,
+    known_roles: types.PyTree = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Build an optimizer of Optax or of the user, with a learning rate from outside.
 
@@ -119,7 +122,8 @@ def make(
         multiplied by it.
       weight_decay: Weight decay; may be traced.
       mask: The decayed leaves.
-      stacked: The parameters that are stacks of layers.
+      stacked: The parameters that are stacks of layers; a mask sees one layer of each.
+      known_roles: Roles that names need not tell, for Muon's matrices; None for none.
 
     Raises:
       UserError: Naming `name`, `options` or `weight_decay`, if the optimizer does not take them.
@@ -130,12 +134,15 @@ def make(
         factory = lambda: finished  # noqa: E731
     require(callable(factory), "name", name, "no function; give one that returns an optimizer")
     taken = inspect.signature(factory).parameters
-    given = _arguments(name, taken, options, weight_decay, mask, stacked)
+    given = _arguments(name, taken, options, weight_decay, stacked)
+    is_user = _user_code.is_place(name)
     takes_rate = "learning_rate" in taken
 
-    def with_rate(rate: Any) -> optax.GradientTransformationExtraArgs:
+    def with_rate(rate: Any, params: types.Params) -> optax.GradientTransformationExtraArgs:
+        arguments = {"learning_rate": rate} if takes_rate else {}
+        of_leaves = _of_leaves(taken, mask, stacked, known_roles, params, is_user)
         with _user_code.naming_errors("name", name):
-            made = factory(**({"learning_rate": rate} if takes_rate else {}), **given)
+            made = factory(**arguments, **{**of_leaves, **given})
         fix = f"it returns a {type(made).__name__}; return an optax.GradientTransformation"
         is_one = hasattr(made, "init") and hasattr(made, "update")
         require(is_one, "name", name, fix, code="type")
@@ -146,7 +153,7 @@ def make(
     def init_fn(params: types.Params) -> InjectedState:
         start = LearningRateState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
         rate = rate_at(learning_rate, start.schedule_count)
-        return InjectedState(start, with_rate(rate).init(params))
+        return InjectedState(start, with_rate(rate, params).init(params))
 
     def update_fn(
         updates: optax.Updates,
@@ -156,10 +163,44 @@ def make(
     ) -> tuple[optax.Updates, InjectedState]:
         rate = jnp.asarray(rate_at(learning_rate, state.rate.schedule_count), jnp.float32)
         count = optax.safe_increment(state.rate.schedule_count)
-        updates, inner = with_rate(rate).update(updates, state.inner, params, **extra)
+        tx = with_rate(rate, updates if params is None else params)
+        # Muon's Adam decays all its leaves, biases too, and reads parameters for nothing else.
+        if not is_user and _MATRICES in taken and params is not None:
+            decayed = decayed_leaves(mask, stacked, params)
+            params = jax.tree.map(lambda x, d: x if d else jnp.zeros_like(x), params, decayed)
+        updates, inner = tx.update(updates, state.inner, params, **extra)
         return updates, InjectedState(LearningRateState(count, rate), inner)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _of_leaves(
+    taken: Mapping[str, inspect.Parameter],
+    mask: types.Mask,
+    stacked: types.Stacked,
+    known_roles: types.PyTree,
+    params: types.Params,
+    is_user: bool,
+) -> dict[str, Any]:
+    """Return the arguments of an optimizer with a value per leaf.
+
+    They are trees: a function would be called by Muon on some of the leaves, and roles and patterns
+    look at all. The user's own code gets the mask itself, which combines with others.
+    """
+    found: dict[str, Any] = {}
+    if DECAY in taken and {*MASKS} & taken.keys():
+        decayed = mask if is_user else decayed_leaves(mask, stacked, params)
+        found |= {argument: decayed for argument in MASKS if argument in taken}
+    if _MATRICES in taken:
+        found[_MATRICES] = masks.matrix_dimension_numbers(params, stacked, known_roles)
+    return found
+
+
+def decayed_leaves(mask: types.Mask, stacked: types.Stacked, params: types.Params) -> types.PyTree:
+    """Return a bool per leaf, from a mask that sees one layer of each stack."""
+    if callable(mask) and tree.is_function(mask):
+        mask = mask(stacks.one_layer(params, stacks.resolve_stacked(stacked, params)))
+    return tree.spread(True if mask is None else mask, params, DECAY)
 
 
 def _arguments(
@@ -167,10 +208,9 @@ def _arguments(
     taken: Mapping[str, inspect.Parameter],
     options: Mapping[str, Any],
     weight_decay: float | jax.Array,
-    mask: types.Mask,
     stacked: types.Stacked,
 ) -> dict[str, Any]:
-    """Return the arguments of an optimizer but the learning rate."""
+    """Return the arguments of an optimizer but the learning rate and those of `_of_leaves`."""
     for option in options:
         fix = f"{option!r} comes from the schedule or the fields of weight decay; leave it out"
         require(option not in FILLED, "options", dict(options), fix, code="conflict")
@@ -191,7 +231,6 @@ def _arguments(
 
     filled: dict[str, Any] = {DECAY: weight_decay, "stacked": stacked}
     if DECAY in taken:
-        filled |= dict.fromkeys(MASKS, mask)
         filled["adam_weight_decay"] = weight_decay  # muon's, for the leaves that are no matrices
     given = {argument: value for argument, value in filled.items() if argument in taken}
     return given | {option: _option(option, value) for option, value in options.items()}

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import optax
@@ -86,9 +86,10 @@ class OptimizerConfig:
       name: "lamb", "lans", "lars", "adamw", "adam", "momentum" or "rmsprop" (TensorFlow's form, as
         in EfficientNet); "optax.NAME" for any of Optax's, "optax.contrib.muon" for instance; or a
         function of yours that returns an `optax.GradientTransformation`, "module:function" or
-        "file.py:function". Both get the learning rate, the weight decay and its mask, as far as
-        they have such arguments; the updates of a function without a `learning_rate`, or of a
-        finished transformation, are multiplied by the schedule's number.
+        "file.py:function". Both get the learning rate, the weight decay and its mask, and Muon's
+        axes of hidden matrices, as far as they have such arguments; the updates of a function
+        without a `learning_rate`, or of a finished transformation, are multiplied by the schedule's
+        number.
       variant: Public code to follow; `lbopt.describe()` lists them. Options without a field here
         are the variant's.
       weight_decay: Weight decay, never the variant's nor Optax's default. Decoupled for lamb, lans
@@ -250,6 +251,7 @@ def make_optimizer(
     global_batch_size: int | None = None,
     stacked: types.Stacked = None,
     module_labels: Labels | None = None,
+    known_roles: types.PyTree = None,
 ) -> optax.GradientTransformation:
     """Build the optimizer of a config.
 
@@ -263,6 +265,8 @@ def make_optimizer(
       global_batch_size: Examples per step, for `track_noise_scale`.
       stacked: The parameters that are stacks of layers, each layer with a trust ratio of its own.
       module_labels: Modules whose updates AGVM scales; None for none.
+      known_roles: Roles of parameters for the masks, from `masks.module_roles` for instance; None
+        if names tell them.
 
     Raises:
       UserError: Naming a field of the config, "optimizer.b1" for instance.
@@ -282,7 +286,8 @@ def make_optimizer(
             links.append(clip_by_global_norm(max_norm, clip_eps(config)))
     with _naming(config.name):
         build = _BUILDERS.get(config.name, _of_others)
-        links.append(build(config, learning_rate, weight_decay, stacked))
+        leaves = _leaves(config, stacked, known_roles)
+        links.append(build(config, learning_rate, weight_decay, leaves))
 
     if module_labels is not None:
         links.append(scale_by_agvm(module_labels))
@@ -299,7 +304,10 @@ def make_optimizer(
 
 
 def check_fits(
-    config: OptimizerConfig, params: types.Params, stacked: types.Stacked = None
+    config: OptimizerConfig,
+    params: types.Params,
+    stacked: types.Stacked = None,
+    known_roles: types.PyTree = None,
 ) -> None:
     """Raise `UserError` if the optimizer, or a pattern of a mask, does not fit the parameters.
 
@@ -307,14 +315,17 @@ def check_fits(
       config: The optimizer.
       params: Parameters or their shapes.
       stacked: The parameters that are stacks of layers.
+      known_roles: Known roles, as in `make_optimizer`.
     """
+    with errors.under("optimizer"):
+        leaves = _leaves(config, stacked, known_roles)
     masked = {
-        "weight_decay_exclude": _decayed_leaves,
-        "weight_decay_include": _decayed_leaves,
-        "trust_ratio_exclude": _adapted_leaves,
-        "trust_ratio_include": _adapted_leaves,
+        "weight_decay_exclude": leaves.decayed,
+        "weight_decay_include": leaves.decayed,
+        "trust_ratio_exclude": leaves.adapted,
+        "trust_ratio_include": leaves.adapted,
     }
-    for field, leaves in masked.items():
+    for field, mask in masked.items():
         patterns = getattr(config, field)
         if not patterns:
             continue
@@ -323,12 +334,37 @@ def check_fits(
         with errors.about(place, patterns, code="mismatch"), naming:
             masks.select_paths(*patterns)(params)
             layers = stacks.resolve_stacked(stacked, params)
-            masks.resolve_mask(leaves(config), params, field, layers)
+            masks.resolve_mask(mask, params, field, layers)
 
     if _foreign.is_foreign(config.name):
         with errors.under("optimizer"):
-            tx = _of_others(config, 1.0, None, stacked)
+            tx = _of_others(config, 1.0, None, leaves)
             _foreign.check_update(config.name, tx, params)
+
+
+class _Leaves(NamedTuple):
+    """The leaves that an optimizer treats in another way than the rest.
+
+    Attributes:
+      decayed: Mask of the decayed ones.
+      adapted: Mask of those with a trust ratio.
+      stacked: Those that are stacks of layers.
+      known_roles: Roles that names need not tell; None for none.
+    """
+
+    decayed: types.Mask
+    adapted: types.Mask
+    stacked: types.Stacked
+    known_roles: types.PyTree
+
+
+def _leaves(config: OptimizerConfig, stacked: types.Stacked, known_roles: types.PyTree) -> _Leaves:
+    decayed = _decayed_leaves(config)
+    adapted = _adapted_leaves(config)
+    if known_roles is not None:
+        decayed = masks.with_known_roles(decayed, known_roles)
+        adapted = masks.with_known_roles(adapted, known_roles)
+    return _Leaves(decayed, adapted, stacked, known_roles)
 
 
 def _decayed_leaves(config: OptimizerConfig) -> types.Mask:
@@ -384,16 +420,16 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _of_two_moments(config: OptimizerConfig, weight_decay, stacked) -> dict[str, Any]:
+def _of_two_moments(config: OptimizerConfig, weight_decay, leaves: _Leaves) -> dict[str, Any]:
     """Return the options that `lamb` and `lans` share."""
     return {
         "b1": config.b1,
         "b2": config.b2,
         "eps": config.eps,
         "weight_decay": _decay(config, weight_decay),
-        "weight_decay_mask": _decayed_leaves(config),
-        "trust_ratio_mask": _adapted_leaves(config),
-        "stacked": stacked,
+        "weight_decay_mask": leaves.decayed,
+        "trust_ratio_mask": leaves.adapted,
+        "stacked": leaves.stacked,
         "mu_dtype": config.mu_dtype,
         "nu_dtype": config.nu_dtype,
         **_given(trust_ratio_bounds=config.trust_ratio_bounds),
@@ -401,34 +437,34 @@ def _of_two_moments(config: OptimizerConfig, weight_decay, stacked) -> dict[str,
 
 
 def _lamb(
-    config: OptimizerConfig, learning_rate, weight_decay, stacked
+    config: OptimizerConfig, learning_rate, weight_decay, leaves: _Leaves
 ) -> optax.GradientTransformation:
     return lamb(
         learning_rate,
         max_grad_norm=None,  # make_optimizer or the step clips
         variant=cast(LambVariant, config.variant),
-        **_of_two_moments(config, weight_decay, stacked),
+        **_of_two_moments(config, weight_decay, leaves),
     )
 
 
 def _lans(
-    config: OptimizerConfig, learning_rate, weight_decay, stacked
+    config: OptimizerConfig, learning_rate, weight_decay, leaves: _Leaves
 ) -> optax.GradientTransformation:
-    return lans(learning_rate, **_of_two_moments(config, weight_decay, stacked))
+    return lans(learning_rate, **_of_two_moments(config, weight_decay, leaves))
 
 
 def _lars(
-    config: OptimizerConfig, learning_rate, weight_decay, stacked
+    config: OptimizerConfig, learning_rate, weight_decay, leaves: _Leaves
 ) -> optax.GradientTransformation:
     return lars(
         learning_rate,
         _decay(config, weight_decay),
         config.momentum,
-        weight_decay_mask=_decayed_leaves(config),
-        trust_ratio_mask=_adapted_leaves(config),
+        weight_decay_mask=leaves.decayed,
+        trust_ratio_mask=leaves.adapted,
         variant=cast(LarsVariant, config.variant),
         nesterov=config.nesterov,
-        stacked=stacked,
+        stacked=leaves.stacked,
         momentum_dtype=config.mu_dtype,
         **_given(
             trust_coefficient=config.trust_coefficient,
@@ -440,11 +476,10 @@ def _lars(
 
 
 def _momentum(
-    config: OptimizerConfig, learning_rate, weight_decay, stacked
+    config: OptimizerConfig, learning_rate, weight_decay, leaves: _Leaves
 ) -> optax.GradientTransformation:
-    del stacked
     return optax.chain(
-        _add_decay(config, weight_decay),
+        _add_decay(config, weight_decay, leaves),
         _velocity(config),
         scale_by_learning_rate(learning_rate),
     )
@@ -470,10 +505,16 @@ def _adam_moments(config: OptimizerConfig) -> optax.GradientTransformation:
     return _with_squares(optax.scale_by_adam(config.b1, config.b2, config.eps))
 
 
-def _add_decay(config: OptimizerConfig, weight_decay) -> optax.GradientTransformation:
+def _add_decay(
+    config: OptimizerConfig, weight_decay, leaves: _Leaves
+) -> optax.GradientTransformation:
     decay = _decay(config, weight_decay)
     _scalars.require_at_least("weight_decay", decay, 0)
-    return optax.add_decayed_weights(decay, mask=_decayed_leaves(config))
+
+    def mask(params: types.Params) -> types.PyTree:
+        return _foreign.decayed_leaves(leaves.decayed, leaves.stacked, params)
+
+    return optax.add_decayed_weights(decay, mask=mask)
 
 
 def _velocity(config: OptimizerConfig) -> optax.GradientTransformation:
@@ -482,18 +523,18 @@ def _velocity(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def _of_others(
-    config: OptimizerConfig, learning_rate, weight_decay, stacked
+    config: OptimizerConfig, learning_rate, weight_decay, leaves: _Leaves
 ) -> optax.GradientTransformation:
     decay = _decay(config, weight_decay)
     _scalars.require_at_least("weight_decay", decay, 0)
-    mask = _decayed_leaves(config)
-    return _foreign.make(config.name, config.options, learning_rate, decay, mask, stacked)
+    of_leaves = (leaves.decayed, leaves.stacked, leaves.known_roles)
+    return _foreign.make(config.name, config.options, learning_rate, decay, *of_leaves)
 
 
 def _adam(
-    config: OptimizerConfig, learning_rate, weight_decay, stacked
+    config: OptimizerConfig, learning_rate, weight_decay, leaves: _Leaves
 ) -> optax.GradientTransformation:
-    del weight_decay, stacked
+    del weight_decay, leaves
     return optax.chain(
         _adam_moments(config),
         scale_by_learning_rate(learning_rate),
@@ -501,29 +542,27 @@ def _adam(
 
 
 def _adamw(
-    config: OptimizerConfig, learning_rate, weight_decay, stacked
+    config: OptimizerConfig, learning_rate, weight_decay, leaves: _Leaves
 ) -> optax.GradientTransformation:
-    del stacked
     return optax.chain(
         _adam_moments(config),
-        _add_decay(config, weight_decay),
+        _add_decay(config, weight_decay, leaves),
         scale_by_learning_rate(learning_rate),
     )
 
 
 def _rmsprop(
-    config: OptimizerConfig, learning_rate, weight_decay, stacked
+    config: OptimizerConfig, learning_rate, weight_decay, leaves: _Leaves
 ) -> optax.GradientTransformation:
     """Build TensorFlow's form.
 
     Its means of squares begin at 1, eps is under the root, and the learning rate is inside the
     momentum.
     """
-    del stacked
     _scalars.require_decay_rate("rmsprop_decay", config.rmsprop_decay)
     _scalars.require_at_least("eps", config.eps, 0)
     return optax.chain(
-        _add_decay(config, weight_decay),
+        _add_decay(config, weight_decay, leaves),
         _with_squares(
             optax.scale_by_rms(
                 config.rmsprop_decay, config.eps, initial_scale=1.0, eps_in_sqrt=True

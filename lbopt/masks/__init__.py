@@ -5,6 +5,9 @@ Masks are callables `params -> pytree of bools`, as Optax takes them, and combin
 
     weights_only & ~select_paths("embed")     the default of lbopt, without embeddings
     all_leaves & exclude_paths("embed")       biases and normalization leaves too
+
+Roles come from names and shapes, and from the types of modules where `params` has module objects.
+`with_known_roles(mask, module_roles(model))` keeps what types tell for a dict of parameters.
 """
 
 import lazy_loader

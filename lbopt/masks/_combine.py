@@ -12,8 +12,10 @@ import jax
 import numpy as np
 
 from lbopt import tree, types
-from lbopt.errors import UserError
-from lbopt.masks._roles import ROLES, Role, tree_roles
+from lbopt.errors import UserError, require
+from lbopt.masks._names import ROLES, Role
+from lbopt.masks._recording import record_choice
+from lbopt.masks._roles import check_known_roles, resolve_known_roles, tree_roles
 
 
 class LeafMask(abc.ABC):
@@ -120,23 +122,83 @@ class FunctionMask(LeafMask):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RoleMask(LeafMask):
-    """A mask by role; see `select_roles`, `exclude_roles` and `weights_only`."""
+    """A mask by role; see `select_roles`, `exclude_roles` and `weights_only`.
+
+    Attributes:
+      roles: The selected roles. An embedding is a kind of weight, and stands beside it here.
+      known: Pairs (path, role) from `with_known_roles`; None for none.
+    """
 
     roles: tuple[str, ...]
+    known: tuple[tuple[str, Role], ...] | None = None
 
     def __call__(self, params: types.Params) -> types.PyTree:
         """Return a bool per leaf."""
         _require_names(self, params)
-        return jax.tree.map(lambda role: role in self.roles, tree_roles(params))
+        known = None
+        if self.known is not None:
+            known = resolve_known_roles(dict(self.known), params)
+            record_choice("known_roles", known)
+        return jax.tree.map(lambda role: role in self.roles, tree_roles(params, known))
 
     def __invert__(self) -> RoleMask:
         """Return the mask of the other roles."""
-        return RoleMask(tuple(role for role in ROLES if role not in self.roles))
+        return RoleMask(_other_roles(self.roles), self.known)
 
     def __repr__(self) -> str:
-        if self.roles in (("weight",), ROLES):
+        if self.known is not None:
+            return f"with_known_roles({RoleMask(self.roles)!r}, <{len(self.known)} roles>)"
+        if self.roles in (_WEIGHTS, ROLES):
             return "all_leaves" if self.roles == ROLES else "weights_only"
-        return f"select_roles({', '.join(repr(role) for role in self.roles)})"
+        if "weight" in self.roles and "embedding" not in self.roles:
+            return f"exclude_roles({_quoted(_other_roles(self.roles))})"
+        shown = [role for role in self.roles if role != "embedding" or "weight" not in self.roles]
+        return f"select_roles({_quoted(shown)})"
+
+
+_WEIGHTS = ("embedding", "weight")
+
+
+def _other_roles(roles: Iterable[str]) -> tuple[str, ...]:
+    return tuple(role for role in ROLES if role not in roles)
+
+
+def _quoted(roles: Iterable[str]) -> str:
+    return ", ".join(repr(role) for role in roles)
+
+
+def with_known_roles(mask: types.Mask, known_roles: types.PyTree) -> types.Mask:
+    """Return the mask with known roles instead of those that names tell.
+
+    Masks by role inside a combination get them; the others have none, and stay as they are.
+
+    Args:
+      mask: The mask, or None, True or False, which are returned.
+      known_roles: Roles: `lbopt.masks.module_roles(model)`, a dict from path to role, or a tree
+        like the parameters, with a value per leaf or per module. Names decide where it has none.
+
+    Raises:
+      UserError: For a value that is no role, or a leaf whose role the mask knows differently. The
+        mask itself raises it for a path that the parameters lack.
+
+    >>> import numpy as np
+    >>> params = {"mixer": np.zeros((2, 2)), "gate": {"weight": np.zeros((2, 2))}}
+    >>> with_known_roles(weights_only, {"gate/weight": "norm"})(params)
+    {'gate': {'weight': False}, 'mixer': True}
+    """
+    known = check_known_roles(known_roles)
+    if isinstance(mask, CombinedMask):
+        inside = (with_known_roles(one, known) for one in mask.masks)
+        return CombinedMask(mask.rule, tuple(inside))  # type: ignore[arg-type]
+    if not isinstance(mask, RoleMask):
+        return mask
+
+    before = dict(mask.known or ())
+    for name in before.keys() & known.keys():
+        fix = f"the mask knows it as {before[name]!r}; give one role"
+        same = before[name] == known[name]
+        require(same, f"known_roles/{name}", known[name], fix, code="conflict")
+    return RoleMask(mask.roles, tuple(sorted((before | known).items())))
 
 
 def _require_names(mask: LeafMask, params: types.Params) -> None:
@@ -158,7 +220,8 @@ def select_roles(*roles: Role) -> RoleMask:
     """Return a mask that selects leaves by their role for an optimizer (see `leaf_role`).
 
     Args:
-      *roles: One or more of "weight", "bias", "norm" and "vector".
+      *roles: One or more of "weight", "embedding", "bias", "norm" and "vector". Embeddings are
+        weights, so "weight" selects them too; `exclude_roles("embedding")` takes them out.
 
     Raises:
       UserError: For an unknown role or none.
@@ -171,17 +234,27 @@ def select_roles(*roles: Role) -> RoleMask:
     if not roles or not all(isinstance(role, str) and role in ROLES for role in roles):
         fix = f"give one or more of {', '.join(ROLES)}"
         raise UserError("roles", roles, fix, code="choice")
-    return RoleMask(tuple(role for role in ROLES if role in roles))
+    chosen = {*roles, *(_WEIGHTS if "weight" in roles else ())}
+    return RoleMask(tuple(role for role in ROLES if role in chosen))
 
 
 def exclude_roles(*roles: Role) -> RoleMask:
-    """Return a mask that selects all leaves except those of these roles; see `select_roles`."""
-    select_roles(*roles)
-    return select_roles(*(role for role in ROLES if role not in roles))  # type: ignore[arg-type]
+    """Return a mask that selects all leaves except those of these roles; see `select_roles`.
+
+    >>> import numpy as np
+    >>> table = {"embedding": np.zeros((5, 2))}
+    >>> (weights_only & exclude_roles("embedding"))({"embed": table, "kernel": np.zeros((2, 2))})
+    {'embed': {'embedding': False}, 'kernel': True}
+    """
+    others = ~select_roles(*roles)
+    if not others.roles:
+        raise UserError("roles", roles, "no leaf is left; exclude fewer roles", code="choice")
+    return others
 
 
-weights_only = RoleMask(("weight",))
-"""The default mask of lbopt: True on weights, False on biases, normalization leaves and vectors.
+weights_only = RoleMask(_WEIGHTS)
+"""The default mask of lbopt: True on weights, embeddings among them, and False on biases,
+normalization leaves and vectors.
 
 The LAMB and LARS codes that exclude by role (ALBERT, TensorFlow Addons, MLPerf) follow this rule:
 a leaf that is not decayed is not adapted either.

@@ -131,7 +131,8 @@ def _build_phase(
 
     _patterns.check_patterns(config, problem)
     labels = scaled_modules(config.aggregator)
-    tx = make_optimizer(config.optimizer, schedule, None, size, problem.stacked, labels)
+    of_leaves = (problem.stacked, labels, problem.known_roles)
+    tx = make_optimizer(config.optimizer, schedule, None, size, *of_leaves)
     train_step = _make_step.make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
 
     # A second phase continues the stream of examples where the first one ends.

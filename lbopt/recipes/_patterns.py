@@ -10,7 +10,7 @@ from lbopt.transforms import resolve_labels
 
 def check_patterns(config: TrainConfig, problem: LoadedProblem) -> None:
     """Raise `UserError` if the optimizer, its masks or modules do not fit the parameters."""
-    check_fits(config.optimizer, problem.params, problem.stacked)
+    check_fits(config.optimizer, problem.params, problem.stacked, problem.known_roles)
     labels = scaled_modules(config.aggregator)
     if labels is None:
         return

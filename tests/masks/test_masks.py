@@ -50,7 +50,7 @@ class Network(nn.Module):
 MODULES = {
     "dense": (nn.Dense(3), (np.zeros((2, 4)),), {"weight": 1, "bias": 1}),
     "conv": (nn.Conv(3, (3, 3)), (np.zeros((2, 5, 5, 4)),), {"weight": 1, "bias": 1}),
-    "embed": (nn.Embed(5, 3), (np.zeros((2,), int),), {"weight": 1}),
+    "embed": (nn.Embed(5, 3), (np.zeros((2,), int),), {"embedding": 1}),
     "attention": (
         nn.MultiHeadDotProductAttention(2),
         (np.zeros((2, 5, 4)),),
@@ -72,7 +72,8 @@ def test_roles_of_flax_modules(name):
     module, inputs, expected = MODULES[name]
     params = init(module, *inputs)
     assert roles(params) == expected
-    assert sum(jax.tree.leaves(masks.weights_only(params))) == expected.get("weight", 0)
+    chosen = expected.get("weight", 0) + expected.get("embedding", 0)
+    assert sum(jax.tree.leaves(masks.weights_only(params))) == chosen
 
 
 @pytest.mark.parametrize(
@@ -134,8 +135,8 @@ def test_normalization_without_a_parent_is_never_a_weight(module):
         ("lstm/bias_ih_l0_reverse", 2, "bias"),
         ("attention/pos_bias_u", 2, "bias"),
         ("bias_projection/weight", 2, "weight"),
-        ("relative_position_bias_table", 2, "weight"),
-        ("relative_attention_bias/embedding", 2, "weight"),
+        ("relative_position_bias_table", 2, "embedding"),
+        ("relative_attention_bias/embedding", 2, "embedding"),
         ("mlp/up/weight/0", 2, "weight"),
         ("mlp/up/bias/0", 2, "bias"),
         ("ln_1/weight/0", 2, "norm"),
@@ -145,7 +146,7 @@ def test_normalization_without_a_parent_is_never_a_weight(module):
         ("net/~/block_0/~/shortcut_batchnorm/offset", 1, "norm"),
         ("net/~/linear_1/w", 2, "weight"),
         ("multi_head_attention/query/b", 1, "bias"),
-        ("relative_attention_bias", 2, "weight"),
+        ("relative_attention_bias", 2, "embedding"),
         ("q_einsum/lora/b", 3, "weight"),
         ("lora/shift/b", 1, "bias"),
         ("stem/gain", 1, "vector"),
@@ -550,7 +551,9 @@ def of_pytorch(module, name):
         return "norm"
     if "bias" in name and not name.endswith("table"):
         return "bias"
-    layers = (torch.nn.Linear, torch.nn.Embedding, torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
+    if isinstance(module, torch.nn.Embedding):
+        return "embedding"
+    layers = (torch.nn.Linear, torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
     return "weight" if isinstance(module, layers) else None
 
 
@@ -582,12 +585,16 @@ def test_roles_of_hugging_faces_pytorch_names(family):
             shapes[full] = tuple(leaf.shape)
             expected[full] = of_pytorch(module, name)
 
+    assert not wrong_roles(shapes, expected)
+    # Arrays of three dimensions are no tables by their names.
     stacks_of_two = {name: (2, *shape) for name, shape in shapes.items()}
-    for names in (shapes, stacks_of_two):
-        roles = role_names(names)
-        assert not {
-            name: roles[name] for name, role in expected.items() if role not in (None, roles[name])
-        }
+    weights = {name: "weight" if role == "embedding" else role for name, role in expected.items()}
+    assert not wrong_roles(stacks_of_two, weights)
+
+
+def wrong_roles(shapes, expected):
+    roles = role_names(shapes)
+    return {name: roles[name] for name, role in expected.items() if role not in (None, roles[name])}
 
 
 def test_a_gain_and_a_shift_of_one_shape_are_a_norm_whatever_their_module_is_called():

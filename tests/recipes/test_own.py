@@ -11,7 +11,7 @@ import pytest
 from refusal import refused
 from safetensors.numpy import load_file
 
-from lbopt import _user_code, metrics
+from lbopt import _user_code, metrics, stacked_paths, tree
 from lbopt.cli import load_config, main
 from lbopt.config import (
     ArraysConfig,
@@ -236,7 +236,8 @@ def test_every_optimizer_of_optax_updates_as_optax_does_or_is_refused(name):
     if name in RANDOM:
         return
     factory = _foreign.of_optax(name)
-    options = {"weight_decay": 0.1, "adam_weight_decay": 0.1} if decays else {}
+    # Muon's Adam takes the bias alone here, which is not decayed.
+    options = {"weight_decay": 0.1} if decays else {}
     mask = {"a": {"kernel": True, "bias": False}}
     options |= dict.fromkeys(("mask", "weight_decay_mask"), mask)
     taken = {key: value for key, value in options.items() if _foreign.may_take(name, key)}
@@ -260,6 +261,87 @@ def updates_of(tx):
         updates, state = tx.update(grads, state, params, value=jnp.float32(0.7))
         params = optax.apply_updates(params, updates)
     return params
+
+
+ROLES = {
+    "embed": {"embedding": jnp.ones((7, 3))},
+    "conv": {"kernel": jnp.ones((2, 2, 3, 4)), "bias": jnp.ones(4)},
+    "layers": {"kernel": jnp.ones((2, 3, 3)), "gain": jnp.ones((2, 3))},
+    "norm": {"scale": jnp.ones(3)},
+}
+
+
+@pytest.mark.parametrize("name", ["optax.contrib.muon", "optax.adamw", "adamw"])
+@pytest.mark.parametrize("exclude", [(), ("embed",)])
+def test_optimizers_of_optax_decay_by_role_one_layer_of_a_stack(name, exclude):
+    config = OptimizerConfig(name, weight_decay=0.5, weight_decay_exclude=exclude)
+    tx = make_optimizer(config, 0.1, stacked=stacked_paths("^layers/"))
+    zeros = jax.tree.map(jnp.zeros_like, ROLES)
+    updates = jax.jit(lambda: tx.update(zeros, tx.init(ROLES), ROLES)[0])()
+    decayed = {name: bool(leaf.any()) for name, leaf in tree.by_name(updates).items()}
+    assert decayed == {
+        "embed/embedding": not exclude,
+        "conv/kernel": True,
+        "conv/bias": False,
+        "layers/kernel": True,
+        "layers/gain": False,
+        "norm/scale": False,
+    }
+
+
+@pytest.mark.parametrize("name", ["optax.contrib.muon", "optax.adamw", "adamw", "lamb", "lars"])
+def test_known_roles_reach_the_masks_of_every_optimizer(name):
+    known = {"conv/kernel": "norm", "layers": {"gain": "weight"}}
+    config = OptimizerConfig(name, weight_decay=0.5)
+    tx = make_optimizer(config, 0.1, known_roles=known)
+    zeros = jax.tree.map(jnp.zeros_like, ROLES)
+    updates = jax.jit(lambda: tx.update(zeros, tx.init(ROLES), ROLES)[0])()
+    decayed = {name for name, leaf in tree.by_name(updates).items() if leaf.any()}
+    assert decayed == {"embed/embedding", "layers/kernel", "layers/gain"}
+
+
+EQUINOX = """
+import equinox as eqx
+import jax
+
+class Net(eqx.Module):
+    proj: eqx.nn.LayerNorm
+    head: eqx.nn.Linear
+
+    def __init__(self, outputs, key):
+        self.proj = eqx.nn.LayerNorm((1, 3), use_bias=False)
+        self.head = eqx.nn.Linear(3, outputs, key=key)
+
+    def __call__(self, x):
+        return self.head(self.proj(x[None])[0])
+"""
+
+
+def test_types_of_an_own_models_layers_tell_what_is_decayed(code):
+    """By its name and shape the gain is a matrix of a projection."""
+    pytest.importorskip("equinox")
+    (code.parent / "equinox_net.py").write_text(EQUINOX)
+    config = config_of(model=ModelConfig("equinox_net.py:Net"))
+    config.optimizer.weight_decay_exclude = ("bias",)
+    run = build_run(config, jax.devices()[:1])
+    state = run.init()
+    zeros = jax.tree.map(jnp.zeros_like, state.params)
+    updates, _ = run.tx.update(zeros, state.opt_state, state.params)
+    decayed = {name for name, leaf in tree.by_name(updates).items() if leaf.any()}
+    assert decayed == {"head/weight"}
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_muon_takes_hidden_matrices_unless_told_otherwise(given):
+    numbers = {"muon_weight_dimension_numbers": jax.tree.map(lambda _: None, ROLES)}
+    options = {"nesterov": False, **(numbers if given else {})}
+    config = OptaxConfig("contrib.muon", options)
+    tx = make_optimizer(config, 0.1, stacked=stacked_paths("^layers/"))
+    updates = jax.jit(lambda: tx.update(ROLES, tx.init(ROLES), ROLES)[0])()
+    # Adam's first update is the learning rate for every number.
+    by_adam = {name: bool(jnp.allclose(leaf, -0.1)) for name, leaf in tree.by_name(updates).items()}
+    matrices = {name for name, is_adam in by_adam.items() if not is_adam}
+    assert matrices == (set() if given else {"conv/kernel", "layers/kernel"})
 
 
 @pytest.mark.parametrize(

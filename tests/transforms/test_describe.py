@@ -113,11 +113,11 @@ SHAPES = {
 
 
 def summary(tx, capsys):
-    """Return {name: (role, decayed, adapted, layers)} and the last line."""
+    """Return {name: (role, decayed, adapted, layers)} and the line of sums."""
     lbopt.summarize_masks(SHAPES, tx)
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()[: len(jax.tree.leaves(SHAPES)) + 2]
     cells = [re.split(r"\s{2,}", line) for line in lines[1:-1]]
-    return {name: tuple(rest) for name, _, *rest in cells}, lines[-1]
+    return {name: (role, *rest) for name, _, role, _, *rest in cells}, lines[-1]
 
 
 def test_summary_of_a_stacked_lamb(capsys):

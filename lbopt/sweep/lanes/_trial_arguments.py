@@ -103,10 +103,10 @@ def make_tx(cell: Cell, decays: bool) -> optax.GradientTransformationExtraArgs:
         numbers = arguments.learning_rate, arguments.warmup_steps, arguments.num_steps
         schedule = make_schedule(cell.train.schedule, cell.resolved, *numbers)
         decay = arguments.weight_decay if decays else 0.0
-        stacked = cell.problem.stacked
-        labels = scaled_modules(cell.train.aggregator)
+        problem = cell.problem
+        of_leaves = (problem.stacked, scaled_modules(cell.train.aggregator), problem.known_roles)
         return make_optimizer(
-            cell.train.optimizer, schedule, decay, cell.global_batch_size, stacked, labels
+            cell.train.optimizer, schedule, decay, cell.global_batch_size, *of_leaves
         )
 
     return adjustable(make)
