@@ -60,12 +60,9 @@ class LoadedProblem(NamedTuple):
       metric_names: Names of the metrics of evaluation.
       vocabulary: The vocabulary of text.
       outputs: Number of classes or tokens that the model tells apart; 0 if unknown.
-<<<<<<< HEAD
       main_metric: Name of the metric by which a study judges a model.
       trivial_loss: Loss of outputs that do not look at the input; None if unknown.
-=======
       known_roles: Roles of parameters that the types of the model's layers tell; None for none.
->>>>>>> 578db89a
     """
 
     init: Any
@@ -78,12 +75,9 @@ class LoadedProblem(NamedTuple):
     metric_names: tuple[str, ...] = ()
     vocabulary: Vocabulary = NO_VOCABULARY
     outputs: int = 0
-<<<<<<< HEAD
     main_metric: str = "loss"
     trivial_loss: float | None = None
-=======
     known_roles: types.PyTree = None
->>>>>>> 578db89a
 
     def check_metric(self, field: str, name: str) -> None:
         """Raise `UserError` unless `name` is a metric of the evaluation, "eval/loss" for instance.
@@ -148,13 +142,9 @@ def make_problem(
     loss_fn = _with_l2(task.loss_fn, loss.l2) if loss.l2 else task.loss_fn
     names = task.metric_names or _metric_names(task, shapes, source.splits.validation)
     evaluator = task.evaluator or means_of(task.metric_fn)
-<<<<<<< HEAD
-    return LoadedProblem(
-=======
     stacked = _networks.stacked(model, shapes[0])
     module = network.module
-    return Problem(
->>>>>>> 578db89a
+    return LoadedProblem(
         init,
         shapes[0],
         loss_fn,
@@ -165,12 +155,9 @@ def make_problem(
         names,
         source.vocabulary,
         source.outputs,
-<<<<<<< HEAD
         task.main_metric,
         task.trivial_loss,
-=======
         known_roles=None if module is None else masks.module_roles(module, stacked),
->>>>>>> 578db89a
     )
 
 
