@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text()
 
 def test_the_example_trains():
     code, *others = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(others) == 6
+    assert len(others) == 7
     for other in others:
         exec(other, {})
     assert len([line for line in code.splitlines() if line.strip()]) <= 32
