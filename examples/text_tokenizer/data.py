@@ -1,4 +1,4 @@
-"""Python's help topics as tokens. Run as a program, it writes the text and learns a tokenizer."""
+"""Python's help topics as tokens; as a program it writes the text and learns a tokenizer."""
 
 import pathlib
 
@@ -9,9 +9,7 @@ from lbopt import Splits
 
 
 def load(text="topics.txt", tokenizer="tokenizer.json", length=32):
-    """Return windows of one token more than the model sees; the last tenths are held back."""
-    known = Tokenizer.from_file(tokenizer)
-    ids = np.array(known.encode(pathlib.Path(text).read_text()).ids, np.int32)
+    ids = np.array(Tokenizer.from_file(tokenizer).encode(pathlib.Path(text).read_text()).ids)
     windows = ids[: len(ids) // (length + 1) * (length + 1)].reshape(-1, length + 1)
     parts = np.split(windows, [len(windows) * 8 // 10, len(windows) * 9 // 10])
     return Splits(*({"tokens": part} for part in parts))
