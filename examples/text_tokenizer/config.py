@@ -6,7 +6,7 @@ from lbopt import config
 def get_config(row=""):
     run = config.TrainConfig(
         name="topics",
-        data=config.DataConfig("data.py:load", outputs=512),
+        data=config.DataConfig("data.py:load", outputs=512, options={"text": "topics.txt"}),
         model="net.py:Transformer",
         optimizer=config.OptimizerConfig("lamb", weight_decay=0.01),
         schedule=config.ScheduleConfig(0.01, base_batch_size=64, base_warmup_epochs=0.2),

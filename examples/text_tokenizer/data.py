@@ -7,9 +7,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from lbopt import Splits
 
+HERE = pathlib.Path(__file__).parent
+
 
 def load(text="topics.txt", tokenizer="tokenizer.json", length=32):
-    ids = np.array(Tokenizer.from_file(tokenizer).encode(pathlib.Path(text).read_text()).ids)
+    known = Tokenizer.from_file(str(HERE / tokenizer))
+    ids = np.array(known.encode((HERE / text).read_text()).ids)
     windows = ids[: len(ids) // (length + 1) * (length + 1)].reshape(-1, length + 1)
     parts = np.split(windows, [len(windows) * 8 // 10, len(windows) * 9 // 10])
     return Splits(*({"tokens": part} for part in parts))

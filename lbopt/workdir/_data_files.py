@@ -137,14 +137,21 @@ def _other_names(before: DataFiles, now: DataFiles) -> str:
 
 
 def _data_paths(config: Any) -> Iterator[str]:
-    """Yield the paths in the groups of a config that are called `data`."""
+    """Yield the paths in the groups of a config that are called `data`.
+
+    They are the field `path`, and the files that options of the user's function name.
+    """
     if isinstance(config, list):
         for item in config:
             yield from _data_paths(item)
     if isinstance(config, dict):
         data = config.get("data")
-        if isinstance(data, dict) and isinstance(data.get("path"), str) and data["path"]:
-            yield data["path"]
+        given = data if isinstance(data, dict) else {}
+        if isinstance(given.get("path"), str) and given["path"]:
+            yield given["path"]
+        for text in (given.get("options") or {}).values():
+            if isinstance(text, str) and os.path.splitext(text)[1]:
+                yield text
         for value in config.values():
             yield from _data_paths(value)
 

@@ -158,6 +158,19 @@ def test_changed_data_are_refused_and_touched_data_are_not(tmp_path):
     assert "z.npy is new" in str(caught.value)
 
 
+def test_files_that_options_name_are_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("one")
+    options = {"text": "text.txt", "other": "none.txt", "mode": "sum", "length": 3}
+    config = {"train": {"data": {"name": "data.py:load", "options": options}}}
+    before = _data_files.read_data(config, False)
+    assert set(before) == {"text.txt"}
+    (tmp_path / "text.txt").write_text("two")
+    assert _data_files.differences(
+        before["text.txt"], _data_files.read_data(config, False)["text.txt"]
+    )
+
+
 def test_a_byte_between_the_samples_is_found_on_request(tmp_path):
     config = arrays(tmp_path / "data", x=3_000_000)
     saved = opened(tmp_path / "run", config)
