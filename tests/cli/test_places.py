@@ -181,6 +181,7 @@ def test_flags(words, flags, required, configs, refusing):
     given = {
         "config": f"{configs / 'digits_cnn.py'}:smoke",
         "format": "safetensors",
+        "images": "pictures",
         "workdir": "run",
         "output": "new",
         "name": "x",
