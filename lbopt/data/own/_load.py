@@ -109,7 +109,7 @@ class MappedArrays(ArrayDataset):
 
 
 def load_arrays(
-    source: paths.GivenPath | Mapping[str, Any] | Any,
+    path: paths.GivenPath | Mapping[str, Any] | Any,
     *,
     target: str = "",
     task: str = "",
@@ -129,7 +129,7 @@ def load_arrays(
     a seed, of classes in equal shares.
 
     Args:
-      source: A file or a folder, or gs://BUCKET/PATH of one; or arrays by name, a table of pandas,
+      path: A file or a folder, or gs://BUCKET/PATH of one; or arrays by name, a table of pandas,
         or what was read.
       target: Array or column to predict; "" for the only one of `TARGETS` that is there.
       task: One of `TASKS`; "" for that which the target tells: integers, bools or text [examples]
@@ -150,7 +150,7 @@ def load_arrays(
         not finite, labels that are no classes, an empty split.
     """
     # The columns of all splits together, and the roles that they have.
-    found = source if isinstance(source, Columns) else _read(source)
+    found = path if isinstance(path, Columns) else _read(path)
     whole, split_of, in_table, declared = found
     if split_column:
         split_of = _stated(whole, split_column)
