@@ -90,7 +90,7 @@ CONFINED = {
     "ml_collections": {"cli/_flags.py"},
     "absl": {"cli/_flags.py", "data/_batches.py"},
     "msgspec": {"_typed_json.py"},
-    "pyarrow": {"data/own/_columns.py"},
+    "pyarrow": {"data/own/_columns.py", "data/own/_saved.py"},
     "safetensors": {"interchange/_files.py"},
     "tensorflow_datasets": {"data/prepare/_builders.py", "data/_records.py"},
 }

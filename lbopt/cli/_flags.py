@@ -34,7 +34,7 @@ _OVERRIDE = ("--config.", "-config.")
 _SWITCHES = ("json",)
 """Flags without a value."""
 _INDENT = 4
-_LOCAL = ("configs", "data_dir", "job_secret_file", "manual_dir")
+_LOCAL = ("configs", "data_dir", "images", "job_secret_file", "manual_dir")
 _OR_BUCKET = ("folder", "other", "output", "vocab", "workdir")
 """Flags that take a local path, and those that take an address of a bucket too. (`--config` may
 have a row.)"""
@@ -161,7 +161,10 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
 
 def with_overrides(config: Any, overrides: Sequence[str]) -> Any:
     """Return a config with the `--config.field=VALUE` arguments applied; see `load_config`."""
-    overrides = [one for override in overrides for one in _spelled_out(config, override)]
+    # Texts first: a flag of one field counts more than what the text for its group implies.
+    spelled = [(override, _spelled_out(config, override)) for override in overrides]
+    spelled.sort(key=lambda pair: pair[1] == [pair[0]])
+    overrides = [one for _, several in spelled for one in several]
     for override in overrides:
         _check_override(config, override)
     # The last of two values counts, as with every flag; given two tuples, absl would join them.
@@ -312,8 +315,11 @@ def _spelled_out(config: Any, override: str) -> list[str]:
     if not equals or text == "None" or last not in OF_TEXT or not isinstance(owner, FromText):
         return [override]
     meant = OF_TEXT[last](text)
-    given = {"name": meant.name, "path": getattr(meant, "path", "")}
-    return [f"{name}.{field}={value}" for field, value in given.items() if value]
+    return [
+        f"{name}.{field.name}={getattr(meant, field.name)}"
+        for field in dataclasses.fields(meant)
+        if field.name == "name" or getattr(meant, field.name) != default_of(field)
+    ]
 
 
 def _group_at(config: Any, name: str) -> Any:

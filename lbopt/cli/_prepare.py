@@ -5,8 +5,9 @@ from __future__ import annotations
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
-from lbopt import errors
+from lbopt import errors, paths
 from lbopt._shown import show
 from lbopt.cli import _flags
 from lbopt.data import ptb_folder, store_folder
@@ -17,6 +18,7 @@ from lbopt.data.prepare import (
     GeneratedDataset,
     Prepared,
     make_token_store,
+    prepare_image_folder,
     prepare_named,
     prepare_source,
 )
@@ -27,6 +29,10 @@ from lbopt.train import Progress, say
 _DATA_DIR = {"data_dir": "folder of data sets (default: $TFDS_DATA_DIR or ~/tensorflow_datasets)"}
 _MANUAL_DIR = {
     "manual_dir": "folder of the files that you downloaded (default: DATA_DIR/downloads/manual)"
+}
+_FOLDER_FLAGS = {
+    "images": "folder of class folders of images, or of train, validation and test with these",
+    "name": "name of the data set (default: that of the folder)",
 }
 _TEXT_FLAGS = {
     "name": "name of the store, for config.data.builder",
@@ -62,11 +68,13 @@ LISTED = {
     "long on one machine",
     "generated_images": "136 striped JPEGs in the format of imagenet2012; no download",
     "pydoc_squad": "460 questions about Python's help in the format of squad; no download",
+    "folder": "your own images in class folders, as fast files (lbopt prepare folder --help)",
     "text": "a token store for BERT, from articles or your *.txt (lbopt prepare text --help)",
     "ptb": "the Penn Treebank: checks the three files that you download",
 }
 _SOURCES = {source.name: source for source in (GENERATED_IMAGES, PYDOC_SQUAD)}
 _REPORT_EVERY_S = 10.0
+T = TypeVar("T")
 
 
 def run(argv: Sequence[str]) -> None:
@@ -87,6 +95,11 @@ def run(argv: Sequence[str]) -> None:
     if name == "text":
         with errors.under("", **_TEXT_PARAMETERS):
             _text(rest)
+        return
+
+    if name == "folder":
+        with errors.under("", **{one: f"--{one}" for one in ("data_dir", *_FOLDER_FLAGS)}):
+            _folder(rest)
         return
 
     with errors.under("", name="DATASET", data_dir="--data_dir", manual_dir="--manual_dir"):
@@ -121,13 +134,20 @@ def _source(source: GeneratedDataset, argv: Sequence[str]) -> None:
     _show(prepare_source(source, given.get("data_dir")))
 
 
-def _show(prepared: Prepared) -> None:
+def _folder(argv: Sequence[str]) -> None:
+    given, _ = _flags.parse("prepare folder", argv, _FOLDER_FLAGS | _DATA_DIR, required=("images",))
+    images = paths.local(given["images"], "images")
+    prepared = prepare_image_folder(images, given.get("name"), given.get("data_dir"), _images)
+    _show(prepared, f"config.data = ImageFolderConfig({str(prepared.folder.folder)!r})")
+
+
+def _show(prepared: Prepared, setting: str = "") -> None:
     folder = prepared.folder.folder
     sizes = ", ".join(
         f"{split} {size}" for split, size in sorted(prepared.folder.num_examples.items())
     )
     show(f"{folder}{'' if prepared.made else ' is there already'}")
-    show(f"config.data.builder = {prepared.name!r}; records: {sizes}")
+    show(f"{setting or f'config.data.builder = {prepared.name!r}'}; records: {sizes}")
 
 
 def _text(argv: Sequence[str]) -> None:
@@ -196,15 +216,20 @@ def _whole(flag: str, text: str, least: int) -> int:
     return int(text)
 
 
-def _watched(documents: Iterator[Sequence[str]], what: str, total: int) -> Iterator[Sequence[str]]:
+def _images(examples: Iterator[T], total: int) -> Iterator[T]:
+    return _watched(examples, "writing images", total, "image")
+
+
+def _watched(documents: Iterator[T], what: str, total: int, unit: str = "document") -> Iterator[T]:
     """Yield the documents, and report progress.
 
     Args:
       documents: The documents.
       what: Purpose of the pass, for the first line.
       total: Approximate number of documents.
+      unit: Name of one of them.
     """
-    with Progress(total, unit="document") as progress:
+    with Progress(total, unit=unit) as progress:
         progress.say(what)
         last_report = time.monotonic()
         for document in documents:

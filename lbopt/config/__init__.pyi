@@ -20,6 +20,9 @@ from ._data import (
     TASKS as TASKS,
     ArraysConfig as ArraysConfig,
     DataConfig as DataConfig,
+    ImageFolderConfig as ImageFolderConfig,
+    TfdsConfig as TfdsConfig,
+    check_no_image as check_no_image,
     is_own as is_own,
     task_of as task_of,
 )

@@ -7,8 +7,16 @@ from typing import Any
 
 from lbopt import _user_code, errors, paths
 from lbopt.config._checks import at_least, in_range, require_place_or_choice, require_seed
-from lbopt.config._fields import PLACE, Condition, only, only_default
+from lbopt.config._fields import (
+    PLACE,
+    Condition,
+    applicability,
+    default_of,
+    only,
+    only_default,
+)
 from lbopt.data.images import central_box, check_boxes, check_interpolation, check_policy
+from lbopt.data.own import holds_images
 from lbopt.data.squad import check_answer_length, check_windows
 from lbopt.errors import require, require_choice
 
@@ -29,12 +37,18 @@ OF_TASK = {
 """The data sets of each task."""
 CLASSIFICATION = OF_TASK["classification"]
 TEXT = tuple(name for name in TASKS if name not in CLASSIFICATION)
-FILES = ("arrays",)
+FILES = ("arrays", "image_folder")
 """Kinds of your own data that are read from files."""
 OWN_TASKS = ("classification", "language_model", "multi_label", "regression")
 """The tasks of your own data."""
-DRAWN_ANEW = ("images", "pydoc_mlm", "text_mlm")
+OWN_KINDS = (*FILES, "tfds")
+"""Kinds of your own data that are no function."""
+PHOTOGRAPHS = ("images", "image_folder", "tfds")
+"""Data whose images are decoded, cropped and augmented on demand."""
+DRAWN_ANEW = (*PHOTOGRAPHS, "pydoc_mlm", "text_mlm")
 """Data whose examples are different in every epoch."""
+_TFDS = "tfds:"
+"""Beginning of a text that names a data set of TFDS."""
 TRAIN_CROPS = ("resized", "padded", "none")
 LARGEST_IMAGE = 1024
 LONGEST = 2**14
@@ -44,7 +58,7 @@ LARGEST_VOCABULARY = 2**17
 
 def is_own(name: str) -> bool:
     """Return whether a name of data means the user's own: files, or a function at a place."""
-    return name in FILES or _user_code.is_place(name)
+    return name in OWN_KINDS or _user_code.is_place(name)
 
 
 def task_of(name: str, task: str) -> str:
@@ -58,10 +72,12 @@ def task_of(name: str, task: str) -> str:
 
 OWN = Condition("your own", is_own)
 OF_CLASSES = Condition("of classes", lambda name: name in CLASSIFICATION or is_own(name))
-_PREPARED = ("images", "squad", "text_mlm")
-_IMAGES = {"name": ("images",)}
-_RESIZED = {"name": ("images",), "train_crop": ("resized",)}
-_RANDAUGMENT = {"name": ("images",), "augmentation": ("randaugment",)}
+_PREPARED = ("images", "squad", "text_mlm", "tfds")
+_MEASURED = ("image_folder", "tfds")
+"""Data whose statistics of pixels can be measured."""
+_IMAGES = {"name": PHOTOGRAPHS}
+_RESIZED = {"name": PHOTOGRAPHS, "train_crop": ("resized",)}
+_RANDAUGMENT = {"name": PHOTOGRAPHS, "augmentation": ("randaugment",)}
 _SQUAD = {"name": ("squad",)}
 
 
@@ -74,9 +90,11 @@ class DataConfig:
         imagenet2012, cifar10, mnist, yours), "pydoc_mlm" (Python's help topics as masked pairs of
         segments, for bert), "text_mlm" (the same of a corpus that `lbopt prepare` made), "pydoc_lm"
         (the topics as text, for lstm_lm), "ptb" (Mikolov's Penn Treebank files) or "squad"
-        (questions, for bert); "arrays" (your own arrays or table, see `path`); or a function of
-        yours, "module:function" or "file.py:function", that returns `lbopt.Splits` (files are
-        looked for beside the config file, then here).
+        (questions, for bert); "arrays" (your own arrays or table, see `path`) or "image_folder"
+        (your own images in folders of their classes, see `path`); "tfds" (any TFDS data set of
+        tensors, or of images of any name with their class); or a function of yours,
+        "module:function" or "file.py:function", that returns `lbopt.Splits` (files are looked
+        for beside the config file, then here).
       builder: Name of a TFDS data set, "name[/config][:version]"; for text_mlm the name that the
         corpus was given.
       data_dir: Folder of data sets, or gs://BUCKET/FOLDER; None for $TFDS_DATA_DIR, or
@@ -84,8 +102,8 @@ class DataConfig:
       train_split: Training split in TFDS's notation, "train[:55000]" for a part.
       validation_split: Split that choices are made on.
       test_split: Split that is read once, at the end.
-      image_size: Side of the images; None for the data set's own. For digits a multiple of 8, None
-        for 8.
+      image_size: Side of the images; None for the data set's own, if all have one size. For digits
+        a multiple of 8, None for 8.
       train_crop: "resized" (a random box, resized), "padded" (a random place in the zero-padded
         image) or "none".
       crop_sampling: Distribution of resized crops: "by_area" (torchvision's) or "by_height"
@@ -103,7 +121,8 @@ class DataConfig:
       randaugment_layers: Number of operations on an image.
       randaugment_magnitude: Strength of the operations, in [0, 10] (up to 30 in some recipes).
       pixel_mean: Mean that is subtracted from pixels in [0, 1] on the device: one number, or one
-        for each channel.
+        for each channel. () for image_folder and tfds, with an empty `pixel_std`, to measure both
+        on 1024 of the training images.
       pixel_std: Standard deviation that they are then divided by.
       max_damaged_records: Largest number of unreadable records of a split that are skipped; one
         more ends the run. Each process counts those that it reads, from its start on.
@@ -125,9 +144,12 @@ class DataConfig:
       doc_stride: Tokens between the starts of two windows of one paragraph.
       max_answer_length: Largest number of tokens of an answer.
       path: Your own arrays: a .npz file, a folder of .npy files, a table (.csv, .tsv, .parquet,
-        .feather, .arrow), or a folder with one of these for each of train, validation and test;
-        here or in a bucket (gs://BUCKET/PATH), from which it is copied. Or a function of yours that
-        returns arrays by name, or a table of pandas.
+        .feather, .arrow), a folder with one of these for each of train, validation and test, or a
+        folder that Hugging Face's `save_to_disk` made; or a function of yours that returns arrays
+        by name, or a table of pandas. Your own images: a folder of class folders, of train,
+        validation and test with class folders in each, a folder that `lbopt prepare folder` made,
+        or one of `save_to_disk` with columns of the kinds Image and ClassLabel. All of these here
+        or in a bucket (gs://BUCKET/PATH), from which they are copied.
       options: Arguments of the function.
       target: Name of the array or column to predict; "" for the only one of label, labels, target,
         targets, y or class.
@@ -148,15 +170,15 @@ class DataConfig:
     name: str = "digits"
     builder: str = only("", name=_PREPARED)
     data_dir: str | None = only(None, name=(*_PREPARED, "ptb"))
-    train_split: str = only("train", name=("images", "squad"))
-    validation_split: str = only("validation", name=("images", "squad"))
-    test_split: str = only("test", name=("images", "squad"))
-    image_size: int | None = only(None, name=CLASSIFICATION)
+    train_split: str = only("train", name=("images", "squad", "tfds"))
+    validation_split: str = only("validation", name=("images", "squad", "tfds"))
+    test_split: str = only("test", name=("images", "squad", "tfds"))
+    image_size: int | None = only(None, name=(*CLASSIFICATION, *_MEASURED))
     train_crop: str = only("resized", _IMAGES)
     crop_sampling: str = only("by_area", _RESIZED)
     crop_area: tuple[float, float] = only((0.08, 1.0), _RESIZED)
     crop_ratio: tuple[float, float] = only((3 / 4, 4 / 3), _RESIZED)
-    crop_padding: int = only(4, name=("images",), train_crop=("padded",))
+    crop_padding: int = only(4, name=PHOTOGRAPHS, train_crop=("padded",))
     flip: bool = only(True, _IMAGES)
     interpolation: str = only("bilinear", _RESIZED)
     eval_fraction: float = only(0.875, _RESIZED)
@@ -166,7 +188,7 @@ class DataConfig:
     randaugment_magnitude: float = only(10.0, _RANDAUGMENT)
     pixel_mean: tuple[float, ...] = only((0.485, 0.456, 0.406), _IMAGES)
     pixel_std: tuple[float, ...] = only((0.229, 0.224, 0.225), _IMAGES)
-    max_damaged_records: int = only(0, name=("images", "squad"))
+    max_damaged_records: int = only(0, name=(*PHOTOGRAPHS, "squad"))
     reader_threads: int = only(16, _RESIZED)
     reader_processes: int = only(0, _RESIZED)
     sequence_length: int = only(32, name=TEXT)
@@ -186,15 +208,15 @@ class DataConfig:
     features: tuple[str, ...] = only((), name=OWN)
     matrix: bool = only(True, name=("arrays",))
     split_column: str = only("", name=("arrays",))
-    validation_fraction: float = only(0.1, name=("arrays",), split_column=("",))
-    test_fraction: float = only(0.1, name=("arrays",), split_column=("",))
-    split_seed: int = only(0, name=("arrays",), split_column=("",))
-    normalize: bool = only(True, name=("arrays",))
+    validation_fraction: float = only(0.1, name=FILES, split_column=("",))
+    test_fraction: float = only(0.1, name=FILES, split_column=("",))
+    split_seed: int = only(0, name=FILES, split_column=("",))
+    normalize: bool = only(True, name=("arrays", "tfds"))
 
 
 def check_data(data: DataConfig) -> None:
     """Raise `UserError` for a value that no data set takes."""
-    require_place_or_choice("name", data.name, (*TASKS, *FILES), "config.data")
+    require_place_or_choice("name", data.name, (*TASKS, *OWN_KINDS), "config.data")
     _check_own(data)
     if data.name in _PREPARED:
         fix = (
@@ -261,11 +283,12 @@ def _check_pixels(data: DataConfig) -> None:
     std = data.pixel_std
     for field, value in (("pixel_mean", mean), ("pixel_std", std)):
         fix = "give one number, or three: red, green, blue"
-        require(len(value) in (1, 3), field, value, fix)
+        measured = data.name in _MEASURED and not value
+        require(measured or len(value) in (1, 3), field, value, fix)
     fix = f"{{pixel_std}} = {std!r} is not as long; give one number for both, or three for both"
     same = len(mean) == len(std)
     require(same, "pixel_mean", mean, fix, code="mismatch", also=["pixel_std"])
-    require(min(std) > 0, "pixel_std", std, "give numbers > 0")
+    require(min(std, default=1) > 0, "pixel_std", std, "give numbers > 0")
 
 
 def _check_text(data: DataConfig) -> None:
@@ -298,12 +321,59 @@ def ArraysConfig(path: str, target: str = "", **fields: Any) -> DataConfig:
     return DataConfig("arrays", path=path, target=target, **fields)
 
 
+def ImageFolderConfig(path: str, **fields: Any) -> DataConfig:
+    """Return the config of your own images, normalized by what is measured on them.
+
+    Args:
+      path: Folder, see `DataConfig`.
+      **fields: Other fields of `DataConfig`.
+
+    >>> ImageFolderConfig("flowers", image_size=64).name
+    'image_folder'
+    """
+    return DataConfig("image_folder", path=path, **{"pixel_mean": (), "pixel_std": (), **fields})
+
+
+def TfdsConfig(builder: str, target: str = "", **fields: Any) -> DataConfig:
+    """Return the config of any TFDS data set, whose images are normalized by what is measured.
+
+    Args:
+      builder: Name of the data set, see `DataConfig`.
+      target: Name of the field to predict; "" for that which the data set states, or to find it.
+      **fields: Other fields of `DataConfig`.
+
+    >>> TfdsConfig("iris", validation_split="train[80%:]").name
+    'tfds'
+    """
+    measured = {"pixel_mean": (), "pixel_std": ()}
+    return DataConfig("tfds", builder=builder, target=target, **{**measured, **fields})
+
+
+def check_no_image(data: DataConfig) -> None:
+    """Raise `UserError` for a field about images, for data that have none."""
+    for field in dataclasses.fields(data):
+        kinds = [when.get("name") for when in applicability(field).alternatives]
+        of_images = field.name == "image_size" or PHOTOGRAPHS in kinds
+        value = getattr(data, field.name)
+        fix = f"the records have no image; leave it {default_of(field)!r}"
+        unset = value in (default_of(field), ())
+        require(unset or not of_images, field.name, value, fix, code="unused")
+
+
 def data_of_text(text: str) -> DataConfig:
     """Return the config of data that one text names: a data set, a function, a file or a folder.
+
+    "tfds:NAME" is a data set of TFDS. A folder whose folders hold images is one of images, any
+    other one of arrays.
 
     >>> data_of_text("digits").name, data_of_text("my.npz").path, data_of_text("data.py:load").name
     ('digits', 'my.npz', 'data.py:load')
     """
+    if text.startswith(_TFDS):
+        return TfdsConfig(text.removeprefix(_TFDS))
     if text in TASKS or _user_code.is_place(text):
         return DataConfig(text)
-    return ArraysConfig(text) if re.search(r"[./]", text) else DataConfig(text)
+    if not re.search(r"[./]", text):
+        return DataConfig(text)
+    of_images = not paths.is_address(text) and holds_images(paths.local(text, "path"))
+    return ImageFolderConfig(text) if of_images else ArraysConfig(text)

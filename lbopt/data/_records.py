@@ -70,10 +70,13 @@ class TfdsFolder:
     Args:
       builder: Name, "name[/config][:version]"; without a version the newest one on disk.
       data_dir: Folder of data sets, see `data_dir_or_bucket`.
+      folder: Folder of its files; None to find it by the other two.
 
     Attributes:
       folder: Folder of its files; of one in a bucket, the copy.
       features: TFDS's description of a record.
+      supervised_keys: Names of the input and of the target, as the data set states them; None for
+        none.
       num_examples: Split -> number of its records.
 
     Raises:
@@ -82,10 +85,12 @@ class TfdsFolder:
         command prepares it.
     """
 
-    def __init__(self, builder: str, data_dir: str | None = None):
+    def __init__(
+        self, builder: str, data_dir: str | None = None, folder: pathlib.Path | None = None
+    ):
         self.builder = builder
         self._prepare = prepare_command(builder, data_dir)
-        self.folder = _find(builder, data_dir)
+        self.folder = _find(builder, data_dir) if folder is None else folder
         tfds = _tfds()
         try:
             for file in self.folder.iterdir():
@@ -96,6 +101,7 @@ class TfdsFolder:
             raise self._damaged(error) from error
 
         self.features = self._builder.info.features
+        self.supervised_keys = self._builder.info.supervised_keys
         self.num_examples = {
             name: split.num_examples for name, split in self._builder.info.splits.items()
         }
@@ -111,6 +117,10 @@ class TfdsFolder:
         cause = _shortened(error, 160)
         fix = f"it is damaged ({cause}); remove it and run {self._prepare}"
         return EnvironmentProblem(str(self.folder), reason=fix, code="damaged")
+
+    def names_of(self, kind: str) -> list[str]:
+        """Return the fields of a kind of TFDS's features, "Image" for instance."""
+        return [name for name, one in self.features.items() if type(one).__name__ == kind]
 
     def require_features(self, *names: str) -> None:
         """Raise `UserError` unless the records have these fields."""

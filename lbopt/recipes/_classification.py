@@ -30,7 +30,7 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
 
     def inputs(batch: types.Batch) -> Any:
         image = inputs_of(source, batch)
-        if source.task or image.dtype != jnp.uint8:
+        if source.pixel_scale is None or image.dtype != jnp.uint8:
             return image
         mean, std = (jnp.asarray(part, jnp.float32) * 255 for part in source.pixel_scale)
         # With space_to_depth the channels are those of four pixels.

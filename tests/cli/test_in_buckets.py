@@ -8,14 +8,22 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 import torch_networks
+from PIL import Image
 from refusal import ANY, refused
 from tfds_sets import write
 
 from lbopt.cli import _doctor, _plan
-from lbopt.config import ArraysConfig, DataConfig, TrainConfig, config_from_json
+from lbopt.config import (
+    ArraysConfig,
+    DataConfig,
+    ImageFolderConfig,
+    TrainConfig,
+    config_from_json,
+)
 from lbopt.data import TfdsFolder
 from lbopt.data.from_config import load_source
 from lbopt.data.own._load import MappedArrays
+from lbopt.data.prepare import prepare_image_folder
 from lbopt.data.text import load_wordpiece, open_store
 from lbopt.interchange import (
     load_huggingface,
@@ -77,6 +85,28 @@ def test_a_table(buckets):
     with refused("data.path", ANY, "damaged") as caught:
         load_source(ArraysConfig("gs://bucket/a/own.csv"))
     assert str(caught.value).startswith("data.path = 'gs://bucket/a/own.csv': ")
+
+
+def test_a_folder_of_images_as_files_and_prepared(buckets, tmp_path):
+    for name, red in {"dark": 0, "bright": 200}.items():
+        (tmp_path / "own" / name).mkdir(parents=True)
+        for number in range(10):
+            picture = Image.new("RGB", (8, 8), (red + number, 0, 0))
+            picture.save(tmp_path / "own" / name / f"{number}.png")
+    buckets.fill("gs://bucket/own", tmp_path / "own")
+    prepare_image_folder(tmp_path / "own", "own", str(tmp_path / "sets"))
+    buckets.fill("gs://bucket/sets", tmp_path / "sets")
+
+    here = load_source(ImageFolderConfig(str(tmp_path / "own"), train_crop="none"))
+    for place in ("gs://bucket/own", "gs://bucket/sets/own/1.0.0"):
+        there = load_source(ImageFolderConfig(place, train_crop="none"))
+        assert there.pixel_scale == here.pixel_scale
+        for ours, theirs in zip(here.splits, there.splits, strict=True):
+            jax.tree.map(np.testing.assert_array_equal, examples(theirs), examples(ours))
+    buckets.pipe_file("gs://bucket/own/dark/notes.txt", b"")
+    with refused("data.path", ANY, "type") as caught:
+        load_source(ImageFolderConfig("gs://bucket/own"))
+    assert str(caught.value).startswith("data.path = 'gs://bucket/own/dark': ")
 
 
 def test_the_newest_version_of_a_prepared_data_set(buckets, tmp_path):

@@ -152,6 +152,7 @@ FREE_TEXT = {
 FOR_MESSAGES = {("load_ptb", "data_dir"), ("prepare_command", "data_dir")}
 NOT_OPENED = {
     ("ArraysConfig", "path"),  # a field of the config
+    ("ImageFolderConfig", "path"),
     ("is_of_user", "file"),  # the file of an imported module
     ("make_problem", "init_from"),  # a field of the config
     ("naming_errors", "file"),
@@ -181,6 +182,7 @@ def test_flags(words, flags, required, configs, refusing):
     given = {
         "config": f"{configs / 'digits_cnn.py'}:smoke",
         "format": "safetensors",
+        "images": "pictures",
         "workdir": "run",
         "output": "new",
         "name": "x",
@@ -261,6 +263,7 @@ def test_every_field_named_like_a_place_is_in_the_table():
     ("field", "config"),
     [
         ("data.path", DataConfig("arrays", path=BUCKET)),
+        ("data.path", DataConfig("image_folder", path=BUCKET)),
         ("data.data_dir", DataConfig("images", builder="x", data_dir=BUCKET)),
         ("data.data_dir", DataConfig("text_mlm", builder="x", data_dir=BUCKET)),
         ("data.data_dir", DataConfig("ptb", data_dir=BUCKET)),

@@ -7,12 +7,18 @@ import os
 import tensorflow_datasets as tfds
 
 
-def write(folder, name, splits, features, version="1.0.0"):
-    """Write {split: [record]} as data set `name` under a folder; return its own folder."""
+def write(folder, name, splits, features, version="1.0.0", supervised=None):
+    """Write {split: [record]} as data set `name` under a folder; return its own folder.
+
+    `supervised` names the input and the target that the data set states.
+    """
 
     def info(builder):
         return tfds.core.DatasetInfo(
-            builder=builder, features=tfds.features.FeaturesDict(features), disable_shuffling=True
+            builder=builder,
+            features=tfds.features.FeaturesDict(features),
+            disable_shuffling=True,
+            supervised_keys=supervised,
         )
 
     def generators(builder, manager):

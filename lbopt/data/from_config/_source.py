@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from lbopt import _user_code
-from lbopt.config import FILES, TASKS, DataConfig, is_own
+from lbopt.config import TASKS, DataConfig, is_own
 from lbopt.data._arrays import Splits
 from lbopt.data._digits import NUM_CLASSES, load_digits
-from lbopt.data.from_config import _text
+from lbopt.data._records import TfdsFolder
+from lbopt.data.from_config import _text, _tfds_roles
 from lbopt.data.from_config._naming import naming_data
-from lbopt.data.own import as_splits, describe, load_arrays
+from lbopt.data.own import OwnData, as_splits, describe, load_arrays
 from lbopt.data.text import (
     NO_VOCABULARY,
     MaskedLMDataset,
@@ -32,7 +35,8 @@ class Source(NamedTuple):
       vocabulary: Pieces or words of text, with its normalization.
       num_streams: Number of streams that carry a state from batch to batch; 0 for none.
       max_answer_length: Maximum number of tokens of an answer, for questions.
-      pixel_scale: (mean, std) of pixels in [0, 1], for images that come as uint8.
+      pixel_scale: (mean, std) of pixels in [0, 1], for images that come as uint8; None for arrays
+        that the model takes as they are.
       task: The task of the user's own data; "" for that of a data set of lbopt.
       target: Name of the array to predict.
       features: Names of the arrays that the model sees.
@@ -46,7 +50,7 @@ class Source(NamedTuple):
     vocabulary: Vocabulary = NO_VOCABULARY
     num_streams: int = 0
     max_answer_length: int = 30
-    pixel_scale: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,))
+    pixel_scale: tuple[tuple[float, ...], tuple[float, ...]] | None = ((0.0,), (1.0,))
     task: str = ""
     target: str = "label"
     features: tuple[str, ...] = ("image",)
@@ -81,35 +85,47 @@ def load_source(
 
 def _own(data: DataConfig) -> Source:
     """Return the user's own data."""
-    if data.name in FILES:
-        found = load_arrays(
-            _files_or_arrays(data),
+    loader = _OWN_LOADERS.get(data.name, _of_function)
+    return loader(data)
+
+
+def _arrays(data: DataConfig) -> Source:
+    found = load_arrays(
+        _files_or_arrays(data),
+        target=data.target,
+        task=data.task,
+        outputs=data.outputs,
+        features=data.features,
+        matrix=data.matrix,
+        split_column=data.split_column,
+        validation_fraction=data.validation_fraction,
+        test_fraction=data.test_fraction,
+        split_seed=data.split_seed,
+        normalize=data.normalize,
+    )
+    return _source_of(found)
+
+
+def _of_function(data: DataConfig) -> Source:
+    given = _user_code.load(data.name, "name")
+    with _user_code.naming_errors("name", data.name):
+        splits = given(**data.options) if callable(given) else given
+        splits = as_splits(splits, "name", data.name)
+        found = describe(
+            splits,
             target=data.target,
             task=data.task,
             outputs=data.outputs,
             features=data.features,
-            matrix=data.matrix,
-            split_column=data.split_column,
-            validation_fraction=data.validation_fraction,
-            test_fraction=data.test_fraction,
-            split_seed=data.split_seed,
-            normalize=data.normalize,
         )
-    else:
-        given = _user_code.load(data.name, "name")
-        with _user_code.naming_errors("name", data.name):
-            splits = given(**data.options) if callable(given) else given
-            splits = as_splits(splits, "name", data.name)
-            found = describe(
-                splits,
-                target=data.target,
-                task=data.task,
-                outputs=data.outputs,
-                features=data.features,
-            )
+    return _source_of(found)
+
+
+def _source_of(found: OwnData) -> Source:
     return Source(
         found.splits,
         found.outputs,
+        pixel_scale=None,
         task=found.task,
         target=found.target,
         features=found.features,
@@ -125,6 +141,63 @@ def _files_or_arrays(data: DataConfig) -> Any:
     given = _user_code.load(data.path, "path")
     with _user_code.naming_errors("path", data.path):
         return given() if callable(given) else given
+
+
+def _tfds(data: DataConfig) -> Source:
+    folder = TfdsFolder(data.builder, data.data_dir)
+    roles = _tfds_roles.roles_of(data, folder)
+    if not roles.image:
+        found = load_arrays(
+            _tfds_roles.read_tensors(data, folder, roles),
+            target=roles.target,
+            task=data.task,
+            outputs=data.outputs,
+            features=roles.inputs,
+            normalize=data.normalize,
+        )
+        return _source_of(found)
+
+    with _image_packages("tfds"):
+        from lbopt.data.from_config import _images, _measured
+    _images.check_task(data, len(roles.class_names))
+    names = (roles.inputs[0], roles.target)
+    splits, _ = _images.load_images(data, names)
+    scale: Any = (data.pixel_mean, data.pixel_std)
+    if not data.pixel_mean:
+        of_images = (splits.train, names[0], data.reader_threads, "builder", data.builder)
+        scale = _measured.measured_scale(*of_images)
+    return _source_of_images(splits, names, roles.class_names, scale)
+
+
+def _image_folder(data: DataConfig) -> Source:
+    with _image_packages("image_folder"):
+        from lbopt.data.from_config import _image_folder
+    splits, images, pixel_scale = _image_folder.load_image_folder(data)
+    return _source_of_images(splits, images.names, images.class_names, pixel_scale)
+
+
+def _source_of_images(
+    splits: Splits, names: tuple[str, str], class_names: tuple[str, ...], pixel_scale: Any
+) -> Source:
+    return Source(
+        splits,
+        len(class_names),
+        pixel_scale=pixel_scale,
+        task="classification",
+        target=names[1],
+        features=names[:1],
+        class_names=class_names,
+    )
+
+
+@contextlib.contextmanager
+def _image_packages(name: str) -> Iterator[None]:
+    """Name the packages in errors of the import of what decodes images."""
+    try:
+        yield
+    except ImportError as error:
+        fix = f"a package that decodes them is not installed ({error}): pip install 'lbopt[images]'"
+        raise EnvironmentProblem("name", name, fix, code="installation") from error
 
 
 def _squad(data: DataConfig, learned: _text.Learned | None) -> Source:
@@ -152,11 +225,8 @@ def _digits(data: DataConfig) -> Source:
 
 
 def _images(data: DataConfig) -> Source:
-    try:
+    with _image_packages("images"):
         from lbopt.data.from_config import _images
-    except ImportError as error:
-        fix = f"a package that decodes them is not installed ({error}): pip install 'lbopt[images]'"
-        raise EnvironmentProblem("name", "images", fix, code="installation") from error
     splits, num_classes = _images.load_images(data)
     return Source(splits, num_classes, pixel_scale=(data.pixel_mean, data.pixel_std))
 
@@ -177,3 +247,4 @@ def _masked(splits: Splits, vocabulary: Vocabulary) -> Source:
 
 
 _LOADERS = {"digits": _digits, "images": _images, "pydoc_mlm": _pydoc_mlm, "text_mlm": _text_mlm}
+_OWN_LOADERS = {"arrays": _arrays, "image_folder": _image_folder, "tfds": _tfds}

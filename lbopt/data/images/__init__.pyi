@@ -5,7 +5,11 @@ from ._boxes import (
     check_boxes as check_boxes,
     check_interpolation as check_interpolation,
 )
-from ._dataset import ImageDataset as ImageDataset, Preparation as Preparation
+from ._dataset import (
+    ImageDataset as ImageDataset,
+    Preparation as Preparation,
+    image_size_of as image_size_of,
+)
 from ._layout import image_shape as image_shape
 from ._policy import check_policy as check_policy
 from ._small import (

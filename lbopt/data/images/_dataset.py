@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -75,10 +75,21 @@ class Preparation:
         out[...] = image
 
 
+def image_size_of(record: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (height, width) of a record's image, from the header of its file alone.
+
+    Raises:
+      DamagedRecord: If there is no header.
+    """
+    with damaged_if_unreadable(record):
+        return read_size(record["image"])
+
+
 class ImageDataset:
     """Examples that are read and decoded on demand.
 
-    An example has `image`, uint8 of `Preparation.shape`, and `label` int32.
+    An example has `image`, uint8 of `Preparation.shape`, and `label` int32; `names` may change
+    both names.
 
     A damaged record is unreadable, or its label is out of range. Training uses the next good record
     in its place; evaluation gives it `mask` False. Training does not notice damage below a crop.
@@ -89,6 +100,7 @@ class ImageDataset:
       preparation: Crops and augmentation of the images.
       damaged: Count of the damaged records, kept by the reader of the batches.
       reading: Number of threads and processes that read.
+      names: Names of the image and of the label in a batch.
     """
 
     def __init__(
@@ -98,12 +110,14 @@ class ImageDataset:
         preparation: Preparation,
         damaged: DamagedCount,
         reading: Reading,
+        names: tuple[str, str] = ("image", "label"),
     ):
         self._records = records
         self._num_classes = num_classes
         self._preparation = preparation
         self.damaged = damaged
         self.reading = reading
+        self._names = names
 
     def __len__(self) -> int:
         return len(self._records)
@@ -111,32 +125,35 @@ class ImageDataset:
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         """Return the examples at `indices` for evaluation; `mask` is False for damaged records."""
         batch = self._unfilled(len(indices))
+        image, label = self._names
         batch["mask"] = np.ones(len(indices), bool)
         for place, index in enumerate(indices.tolist()):
             try:
-                batch["label"][place] = self._read(index, None, batch["image"][place])
+                batch[label][place] = self._read(index, None, batch[image][place])
             except DamagedRecord as error:
                 batch[DAMAGED].append((index, str(error)))
                 batch["mask"][place] = False
-                batch["label"][place] = 0
-                batch["image"][place] = 0
+                batch[label][place] = 0
+                batch[image][place] = 0
         return batch
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, Any]:
         """Return the examples at `indices`, augmented as training sees each in its epoch."""
         batch = self._unfilled(len(indices))
+        image, label = self._names
         draws = Draws(_STREAM)
         for place, (index, epoch) in enumerate(zip(indices.tolist(), epochs.tolist(), strict=True)):
             rng_of = functools.partial(draws.at, seed, epoch)
-            batch["label"][place] = self._read_next_good(
-                index, rng_of, batch["image"][place], batch[DAMAGED]
+            batch[label][place] = self._read_next_good(
+                index, rng_of, batch[image][place], batch[DAMAGED]
             )
         return batch
 
     def _unfilled(self, count: int) -> dict[str, Any]:
+        image, label = self._names
         return {
-            "image": np.empty((count, *self._preparation.shape), np.uint8),
-            "label": np.empty(count, np.int32),
+            image: np.empty((count, *self._preparation.shape), np.uint8),
+            label: np.empty(count, np.int32),
             DAMAGED: [],
         }
 
@@ -168,7 +185,7 @@ class ImageDataset:
     def _read(self, index: int, rng: np.random.Generator | None, out: np.ndarray) -> int:
         """Write a record's image into `out`; return its label. `rng` is None in evaluation."""
         record = read_record(self._records, index, self._num_classes)
-        with damaged_if_unreadable():
+        with damaged_if_unreadable(record):
             if rng is None:
                 self._preparation.for_evaluation(record["image"], out)
             else:

@@ -63,12 +63,15 @@ class UnreadableImage(ValueError):
 
 
 @contextlib.contextmanager
-def damaged_if_unreadable() -> Iterator[None]:
-    """Turn `UnreadableImage` into `DamagedRecord`."""
+def damaged_if_unreadable(record: Mapping[str, Any]) -> Iterator[None]:
+    """Turn `UnreadableImage` into `DamagedRecord`, with a record's `file_name` if it has one."""
     try:
         yield
     except UnreadableImage as error:
-        raise DamagedRecord(f"its image is unreadable: {error}") from error
+        name = record.get("file_name", "")
+        file = name.decode(errors="replace") if isinstance(name, bytes) else name
+        of_file = f" {file}" if file else ""
+        raise DamagedRecord(f"its image{of_file} is unreadable: {error}") from error
 
 
 def read_size(data: bytes) -> tuple[int, int]:

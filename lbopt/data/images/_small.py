@@ -19,17 +19,18 @@ LARGEST_IN_MEMORY_BYTES = 2**31
 
 
 class SmallImages(ArrayDataset):
-    """Examples with `image` uint8 [side, side] or [side, side, 3] and `label` int32.
+    """Examples with images, uint8 [side, side] or [side, side, 3], and a label.
 
     Training uses random crops of the zero-padded images (He et al., arXiv 1512.03385v1, section
     4.2), and mirrors half of them.
 
     Args:
-      arrays: `image` and `label` of all examples.
+      arrays: Images and labels of all examples.
       padding: Pixels of padding on each side; 0 for no crops.
       flip: Whether half of the images are mirrored.
       policy: Augmentation of colour images.
       damaged: Count of the records that were skipped in loading.
+      image: Name of the array of images.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class SmallImages(ArrayDataset):
         flip: bool,
         policy: Policy,
         damaged: DamagedCount,
+        image: str = "image",
     ):
         super().__init__(arrays)
         self._padding = padding
         self._flip = flip
         self._policy = policy
         self.damaged = damaged
+        self._image = image
         self.same_in_every_epoch = not (padding or flip or policy.changes)
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
@@ -53,11 +56,11 @@ class SmallImages(ArrayDataset):
         if self.same_in_every_epoch:
             return batch
         draws = Draws(_STREAM)
-        examples = zip(batch["image"], indices.tolist(), epochs.tolist(), strict=True)
+        examples = zip(batch[self._image], indices.tolist(), epochs.tolist(), strict=True)
         images = [
             self._augmented(image, draws.at(seed, epoch, index)) for image, index, epoch in examples
         ]
-        return {**batch, "image": np.stack(images)}
+        return {**batch, self._image: np.stack(images)}
 
     def _augmented(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if self._padding:
@@ -108,7 +111,7 @@ def _read(
     records: Records, index: int, shape: tuple[int, ...], num_classes: int
 ) -> tuple[np.ndarray, int]:
     record = read_record(records, index, num_classes)
-    with damaged_if_unreadable():
+    with damaged_if_unreadable(record):
         image = decode(record["image"])
     height, width, channels = shape
     if image.shape[:2] != (height, width):

@@ -42,7 +42,8 @@ def read_columns(path: pathlib.Path, field: str = "path") -> dict[str, np.ndarra
         cause = " ".join(str(error).split())[:200]
         fix = f"it cannot be read ({cause}); repair it"
         raise UserError(field, str(path), fix, code="damaged") from error
-    require(found, field, str(path), "there is no array in it; give one that has some")
+    fix = "there is no array in it; give one that has some (for images, image_folder)"
+    require(found, field, str(path), fix)
     return found
 
 

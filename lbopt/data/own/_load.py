@@ -13,6 +13,9 @@ import numpy as np
 from lbopt import paths
 from lbopt.data._arrays import ArrayDataset, Dataset, Reading, Splits
 from lbopt.data.own import _columns
+from lbopt.data.own._joined import JoinedArrays
+from lbopt.data.own._saved import SavedTable, is_saved
+from lbopt.data.own._split_names import SPLIT_NAMES
 from lbopt.errors import UserError, require, require_choice
 
 TARGETS = ("label", "labels", "target", "targets", "y", "class")
@@ -22,7 +25,6 @@ TOKENS = "tokens"
 """The array of a language model."""
 MATRIX = "features"
 """The array that the columns of a table make."""
-_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
 _CHUNK_BYTES = 2**26
 _LARGEST_IN_MEMORY_BYTES = 2**31
 """Size up to which the normalized arrays of a split are held in memory."""
@@ -59,6 +61,22 @@ class OwnData:
     outputs: int
     class_names: tuple[str, ...] = ()
     target_variance: float = 1.0
+
+
+class Columns(NamedTuple):
+    """Arrays or columns of all splits together.
+
+    Attributes:
+      arrays: Name -> [examples, ...].
+      split_of: [examples], "train", "validation" or "test", or "" where no split is stated.
+      in_table: Whether they are columns of a table.
+      class_names: Name -> names of the classes, where they are stated.
+    """
+
+    arrays: Arrays
+    split_of: np.ndarray
+    in_table: bool = False
+    class_names: Mapping[str, tuple[str, ...]] = {}
 
 
 class MappedArrays(ArrayDataset):
@@ -111,7 +129,8 @@ def load_arrays(
     a seed, of classes in equal shares.
 
     Args:
-      path: A file or a folder, or gs://BUCKET/PATH of one; or arrays by name, or a table of pandas.
+      path: A file or a folder, or gs://BUCKET/PATH of one; or arrays by name, a table of pandas,
+        or what was read.
       target: Array or column to predict; "" for the only one of `TARGETS` that is there.
       task: One of `TASKS`; "" for that which the target tells: integers, bools or text [examples]
         are classes, floats are numbers, and [examples, labels] of 0 and 1 are labels.
@@ -131,11 +150,10 @@ def load_arrays(
         not finite, labels that are no classes, an empty split.
     """
     # The columns of all splits together, and the roles that they have.
-    place = paths.readable(path, "path") if isinstance(path, str | os.PathLike) else path
-    parts, in_table = _read(place)
-    names = _names(parts, place)
-    whole = {name: _joined([part[name] for part in parts.values()]) for name in names}
-    split_of = _stated(parts, whole, split_column)
+    found = path if isinstance(path, Columns) else _read(path)
+    whole, split_of, in_table, declared = found
+    if split_column:
+        split_of = _stated(whole, split_column)
     target, task = _target_and_task(whole, target, task, exclude=split_column)
     chosen = _features(whole, target, split_column, features, task)
     classes = _class_names(whole, target, task, split_of)
@@ -144,7 +162,8 @@ def load_arrays(
         arrays[target] = _coded(whole[target], target, task, classes)
 
     # The examples of each split, in arrays of the widths that JAX computes with.
-    rows = _rows(split_of, arrays.get(target), task, validation_fraction, test_fraction, split_seed)
+    fractions = validation_fraction, test_fraction
+    rows = split_rows(split_of, arrays.get(target), task, *fractions, split_seed)
     if in_table and matrix and task != "language_model":
         arrays = _as_matrix(arrays, chosen, target)
         chosen = (MATRIX,)
@@ -152,14 +171,15 @@ def load_arrays(
 
     # Labels are checked and features measured on the training examples.
     predicted = arrays[target or TOKENS]
-    outputs = _outputs(predicted[rows["train"]], target, task, outputs)
+    outputs = outputs or len(declared.get(target, ())) or None
+    outputs = _outputs(predicted, rows["train"], target, task, outputs)
     for name in Splits._fields:
         _check_classes(predicted, rows[name], name, target, task, outputs)
     statistics = {
-        name: found
+        name: measured
         for name in (*chosen, *([target] if task == "regression" else []))
-        for found in [_statistics(name, arrays[name], rows["train"])]
-        if found is not None
+        for measured in [_statistics(name, arrays[name], rows["train"])]
+        if measured is not None
     }
     variance = 1.0
     if task == "regression":
@@ -167,6 +187,7 @@ def load_arrays(
     if not normalize:
         statistics = {}
     splits = Splits(*(_split(arrays, rows[name], statistics) for name in Splits._fields))
+    classes = classes or declared.get(target, ())
     return OwnData(splits, task, target, chosen, outputs, classes, variance)
 
 
@@ -207,7 +228,7 @@ def _described(
             if split.arrays[name].dtype.kind == "f":
                 _check_finite(name, split.arrays[name])
     trained = splits.train.arrays[target or TOKENS]
-    outputs = _outputs(trained, target, task, outputs)
+    outputs = _outputs(trained, np.arange(len(trained)), target, task, outputs)
     for split, dataset in zip(Splits._fields, splits, strict=True):
         array = dataset.arrays[target or TOKENS]
         _check_classes(array, np.arange(len(array)), split, target, task, outputs)
@@ -218,18 +239,26 @@ def _described(
 # ---- reading
 
 
-def _read(path: Any) -> tuple[dict[str, dict[str, np.ndarray]], bool]:
-    """Return the columns of each stated split, or of "" for all; and whether they are of tables."""
-    if not isinstance(path, pathlib.Path):
-        columns = _columns.columns_of(path)
+def _read(source: Any) -> Columns:
+    if not isinstance(source, str | os.PathLike):
+        columns = _columns.columns_of(source)
         _columns.lengths(columns)
-        return {"": columns}, not isinstance(path, Mapping)
+        size = len(next(iter(columns.values())))
+        return Columns(columns, np.repeat([""], size), not isinstance(source, Mapping))
+
+    path = paths.readable(source, "path")
+    if is_saved(path):
+        found = SavedTable(path)
+        return Columns(found.columns(), found.split_of(), class_names=found.class_names)
     stated = _stated_files(path)
     files = stated or {"": path}
     parts = {name: _columns.read_columns(file) for name, file in files.items()}
     for columns in parts.values():
         _columns.lengths(columns)
-    return parts, all(file.suffix in _columns.TABLES for file in files.values())
+    whole = {name: _joined([part[name] for part in parts.values()]) for name in _names(parts, path)}
+    counts = [len(next(iter(columns.values()))) for columns in parts.values()]
+    in_table = all(file.suffix in _columns.TABLES for file in files.values())
+    return Columns(whole, np.repeat(list(parts), counts), in_table)
 
 
 def _stated_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -239,7 +268,7 @@ def _stated_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     entries = {entry.stem: entry for entry in sorted(folder.iterdir())}
     found = {
         split: entries[name]
-        for split, names in _NAMES.items()
+        for split, names in SPLIT_NAMES.items()
         for name in names
         if name in entries and entries[name].suffix in ("", *_columns.FORMATS)
     }
@@ -256,20 +285,21 @@ def _names(parts: Mapping[str, Arrays], path: Any) -> list[str]:
     return list(first)
 
 
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+def _joined(parts: Sequence[np.ndarray]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    alike = len({(part.dtype, part.shape[1:]) for part in parts}) == 1
+    on_disk = all(isinstance(part, np.memmap) for part in parts)
+    return JoinedArrays(parts) if alike and on_disk else np.concatenate(parts)
 
 
-def _stated(parts: Mapping[str, Arrays], whole: Arrays, split_column: str) -> np.ndarray:
-    """Return the split of each example, "" where none is stated."""
-    if not split_column:
-        counts = [len(next(iter(columns.values()))) for columns in parts.values()]
-        return np.repeat(list(parts), counts)
+def _stated(whole: Arrays, split_column: str) -> np.ndarray:
+    """Return the split of each example that a column states."""
     require_choice("split_column", split_column, whole)
-    values = whole[split_column].astype(str)
+    values = np.asarray(whole[split_column]).astype(str)
     for value in np.unique(values):
         fix = f"it holds {str(value)!r}; write 'train', 'validation' or 'test'"
-        require(value in _NAMES, "split_column", split_column, fix)
+        require(value in SPLIT_NAMES, "split_column", split_column, fix)
     return values
 
 
@@ -313,7 +343,7 @@ def _features(
     fix = f"there is no array beside the target {target!r}; give data that have some"
     require(chosen, "features", tuple(features), fix, code="missing")
     for name in chosen:
-        fix = f"{name!r} holds {columns[name].dtype}, no numbers; leave it out, or encode it"
+        fix = f"{name!r} holds {_kind(columns[name])}, no numbers; leave it out, or encode it"
         is_number = columns[name].dtype.kind in "biuf"
         require(is_number, "features", chosen, fix, code="type")
     return chosen
@@ -323,8 +353,9 @@ def _class_names(columns: Arrays, target: str, task: str, split_of: np.ndarray) 
     if task != "classification" or columns[target].dtype.kind not in "US":
         return ()
     train = split_of == "train" if "train" in split_of else np.ones(len(split_of), bool)
-    names = np.unique(columns[target][train])
-    unknown = sorted(set(np.unique(columns[target])) - set(names))
+    labels = np.asarray(columns[target])
+    names = np.unique(labels[train])
+    unknown = sorted(set(np.unique(labels)) - set(names))
     fix = f"class {str(unknown[:1])[1:-1]} is in no training example; add some, or leave it out"
     require(not unknown, "target", target, fix, code="mismatch")
     return tuple(map(str, names))
@@ -333,7 +364,7 @@ def _class_names(columns: Arrays, target: str, task: str, split_of: np.ndarray) 
 def _coded(array: np.ndarray, target: str, task: str, classes: tuple[str, ...]) -> np.ndarray:
     """Return the target as numbers of the dtype that its task needs."""
     if classes:
-        return np.searchsorted(np.asarray(classes), array).astype(np.int32)
+        return np.searchsorted(np.asarray(classes), np.asarray(array)).astype(np.int32)
     if task == "regression":
         _require_numbers(array, target, "biuf", "numbers")
         return np.asarray(array, np.float32)
@@ -345,6 +376,7 @@ def _coded(array: np.ndarray, target: str, task: str, classes: tuple[str, ...]) 
         return np.asarray(_narrow(target, array, "target"), np.int32)
     fix = f"its shape is {array.shape}; labels are [examples, labels]"
     require(array.ndim == 2, "target", target, fix, code="type")
+    array = np.asarray(array)
     wrong = np.flatnonzero(((array != 0) & (array != 1)).any(1))
     fix = f"example {wrong[:1]} has other labels than 0 and 1; correct it"
     require(not wrong.size, "target", target, fix)
@@ -352,21 +384,28 @@ def _coded(array: np.ndarray, target: str, task: str, classes: tuple[str, ...]) 
 
 
 def _require_numbers(array: np.ndarray, target: str, kinds: str, what: str) -> None:
-    fix = f"it holds {array.dtype}, and this task needs {what}; convert it, or give another task"
+    fix = f"it holds {_kind(array)}, and this task needs {what}; convert it, or give another task"
     require(array.dtype.kind in kinds, "target", target, fix, code="type")
 
 
-def _outputs(trained: np.ndarray, target: str, task: str, outputs: int | None) -> int:
-    """Return the number of outputs: the stated one, or that of the training targets."""
+def _kind(array: np.ndarray) -> str:
+    """Return what an array or a column holds, for errors."""
+    return getattr(array, "what", str(array.dtype))
+
+
+def _outputs(
+    array: np.ndarray, rows: np.ndarray, target: str, task: str, outputs: int | None
+) -> int:
+    """Return the number of outputs: the stated one, or that of the targets at some rows."""
     if task in ("multi_label", "regression"):
-        found = int(np.prod(trained.shape[1:], initial=1))
+        found = int(np.prod(array.shape[1:], initial=1))
         fix = f"{target!r} has {found}; leave it None"
         require(outputs in (None, found), "outputs", outputs, fix, code="mismatch")
         return found
     name = target or TOKENS
-    fix = f"it holds {trained.dtype}; give whole numbers"
-    require(trained.dtype.kind in "biu", "target", name, fix, code="type")
-    return outputs or int(np.max(trained)) + 1
+    fix = f"it holds {_kind(array)}; give whole numbers"
+    require(array.dtype.kind in "biu", "target", name, fix, code="type")
+    return outputs or max(int(np.max(chunk)) for _, chunk in _chunks(array, rows)) + 1
 
 
 def _check_classes(
@@ -389,7 +428,7 @@ def _check_classes(
 # ---- splits
 
 
-def _rows(
+def split_rows(
     split_of: np.ndarray,
     labels: np.ndarray | None,
     task: str,
@@ -442,13 +481,15 @@ def _as_matrix(arrays: Arrays, chosen: Sequence[str], target: str) -> dict[str, 
 
 
 def _narrow(name: str, array: np.ndarray, field: str = "features") -> np.ndarray:
-    """Return an array of the widths that JAX computes with; fp64 on disk is read as fp32 later."""
+    """Return an array of the widths that JAX computes with; what is on disk is narrowed later."""
     if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
         bounds = np.iinfo(np.int32)
-        fits = not array.size or (array.min() >= bounds.min and array.max() <= bounds.max)
-        fix = "it has numbers that do not fit int32; scale or leave them out"
-        require(fits, field, name, fix)
-        return np.asarray(array, np.int32)
+        for _, chunk in _chunks(array, np.arange(len(array))):
+            fits = not chunk.size or (chunk.min() >= bounds.min and chunk.max() <= bounds.max)
+            fix = "it has numbers that do not fit int32; scale or leave them out"
+            require(fits, field, name, fix)
+        on_disk = isinstance(array, np.memmap | JoinedArrays)
+        return array if on_disk else np.asarray(array, np.int32)
     return array
 
 
@@ -500,7 +541,10 @@ def _check_finite(name: str, array: np.ndarray) -> None:
 def _prepared(array: np.ndarray, statistics: Statistics | None) -> np.ndarray:
     if statistics is not None:
         return (np.asarray(array, np.float32) - statistics.mean) / statistics.std
-    return np.asarray(array, np.float32) if array.dtype.kind == "f" else np.asarray(array)
+    if array.dtype.kind == "f":
+        return np.asarray(array, np.float32)
+    is_long = array.dtype.kind in "iu" and array.dtype.itemsize == 8
+    return np.asarray(array, np.int32) if is_long else np.asarray(array)
 
 
 def _split(arrays: Arrays, rows: np.ndarray, statistics: Mapping[str, Statistics]) -> Dataset:

@@ -37,6 +37,31 @@ class SourceDataset:
         return self.take(indices)
 
 
+class HuggingFaceDataset:
+    """Hugging Face's data set, a mapping of its columns to arrays; every epoch sees the same.
+
+    Args:
+      dataset: A `datasets.Dataset`. Its records have equal shapes.
+    """
+
+    reading = Reading(threads=8, examples_per_slice=64)
+
+    def __init__(self, dataset: Any):
+        self._dataset = dataset.with_format("numpy")
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the records at `indices` as one batch."""
+        return dict(self._dataset[np.asarray(indices).tolist()])
+
+    def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Return the records at `indices` as one batch, the same in every epoch."""
+        del epochs, seed
+        return self.take(indices)
+
+
 class _Completed:
     """A data set of the user with the defaults of `Dataset` for what it lacks."""
 
@@ -61,7 +86,8 @@ def as_splits(found: Any, field: str, place: str) -> Splits:
 
     Args:
       found: `Splits`, or another tuple of three; each a data set with `__len__` and `take`, a
-        mapping of names to arrays, or a random-access source (`__len__` and `__getitem__`).
+        mapping of names to arrays, a random-access source (`__len__` and `__getitem__`), or a
+        `datasets.Dataset` of Hugging Face.
       field: Field that names the function, for errors.
       place: Its value.
 
@@ -85,6 +111,8 @@ def _dataset(found: Any, field: str, place: str) -> Dataset:
         return ArrayDataset({name: np.asarray(array) for name, array in found.items()})
     if isinstance(found, ArrayDataset):
         return found
+    if type(found).__module__.partition(".")[0] == "datasets":  # its `take` is another one
+        return HuggingFaceDataset(found)
     if hasattr(found, "__len__") and hasattr(found, "take"):
         return _Completed(found)
     if hasattr(found, "__len__") and hasattr(found, "__getitem__") and not isinstance(found, str):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import importlib
 import io
+import itertools
 import logging
 import os
 import pathlib
 import pkgutil
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +22,10 @@ from lbopt.data.prepare._generated import GeneratedDataset
 from lbopt.errors import EnvironmentProblem, UserError
 
 _FORMAT = "array_record"
+UNFINISHED = "incomplete."
+"""Beginning of the name of a folder that is being written."""
+_AT_A_TIME = 256
+"""Number of records after which the description of a data set is written again."""
 _NO_CATEGORIES = ("core", "dataset_collections", "datasets", "proto", "scripts", "testing")
 """Packages of TFDS that have no data sets."""
 _DOWNLOAD_ERRORS = ("DownloadError", "NonMatchingChecksumError")
@@ -61,10 +68,7 @@ def of_source(source: GeneratedDataset, root: pathlib.Path) -> Any:
         VERSION = tfds.core.Version(source.version)
 
         def _info(self) -> Any:
-            features = tfds.features.FeaturesDict(source.features(tfds.features))
-            return tfds.core.DatasetInfo(
-                builder=self, description=source.description, features=features
-            )
+            return _description(source, self)
 
         def _split_generators(self, dl_manager: Any) -> Any:
             return {split: make() for split, make in source.splits.items()}
@@ -74,6 +78,18 @@ def of_source(source: GeneratedDataset, root: pathlib.Path) -> Any:
 
     with quiet():
         return Made(data_dir=str(root), file_format=_FORMAT)
+
+
+def _description(source: GeneratedDataset, builder: Any) -> Any:
+    """Return TFDS's description of a generated data set, for a builder or the identity of one."""
+    tfds = _tfds()
+    kept = source.metadata
+    return tfds.core.DatasetInfo(
+        builder=builder,
+        description=source.description,
+        features=tfds.features.FeaturesDict(source.features(tfds.features)),
+        metadata=None if kept is None else tfds.core.MetadataDict(kept),
+    )
 
 
 def config_name(builder: Any) -> str:
@@ -94,9 +110,46 @@ def generate(builder: Any, manual_dir: pathlib.Path) -> None:
     """
     tfds = _tfds()
     settings = tfds.download.DownloadConfig(manual_dir=str(manual_dir), try_download_gcs=False)
+    with _explaining(builder), _progress_bars(sys.stderr.isatty()), quiet():
+        builder.download_and_prepare(download_config=settings)
+
+
+def write_in_order(builder: Any, source: GeneratedDataset) -> None:
+    """Write a generated data set in the order of its records. After an error nothing is left of it.
+
+    Args:
+      builder: Builder of `of_source`.
+      source: The data set, with `records_per_shard`.
+
+    Raises:
+      EnvironmentProblem: If space on the disk is missing, or a file that it is made from.
+    """
+    tfds = _tfds()
+    whole = pathlib.Path(os.fspath(builder.data_path))
+    partial = whole.with_name(f"{UNFINISHED}lbopt_{whole.name}")
     try:
-        with _progress_bars(sys.stderr.isatty()), quiet():
-            builder.download_and_prepare(download_config=settings)
+        with _explaining(builder):
+            partial.mkdir()
+            identity = tfds.core.DatasetIdentity.from_builder(builder)
+            info = _description(source, dataclasses.replace(identity, data_dir=str(partial)))
+            size = source.records_per_shard
+            writer = tfds.core.SequentialWriter(info, size, file_format=_FORMAT)
+            writer.initialize_splits(list(source.splits))
+            for split, make in source.splits.items():
+                records = (record for _, record in make())
+                while several := list(itertools.islice(records, _AT_A_TIME)):
+                    writer.add_examples({split: several})
+            writer.close_all()
+            partial.rename(whole)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _explaining(builder: Any) -> Iterator[None]:
+    """Turn errors that the machine caused into `EnvironmentProblem`."""
+    try:
+        yield
     except Exception as error:
         problem = _explained(error, config_name(builder))
         if problem is None:

@@ -58,43 +58,54 @@ def prepare_named(
 
     builder = _builders.named(name, root)
 
-    def check() -> None:
-        _requirements.check(builder, root, manual)
+    def make() -> None:
+        say(f"{_exact(builder)} is downloaded and prepared in {builder.data_path}")
+        _builders.generate(builder, manual)
 
-    return _prepared(builder, root, manual, check, say)
+    return _prepared(builder, root, lambda: _requirements.check(builder, root, manual), make)
 
 
-def prepare_source(source: GeneratedDataset, data_dir: str | None) -> Prepared:
+def prepare_source(
+    source: GeneratedDataset, data_dir: str | None, check: Callable[[], None] = lambda: None
+) -> Prepared:
     """Write a generated data set, unless it exists.
 
     Args:
       source: The data set.
       data_dir: Folder of data sets, see `default_data_dir`.
+      check: Function that is called before it is written, and raises what hinders that.
 
     Raises:
       EnvironmentProblem: If it cannot be written.
     """
     root = default_data_dir(data_dir).absolute()
-    return _prepared(_builders.of_source(source, root), root, root, lambda: None, lambda text: None)
+    builder = _builders.of_source(source, root)
+
+    def make() -> None:
+        if source.records_per_shard is None:
+            _builders.generate(builder, root)
+        else:
+            _builders.write_in_order(builder, source)
+
+    return _prepared(builder, root, check, make)
 
 
 def _prepared(
-    builder: Any,
-    root: pathlib.Path,
-    manual_dir: pathlib.Path,
-    check: Callable[[], None],
-    say: Callable[[str], None],
+    builder: Any, root: pathlib.Path, check: Callable[[], None], make: Callable[[], None]
 ) -> Prepared:
     name = _builders.config_name(builder)
     path = pathlib.Path(os.fspath(builder.data_path))
-    exact = f"{name}:{builder.version}"
+    exact = _exact(builder)
     if not path.exists():
         check()
-        with alone_in(path.parent, f"incomplete.*_{builder.version}"):
-            say(f"{exact} is downloaded and prepared in {path}")
-            _builders.generate(builder, manual_dir)
+        with alone_in(path.parent, f"{_builders.UNFINISHED}*_{builder.version}"):
+            make()
         return Prepared(name, TfdsFolder(exact, str(root)), True)
     if not (path / "dataset_info.json").is_file():
         fix = f"{path} exists and is no finished data set; remove it and run this again"
         raise EnvironmentProblem("name", name, fix, code="exists")
     return Prepared(name, TfdsFolder(exact, str(root)), False)
+
+
+def _exact(builder: Any) -> str:
+    return f"{_builders.config_name(builder)}:{builder.version}"

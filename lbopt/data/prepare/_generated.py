@@ -18,6 +18,9 @@ class GeneratedDataset(NamedTuple):
       features: Module `tensorflow_datasets.features` -> kind of each field of a record.
       splits: Name of a split -> function that yields its examples.
       version: Version, to be raised when the examples change.
+      metadata: Data for JSON that are kept beside the records; None for none.
+      records_per_shard: Number of records of a file; None to let TFDS shuffle them all and choose
+        it. TFDS needs TensorFlow for that, if they have more than 1 GB.
     """
 
     name: str
@@ -25,3 +28,5 @@ class GeneratedDataset(NamedTuple):
     features: Callable[[Any], dict[str, Any]]
     splits: Mapping[str, Callable[[], Examples]]
     version: str = "1.0.0"
+    metadata: Mapping[str, Any] | None = None
+    records_per_shard: int | None = None

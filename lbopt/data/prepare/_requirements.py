@@ -65,7 +65,7 @@ def check(builder: Any, root: pathlib.Path, manual_dir: pathlib.Path) -> None:
     if any(steps):
         fix = "; and ".join(step for step in steps if step)
         raise EnvironmentProblem("name", config_name(builder), fix, code="missing")
-    _check_disk_space(builder, root)
+    check_disk_space(config_name(builder), needed_bytes(builder), root)
     if not builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
         _check_network(builder, root)
 
@@ -127,16 +127,15 @@ def needed_bytes(builder: Any) -> int:
     return sum(int(info.size) for info in (builder.url_infos or {}).values())
 
 
-def _check_disk_space(builder: Any, root: pathlib.Path) -> None:
+def check_disk_space(name: str, needed: int, root: pathlib.Path) -> None:
+    """Raise `EnvironmentProblem` unless a data set of at least `needed` bytes fits on the disk."""
     existing = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
-    needed = needed_bytes(builder)
     free = shutil.disk_usage(existing).free
     if needed > free:
         fix = (
             f"it takes at least {needed / 2**30:.1f} GiB and {root} has {free / 2**30:.1f} GiB "
             "free; free some, or give another {data_dir}"
         )
-        name = config_name(builder)
         raise EnvironmentProblem("name", name, fix, code="resource", also=["data_dir"])
 
 

@@ -218,3 +218,15 @@ def test_a_function_may_return_arrays_records_or_data_sets(split):
 def test_what_is_no_data_is_refused(found, code):
     with refused("name", "data.py:load", code):
         as_splits(found, "name", "data.py:load")
+
+
+def test_arrays_of_stated_splits_stay_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(load_module, "_LARGEST_IN_MEMORY_BYTES", 0)
+    for place, (split, count) in enumerate((("train", 6), ("validation", 3), ("test", 2))):
+        (tmp_path / split).mkdir()
+        np.save(tmp_path / split / "x.npy", 10 * place + np.arange(count * 2.0).reshape(count, 2))
+        np.save(tmp_path / split / "y.npy", np.arange(count) % 2)
+    found = load_arrays(tmp_path, normalize=False)
+    assert not isinstance(found.splits.test.arrays["x"], np.ndarray)
+    assert found.splits.validation.take(np.asarray([2, 0]))["x"].tolist() == [[14, 15], [10, 11]]
+    assert found.splits.train.take(np.arange(6))["y"].tolist() == [0, 1, 0, 1, 0, 1]
