@@ -31,6 +31,8 @@ def load_image_folder(data: DataConfig) -> tuple[Splits, LabelledImages, PixelSc
     records = {name: ChosenRecords(found.records, chosen) for name, chosen in rows.items()}
     known = data.train_crop == "resized" and data.image_size is not None
     shape = (None, None, 3) if known else _common_shape(data, records["train"])
+    if data.train_crop == "resized" and shape[0] != shape[1]:
+        shape = (None, None, 3)
     splits = Splits(*(_split(data, name, records[name], shape, found) for name in Splits._fields))
     given = (data.pixel_mean, data.pixel_std)
     measured = (splits.train, found.names[0], data.reader_threads, "path", data.path)

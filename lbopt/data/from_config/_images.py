@@ -166,7 +166,7 @@ def _check_small(data: DataConfig, place: str, num_records: int, shape: tuple) -
 
 
 def _preparation(data: DataConfig, shape: tuple) -> Preparation:
-    fix = "images have various sizes; give the side that the network sees, for instance 224"
+    fix = "not all images are squares of one size; give the side that the network sees, 224 perhaps"
     side = data.image_size or shape[0]
     require(side is not None, "image_size", data.image_size, fix, code="missing")
     return Preparation(

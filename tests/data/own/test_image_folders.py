@@ -21,9 +21,9 @@ CLASSES = ("ant", "bee", "cat")
 COUNT = 10
 
 
-def picture(number, side=8):
+def picture(number):
     """Return an image of one colour, whose red tells its number."""
-    return Image.new("RGB", (side, side), (number, 100, 200))
+    return Image.new("RGB", (8, 8), (number, 100, 200))
 
 
 @pytest.fixture
@@ -162,10 +162,19 @@ def test_images_of_one_size_need_no_size_and_may_be_held_in_memory(flowers):
     for crop in ("resized", "padded", "none"):
         found = load_source(ImageFolderConfig(str(flowers), train_crop=crop))
         assert found.splits.train.take(np.arange(2))["image"].shape == (2, 8, 8, 3)
-    picture(1, side=9).save(flowers / "bee" / "0.png")
+    Image.new("RGB", (9, 8)).save(flowers / "bee" / "0.png")
     for crop, field in (("resized", "image_size"), ("none", "train_crop")):
         with refused(f"data.{field}", code="missing" if crop == "resized" else "mismatch"):
             load_source(ImageFolderConfig(str(flowers), train_crop=crop))
+
+
+def test_images_of_one_size_that_are_no_squares_need_a_size(tmp_path):
+    (tmp_path / "one").mkdir()
+    for number in range(10):
+        Image.new("RGB", (9, 8)).save(tmp_path / "one" / f"{number}.png")
+    for crop, code in (("resized", "missing"), ("none", "mismatch")):
+        with refused("data.image_size", code=code):
+            load_source(ImageFolderConfig(str(tmp_path), train_crop=crop))
 
 
 def test_a_damaged_image_is_counted_and_named(flowers):
