@@ -3,12 +3,11 @@
 import gzip
 import json
 
-import jax
 import pytest
 from refusal import numbers_in, refused
 
 from lbopt.report import write_training_report
-from lbopt.train import ProfiledSteps, _loop
+from lbopt.train import ProfiledSteps
 from lbopt.train._profile import StepProfile
 from lbopt.workdir import MetricsWriter
 
@@ -28,9 +27,12 @@ def traced(workdir):
 
 
 @pytest.fixture(scope="module")
-def profiled(plan_of, tmp_path_factory):
+def profiled(command, start_process, tmp_path_factory):
+    # A process of its own: XLA's profiler crashes where the compiler for TPUs is loaded.
     workdir = tmp_path_factory.mktemp("profiled")
-    _loop.train(plan_of(), workdir, profile=ProfiledSteps.parse("6:8"))
+    process = start_process("-m", "lbopt", *command(workdir), "--profile=6:8")
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
     return workdir
 
 
@@ -59,19 +61,43 @@ def test_a_trace_is_made_once(profiled):
     assert traced(profiled)[0] == [6, 7, 8]
 
 
-def test_a_run_that_ends_early_writes_what_was_traced(plan_of, tmp_path):
+STOPPING = """
+def make(workdir, config):
     def stop(step, metrics):
         if step == 4:
             raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        _loop.train(plan_of(), tmp_path, on_metrics=[stop], profile=ProfiledSteps.parse("50"))
-    assert traced(tmp_path)[0] == [3, 4]
+    return stop
+"""
 
 
-def test_another_trace_of_the_process(plan_of, tmp_path):
-    with jax.profiler.trace(tmp_path / "other"), refused("profile", code="conflict"):
-        _loop.train(plan_of(), tmp_path / "run", profile=ProfiledSteps.parse("1"))
+@pytest.mark.process
+def test_a_run_that_ends_early_writes_what_was_traced(command, start_process, tmp_path):
+    (tmp_path / "stopping.py").write_text(STOPPING)
+    hook = f"--config.trackers=('{tmp_path}/stopping.py:make',)"
+    process = start_process("-m", "lbopt", *command(tmp_path / "run", hook), "--profile=50")
+    process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert traced(tmp_path / "run")[0] == [3, 4]
+
+
+TRACED = """
+import sys
+import jax
+from lbopt.cli import main
+
+with jax.profiler.trace(sys.argv[1]):
+    sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.process
+def test_another_trace_of_the_process(command, start_process, tmp_path):
+    (tmp_path / "traced.py").write_text(TRACED)
+    words = [*command(tmp_path / "run"), "--profile=1"]
+    process = start_process(tmp_path / "traced.py", tmp_path / "other", *words)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "--profile" in stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
