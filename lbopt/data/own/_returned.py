@@ -118,8 +118,9 @@ def _dataset(found: Any, field: str, place: str) -> Dataset:
         return found
     if type(found).__module__.partition(".")[0] == "datasets":  # its `take` is another one
         return HuggingFaceDataset(found)
+
     if hasattr(found, "__len__") and hasattr(found, "take"):
-        batch = found.take(np.arange(min(1, len(found))))
+        batch = found.take(np.arange(1)) if len(found) else {}
         fix = f"take(indices) returns a {type(batch).__name__}; return a dict of arrays by name"
         require(isinstance(batch, Mapping), field, place, fix, code="type")
         return _Completed(found)
