@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lbopt import paths
@@ -97,6 +97,9 @@ def run_sweep(
       Preempted: On SIGTERM; finished trials are saved, and the same call resumes.
     """
     with in_python():
+        fix = "give a list of numbers, for instance (64, 256)"
+        fits = isinstance(batch_sizes, Iterable)
+        require(fits, "batch_sizes", batch_sizes, fix, code="type")
         target = Folder(workdir)
         of_study = {name: value for name, value in fields.items() if name in _OF_STUDY}
         of_train = {name: value for name, value in fields.items() if name not in _OF_STUDY}

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import operator
+import os
 import re
 import types
 import typing
@@ -333,10 +334,12 @@ def require_place_or_choice(field: str, value: str, choices: Iterable[str], grou
     """
     if _user_code.is_place(value):
         return
-    if re.search(r"[./:]", value):
+    is_folder = group == "config.data" and value not in choices and os.path.isdir(value)
+    if is_folder or re.search(r"[./:]", value):
         fix = f"unknown; for your own code give --{group}=module:name or --{group}=file.py:name"
         if group == "config.data":
             fix += f", and for a file or a folder --{group}=PATH"
+            fix += f" (--{group}={value}/)" if is_folder else ""
         require(False, field, value, fix, code="choice")
     require_choice(field, value, choices)
 

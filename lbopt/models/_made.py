@@ -54,11 +54,12 @@ def make_model(
     given = dict(options or {})
     taken: Mapping[str, inspect.Parameter] = {}
     if not _is_finished(make):
-        require(callable(make), "model", make, "no function; give one that makes a model")
+        _require_maker(make)
         taken = _taken(make)
     _check_options(taken, given)
     offered = {**dict.fromkeys(OUTPUTS, outputs), "dtype": jnp.dtype(dtype)}
     given = {**{name: value for name, value in offered.items() if name in taken}, **given}
+    _check_complete(taken, given, options)
 
     model = _model(make, taken, given)
     if jnp.dtype(dtype) != jnp.float32 and "dtype" not in taken:
@@ -66,11 +67,18 @@ def make_model(
     return with_remat(model, remat)
 
 
+def _require_maker(make: Any) -> None:
+    require(callable(make), "model", make, "no function; give one that makes a model")
+    if isinstance(make, nnx.Module) or is_made_by("equinox", make, "Module"):
+        fix = f"a {type(make).__name__} is finished; give what makes it, a class or a function"
+        raise UserError("model", reason=fix, code="type")
+
+
 def _taken(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Return the arguments of a maker by name; the metaclass of NNX hides those of its classes."""
-    found = dict(inspect.signature(make.__init__ if inspect.isclass(make) else make).parameters)
-    found.pop("self", None)
-    return found
+    if not inspect.isclass(make):
+        return inspect.signature(make).parameters
+    return dict(list(inspect.signature(make.__init__).parameters.items())[1:])  # all but self
 
 
 def _check_options(taken: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> None:
@@ -82,6 +90,24 @@ def _check_options(taken: Mapping[str, inspect.Parameter], options: Mapping[str,
         require_choice("options", option, known)
 
 
+def _check_complete(
+    taken: Mapping[str, inspect.Parameter],
+    given: Mapping[str, Any],
+    options: Mapping[str, Any] | None,
+) -> None:
+    """Raise `UserError` for arguments without a default that the maker does not get."""
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    missing = [
+        name
+        for name, one in taken.items()
+        if one.default is inspect.Parameter.empty
+        and one.kind not in variable
+        and name not in (*given, "rngs", "key")
+    ]
+    fix = f"the model needs {', '.join(missing)} too; give it a value, or a default"
+    require(not missing, "options", dict(options or {}), fix, code="missing")
+
+
 def _is_finished(make: Any) -> bool:
     """Return whether this is a model already, and not what makes one."""
     is_pair = is_made_by("haiku", make, "Transformed", "TransformedWithState")
@@ -89,9 +115,6 @@ def _is_finished(make: Any) -> bool:
 
 
 def _model(make: Any, taken: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> Model:
-    if isinstance(make, nnx.Module) or is_made_by("equinox", make, "Module"):
-        fix = f"a {type(make).__name__} is finished; give what makes it, a class or a function"
-        raise UserError("model", reason=fix, code="type")
     if "rngs" in taken:
         return from_nnx(lambda rngs: make(rngs=rngs, **given))
     if "key" in taken:

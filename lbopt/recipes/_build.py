@@ -133,6 +133,10 @@ def _build_phase(
     labels = scaled_modules(config.aggregator)
     of_leaves = (problem.stacked, labels, problem.known_roles)
     tx = make_optimizer(config.optimizer, schedule, None, size, *of_leaves)
+    opt_state = jax.eval_shape(tx.init, problem.params)
+    fix = "arrays of its state have size zero, which no checkpoint can hold; use another"
+    fits = all(leaf.size for leaf in jax.tree.leaves(opt_state))
+    require(fits, "optimizer.name", config.optimizer.name, fix, code="conflict")
     train_step = _make_step.make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
 
     # A second phase continues the stream of examples where the first one ends.
@@ -158,7 +162,7 @@ def _build_phase(
         steps_per_epoch=resolved.steps_per_epoch,
         keep_checkpoints=config.checkpoint.keep,
         best_metric=_best_metric(config, problem),
-        evaluates_average=has_evaluated_params(jax.eval_shape(tx.init, problem.params)),
+        evaluates_average=has_evaluated_params(opt_state),
         initial=_initial.of_config(config),
         vocabulary=problem.vocabulary,
         target=_target(config),

@@ -206,6 +206,7 @@ def wide(step):
             "global_batch_sizes",
             "asc",
         ),
+        (lambda: lbopt.run_sweep(problem(), {"a": optax.lion}, 16), "batch_sizes", "list"),
         (lambda: lbopt.run_sweep(problem(), {"a": 3}, (8,)), "arms[0].optimizer", "Optimizer"),
         (lambda: lbopt.run_sweep(problem(), [optax.lion], (8,)), "arms", "dict"),
     ],

@@ -366,6 +366,13 @@ def test_what_is_no_model_is_refused(make, word, code):
     assert word in caught.value.reason
 
 
+@pytest.mark.parametrize("make", [lambda outputs, width: None, lambda rngs, width: None])
+def test_arguments_without_a_value_are_refused(make):
+    with refused("options", code="missing") as caught:
+        make_model(make, 3)
+    assert "needs width too" in caught.value.reason
+
+
 def test_what_the_seam_cannot_wrap_is_refused(monkeypatch):
     with refused("transformed", code="type"):
         from_haiku(lambda x: x)

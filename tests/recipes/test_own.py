@@ -377,11 +377,14 @@ def test_muon_takes_hidden_matrices_unless_told_otherwise(given):
             "",
         ),
         ({"optimizer": OptaxConfig("lion", {"b3": 1})}, "optimizer.options.b3", "choice", "b1"),
+        ({"optimizer": OptaxConfig("contrib.galore")}, "optimizer.name", "conflict", "size zero"),
         ({"optimizer": OptaxConfig("lyon")}, "optimizer.name", "choice", "optax.lion"),
         ({"optimizer": OptimizerConfig("lion")}, "optimizer.name", "choice", "optax.lion"),
+        ({"data": DataConfig(name="folder")}, "data.name", "choice", "=folder/"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(changes, field, code_of_error, words, code):
+    (code.parent / "folder").mkdir()
     config = config_of(**changes)
     with refused(f"config.{field}", code=code_of_error) as caught:
         build_run(config, jax.devices()[:1])

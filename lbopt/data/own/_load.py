@@ -20,12 +20,16 @@ from lbopt.errors import UserError, require, require_choice
 
 TARGETS = ("label", "labels", "target", "targets", "y", "class")
 """Names of the array to predict, where none is given."""
+_OF_CLASSES = ("label", "labels", "class")
+"""Those of `TARGETS` that are classes; floats in them are a mistake, unless a task is stated."""
 TASKS = ("classification", "language_model", "multi_label", "regression")
 TOKENS = "tokens"
 """The array of a language model."""
 MATRIX = "features"
 """The array that the columns of a table make."""
 _CHUNK_BYTES = 2**26
+_SEEN = 64
+"""Number of examples of each split that are checked, where a data set is no array."""
 _LARGEST_IN_MEMORY_BYTES = 2**31
 """Size up to which the normalized arrays of a split are held in memory."""
 
@@ -211,11 +215,14 @@ def describe(
     if all(isinstance(split, ArrayDataset) for split in splits):
         return _described(splits, target, task, chosen, outputs)
 
+    # Of data that are read as they are needed, the first examples are looked at.
     if outputs is None and task in ("multi_label", "regression"):
         outputs = int(np.prod(one[target].shape[1:], initial=1))
     fix = "the data set cannot tell; give the number of classes or tokens"
     if outputs is None:
         raise UserError("outputs", None, fix, code="missing")
+    first = (ArrayDataset(split.take(np.arange(min(len(split), _SEEN)))) for split in splits)
+    _described(Splits(*first), target, task, chosen, outputs)
     return OwnData(splits, task, target, chosen, outputs)
 
 
@@ -232,6 +239,11 @@ def _described(
     for split, dataset in zip(Splits._fields, splits, strict=True):
         array = dataset.arrays[target or TOKENS]
         _check_classes(array, np.arange(len(array)), split, target, task, outputs)
+        if task == "multi_label":
+            _check_labels(array, target)
+        if task == "regression":
+            _require_numbers(array, target, "biuf", "numbers")
+            _check_finite(target, array, "target")
     variance = float(np.var(trained, axis=0).mean()) if task == "regression" else 1.0
     return OwnData(splits, task, target, features, outputs, (), variance or 1.0)
 
@@ -322,11 +334,14 @@ def _target_and_task(columns: Arrays, target: str, task: str, exclude: str = "")
         require(len(found) == 1, "target", target, fix, code="missing")
         target = found[0]
     require_choice("target", target, names)
-    return target, task or _task_of(columns[target])
+    return target, task or _task_of(target, columns[target])
 
 
-def _task_of(array: np.ndarray) -> str:
+def _task_of(target: str, array: np.ndarray) -> str:
     if np.issubdtype(array.dtype, np.floating):
+        fix = f"it holds {_kind(array)}; convert it to integers, or set {{task}} to 'regression'"
+        if target in _OF_CLASSES:
+            raise UserError("target", target, fix, also=["task"], code="type")
         return "regression"
     return "classification" if array.ndim == 1 else "multi_label"
 
@@ -354,6 +369,9 @@ def _class_names(columns: Arrays, target: str, task: str, split_of: np.ndarray) 
         return ()
     train = split_of == "train" if "train" in split_of else np.ones(len(split_of), bool)
     labels = np.asarray(columns[target])
+    empty = np.flatnonzero(labels == "")
+    fix = f"example {empty[:1]} has no label; correct it, or leave it out"
+    require(not empty.size, "target", target, fix)
     names = np.unique(labels[train])
     unknown = sorted(set(np.unique(labels)) - set(names))
     fix = f"class {str(unknown[:1])[1:-1]} is in no training example; add some, or leave it out"
@@ -377,10 +395,15 @@ def _coded(array: np.ndarray, target: str, task: str, classes: tuple[str, ...]) 
     fix = f"its shape is {array.shape}; labels are [examples, labels]"
     require(array.ndim == 2, "target", target, fix, code="type")
     array = np.asarray(array)
-    wrong = np.flatnonzero(((array != 0) & (array != 1)).any(1))
+    _check_labels(array, target)
+    return np.asarray(array, np.int32)
+
+
+def _check_labels(array: np.ndarray, target: str) -> None:
+    """Raise `UserError` for several labels that are not all 0 or 1."""
+    wrong = np.flatnonzero(((array != 0) & (array != 1)).reshape(len(array), -1).any(1))
     fix = f"example {wrong[:1]} has other labels than 0 and 1; correct it"
     require(not wrong.size, "target", target, fix)
-    return np.asarray(array, np.int32)
 
 
 def _require_numbers(array: np.ndarray, target: str, kinds: str, what: str) -> None:
@@ -530,12 +553,12 @@ def _statistics(name: str, array: np.ndarray, rows: np.ndarray) -> Statistics | 
     return Statistics((mean + shift).astype(np.float32), std.astype(np.float32))
 
 
-def _check_finite(name: str, array: np.ndarray) -> None:
+def _check_finite(name: str, array: np.ndarray, field: str = "features") -> None:
     for start, chunk in _chunks(array, np.arange(len(array))):
         bad = np.flatnonzero(~np.isfinite(chunk.reshape(len(chunk), -1)).all(1))
         if bad.size:
             fix = f"example {start + bad[0]} is not finite; correct it, or leave it out"
-            raise UserError("features", name, fix)
+            raise UserError(field, name, fix)
 
 
 def _prepared(array: np.ndarray, statistics: Statistics | None) -> np.ndarray:

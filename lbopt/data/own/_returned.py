@@ -108,12 +108,21 @@ def as_splits(found: Any, field: str, place: str) -> Splits:
 
 def _dataset(found: Any, field: str, place: str) -> Dataset:
     if isinstance(found, Mapping):
-        return ArrayDataset({name: np.asarray(array) for name, array in found.items()})
+        arrays = {name: np.asarray(array) for name, array in found.items()}
+        lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+        fix = f"a split has arrays of lengths {lengths}; give arrays of one length, above 0"
+        alike = len(set(lengths.values())) == 1 and min(lengths.values()) > 0
+        require(alike, field, place, fix, code="mismatch")
+        return ArrayDataset(arrays)
     if isinstance(found, ArrayDataset):
         return found
     if type(found).__module__.partition(".")[0] == "datasets":  # its `take` is another one
         return HuggingFaceDataset(found)
+
     if hasattr(found, "__len__") and hasattr(found, "take"):
+        batch = found.take(np.arange(1)) if len(found) else {}
+        fix = f"take(indices) returns a {type(batch).__name__}; return a dict of arrays by name"
+        require(isinstance(batch, Mapping), field, place, fix, code="type")
         return _Completed(found)
     if hasattr(found, "__len__") and hasattr(found, "__getitem__") and not isinstance(found, str):
         return SourceDataset(found)

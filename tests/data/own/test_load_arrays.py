@@ -141,6 +141,8 @@ Y = np.arange(20) % 2
         ({"x": X, "label": Y - 1}, {}, "target", "value"),
         ({"x": X, "label": Y}, {"outputs": 1}, "target", "value"),
         ({"x": X, "label": Y + 0.5}, {"task": "classification"}, "target", "type"),
+        ({"x": X, "label": Y + 0.0}, {}, "target", "type"),
+        ({"x": X, "y": np.where(Y, "a", "")}, {}, "target", "value"),
         ({"x": X, "label": Y}, {"target": "price"}, "target", "choice"),
         ({"x": X, "other": Y}, {}, "target", "missing"),
         ({"x": X, "label": Y}, {"features": ("z",)}, "features", "choice"),
@@ -196,6 +198,13 @@ class Drawn:
         return {"x": indices.astype(np.float32), "y": np.float32(indices**2)}
 
 
+class WithoutNames(Drawn):
+    """A data set whose batches are no mapping."""
+
+    def take(self, indices):
+        return [indices]
+
+
 @pytest.mark.parametrize(
     "split", [Squares(), Drawn(), {"x": np.arange(12.0), "y": np.arange(12.0) ** 2}]
 )
@@ -213,11 +222,45 @@ def test_a_function_may_return_arrays_records_or_data_sets(split):
         (3, "type"),
         (Splits(1, 2, 3), "type"),
         (Splits(Drawn(), Drawn(), {"x": np.zeros(3)}), "mismatch"),
+        (Splits(*3 * [{"x": np.zeros(3), "y": np.zeros(2)}]), "mismatch"),
+        (Splits(*3 * [{"x": 1.0, "y": 2.0}]), "mismatch"),
+        (Splits(*3 * [WithoutNames()]), "type"),
     ],
 )
 def test_what_is_no_data_is_refused(found, code):
     with refused("name", "data.py:load", code):
         as_splits(found, "name", "data.py:load")
+
+
+class Source:
+    """A random-access source of the examples of some arrays."""
+
+    def __init__(self, arrays):
+        self.arrays = arrays
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return {name: array[index] for name, array in self.arrays.items()}
+
+
+@pytest.mark.parametrize("kind", [dict, Source])
+@pytest.mark.parametrize(
+    ("wrong", "good", "field"),
+    [
+        ({"x": X, "y": np.where(Y, np.nan, 1)}, {"x": X, "y": Y + 0.0}, "target"),
+        ({"x": np.where(X, np.inf, 0), "y": Y}, {"x": X, "y": Y}, "features"),
+        ({"x": X, "y": Y + 1}, {"x": X, "y": Y}, "target"),
+        ({"x": X, "y": 2 * X.astype(int)}, {"x": X, "y": X.astype(int)}, "target"),
+    ],
+)
+def test_values_that_a_function_returns_are_checked(wrong, good, field, kind):
+    """Of a source, the first examples of each split."""
+    splits = as_splits((kind(good), kind(wrong), kind(good)), "name", "data.py:load")
+    is_class = good["y"].ndim == 1 and good["y"].dtype.kind == "i"
+    with refused(field, code="value"):
+        describe(splits, outputs=2 if is_class else None)
 
 
 def test_arrays_of_stated_splits_stay_on_disk(tmp_path, monkeypatch):
