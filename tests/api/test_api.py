@@ -81,6 +81,23 @@ def test_an_optimizer_is_known_by_the_function(given, name, decay, options):
     assert found == OptimizerConfig(name, weight_decay=decay, options=options)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        functools.partial(optax.adamw, 0.05, weight_decay=0.5, mask=None),
+        functools.partial(optax.adamw, learning_rate=0.05, weight_decay=0.5, mask=None),
+        lambda: optax.adamw(0.05, weight_decay=0.5),
+    ],
+)
+def test_what_a_partial_fixes_stays_and_a_rate_inside_is_not_scaled(given):
+    fields = quietly(num_steps=3)
+    wanted = lbopt.run_training(problem(), optax.adamw(0.05, weight_decay=0.5), **fields)
+    found = lbopt.run_training(problem(), given, **fields)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4), found.params, wanted.params
+    )
+
+
 def test_a_schedule_is_a_number_a_function_or_a_rule():
     rate = optax.cosine_decay_schedule(0.1, 10)
     seen = []
