@@ -12,15 +12,14 @@ import importlib.util
 import os
 import pathlib
 import re
-import site
 import sys
-import sysconfig
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lbopt import _given, paths
+from lbopt._installed import is_of_user
 from lbopt.errors import LboptError, UserError, require
 
 _PLACE = re.compile(r"(?P<module>.+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
@@ -301,22 +300,6 @@ def _line_of_user(error: BaseException) -> tuple[str, int] | None:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [(frame.filename, frame.lineno or 1) for frame in frames if is_of_user(frame.filename)]
     return lines[-1] if lines else None
-
-
-def is_of_user(file: str) -> bool:
-    """Return whether a file is neither Python's, nor of lbopt or another installed package."""
-    if file.startswith("<"):
-        return False
-    real = os.path.realpath(file)
-    return not any(real.startswith(folder + os.sep) for folder in _installed())
-
-
-def _installed() -> list[str]:
-    """Return the folders of Python, of installed packages and of lbopt."""
-    packages = [*site.getsitepackages(), site.getusersitepackages()]
-    python = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    own = os.path.dirname(__file__)
-    return [os.path.realpath(folder) for folder in (*packages, *python, own)]
 
 
 def _file_of(module: Any) -> str:

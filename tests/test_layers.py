@@ -29,6 +29,7 @@ LEVELS = {
         "_unfinished",
         "_user_code",
         "_given",
+        "_installed",
     },
     1: {"job", "transforms", "schedules", "losses", "metrics", "models", "aggregators"},
     2: {"parallel", "config", "data", "interchange"},

@@ -15,6 +15,7 @@ from lbopt.config import (
     ModelConfig,
     ScheduleConfig,
     TrainConfig,
+    free_arguments,
 )
 from lbopt.errors import LboptError, require, require_choice
 
@@ -74,7 +75,8 @@ def schedule_for(optimizer: Any, schedule: Any) -> Any:
     if schedule is not None:
         return schedule
     is_finished = hasattr(optimizer, "init") and hasattr(optimizer, "update")
-    return 1.0 if is_finished else ScheduleConfig()
+    has_rate = callable(optimizer) and "learning_rate" not in free_arguments(optimizer)
+    return 1.0 if is_finished or has_rate else ScheduleConfig()
 
 
 @contextlib.contextmanager

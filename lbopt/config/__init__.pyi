@@ -27,6 +27,7 @@ from ._data import (
     task_of as task_of,
 )
 from ._fields import check_flag as check_flag, default_of as default_of, unused as unused
+from ._foreign import free_arguments as free_arguments
 from ._from_text import OF_TEXT as OF_TEXT, FromText as FromText
 from ._loss import LossConfig as LossConfig
 from ._measure import MeasureConfig as MeasureConfig

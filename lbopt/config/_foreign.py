@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -90,6 +91,13 @@ def _is_factory(found: Any) -> bool:
     return inspect.isfunction(found) and "learning_rate" in inspect.signature(found).parameters
 
 
+def free_arguments(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the arguments of a function but those to which a `functools.partial` gave a value."""
+    bound = function.keywords if isinstance(function, functools.partial) else {}
+    arguments = inspect.signature(function).parameters
+    return {name: one for name, one in arguments.items() if name not in bound}
+
+
 class InjectedState(NamedTuple):
     """The state of an optimizer whose learning rate is filled in at each step.
 
@@ -133,7 +141,7 @@ def make(
         finished = factory
         factory = lambda: finished  # noqa: E731
     require(callable(factory), "name", name, "no function; give one that returns an optimizer")
-    taken = inspect.signature(factory).parameters
+    taken = free_arguments(factory)
     given = _arguments(name, taken, options, weight_decay, stacked)
     is_user = _user_code.is_place(name)
     takes_rate = "learning_rate" in taken

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lbopt import _user_code
+from lbopt._installed import is_of_user
 from lbopt.errors import UserError
 
 
@@ -67,7 +68,7 @@ def read_sources(config: Any) -> Sources:
     while waiting:
         module = waiting.pop()
         real = os.path.realpath(module.file)
-        if real in seen or not _user_code.is_of_user(real):
+        if real in seen or not is_of_user(real):
             continue
         seen.add(real)
         with contextlib.suppress(OSError):
@@ -253,7 +254,7 @@ def _installed_folders(top: str, packages: set[str]) -> list[str]:
         return []
     files = [spec.origin] if spec.has_location and spec.origin else []
     places = list(spec.submodule_search_locations or files)
-    if places and not _user_code.is_of_user(os.path.join(places[0], "__init__.py")):
+    if places and not is_of_user(os.path.join(places[0], "__init__.py")):
         packages.add(top)
         return []
     return [os.path.dirname(place) for place in places]

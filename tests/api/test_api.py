@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pandas
 import pytest
+from flax import nnx
 from refusal import refused
 
 import lbopt
@@ -78,6 +79,23 @@ def test_a_finished_transformation_trains_as_in_a_plain_loop():
 def test_an_optimizer_is_known_by_the_function(given, name, decay, options):
     found = TrainConfig(optimizer=given).optimizer
     assert found == OptimizerConfig(name, weight_decay=decay, options=options)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        functools.partial(optax.adamw, 0.05, weight_decay=0.5, mask=None),
+        functools.partial(optax.adamw, learning_rate=0.05, weight_decay=0.5, mask=None),
+        lambda: optax.adamw(0.05, weight_decay=0.5),
+    ],
+)
+def test_what_a_partial_fixes_stays_and_a_rate_inside_is_not_scaled(given):
+    fields = quietly(num_steps=3)
+    wanted = lbopt.run_training(problem(), optax.adamw(0.05, weight_decay=0.5), **fields)
+    found = lbopt.run_training(problem(), given, **fields)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4), found.params, wanted.params
+    )
 
 
 def test_a_schedule_is_a_number_a_function_or_a_rule():
@@ -230,10 +248,69 @@ def test_wrong_calls_end_in_a_line_that_names_the_argument(call, field, words):
         (optax.adam(0.1), optax.adam(0.1), True),
         (optax.adam(0.1), optax.adam(0.2), False),
         (lbopt.Splits({"x": X}, {}, {}), lbopt.Splits({"x": X}, {}, {"x": X}), False),
+        ([{"x": X}, X, Y], [{"x": X}, Y, X], False),
+        ([X, Y, X], [X, Y, Y], False),
+        (jax.random.key(0), jax.random.key(1), False),
+        (np.array([X, None], object), np.array([X + 1, None], object), False),
+        (nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Linear(2, 3, rngs=nnx.Rngs(0)), True),
+        (nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Linear(2, 3, rngs=nnx.Rngs(1)), False),
     ],
 )
 def test_digests_tell_objects_apart(one, other, same):
     assert (_given.digest(one) == _given.digest(other)) is same
+
+
+def test_every_column_of_a_table_counts():
+    columns = {f"x{i}": np.full(50, i) for i in range(6)}
+    changed = [pandas.DataFrame({**columns, name: columns[name] + 9}) for name in columns]
+    found = [_given.digest(each) for each in (pandas.DataFrame(columns), *changed)]
+    assert len({*found}) == 7
+    assert found[0] == _given.digest(pandas.DataFrame(columns))
+
+
+CELLS = {
+    "width": "width = 3",
+    "Base": "class Base(nn.Module):\n    def act(self, x): return nn.relu(x)",
+    "Net": """class Net(Base):
+    @nn.compact
+    def __call__(self, x):
+        return self.act(nn.Dense(width)(x))""",
+    "scale": "def scale(x): return 2 * x",
+    "loss": "def loss(outputs, batch): return scale(outputs.sum(-1))",
+    "traced": "traced = jax.jit(lambda x: 2 * x)",
+    "method": """class Own:
+    def __init__(self): self.k = 2
+    def f(self): return self.k
+method = Own().f""",
+}
+
+
+def places_of_cells(cells):
+    variables = {"__name__": "__main__", "nn": nn, "jax": jax}
+    for cell in cells.values():
+        exec(cell, variables)
+    return {
+        name: _given.keep(variables[name], name) for name in ("Net", "loss", "traced", "method")
+    }
+
+
+@pytest.mark.parametrize(
+    ("cell", "old", "new", "changed"),
+    [
+        ("width", "3", "5", "Net"),
+        ("Base", "relu", "tanh", "Net"),
+        ("Net", "Dense(width)", "Dense(2 * width)", "Net"),
+        ("scale", "2", "4", "loss"),
+        ("loss", "sum", "max", "loss"),
+        ("traced", "2", "4", "traced"),
+        ("method", "2", "4", "method"),
+    ],
+)
+def test_a_cell_that_runs_again_keeps_the_places_that_do_not_use_a_change(cell, old, new, changed):
+    first = places_of_cells(CELLS)
+    assert places_of_cells(CELLS) == first
+    again = places_of_cells({**CELLS, cell: CELLS[cell].replace(old, new)})
+    assert [name for name in first if first[name] != again[name]] == [changed]
 
 
 def test_two_functions_of_one_source_have_places_of_their_own():
