@@ -144,6 +144,7 @@ class _Digest:
         if array.dtype.hasobject:
             self._add(array.tolist())
         else:
+            self.is_partial |= array.nbytes > _MOST_BLOCKS * _BLOCK_BYTES
             self._write(*_blocks_of(array))
 
     def _add_class(self, given: type) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import html
 import pathlib
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 
 from lbopt import paths
@@ -23,8 +25,8 @@ class Folder:
 
     def __init__(self, workdir: paths.GivenPath | None):
         if workdir is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="lbopt-")
-            self.name = self._temporary.name
+            self.name = tempfile.mkdtemp(prefix="lbopt-")
+            weakref.finalize(self, shutil.rmtree, self.name, ignore_errors=True)
         else:
             self.name = paths.local_or_bucket(workdir, "workdir")
 

@@ -13,6 +13,7 @@ from lbopt.config import (
     FromText,
     LossConfig,
     ModelConfig,
+    OptimizerConfig,
     ScheduleConfig,
     TrainConfig,
     free_arguments,
@@ -20,6 +21,14 @@ from lbopt.config import (
 from lbopt.errors import LboptError, require, require_choice
 
 _OPTIMIZER: Any = "lamb"
+_GROUPS = {
+    "data": (DataConfig, "arrays by name, a table, three splits, a function, a path or a name"),
+    "model": (ModelConfig, "a module, a function that makes one, or a name"),
+    "loss": (LossConfig, "a function (outputs, batch)"),
+    "optimizer": (OptimizerConfig, "an optimizer, a function of learning_rate, or a name"),
+    "schedule": (ScheduleConfig, "a number, or a function of the number of updates"),
+}
+"""Groups of a config that may be given as objects: their class, and what it is made of."""
 
 
 @dataclasses.dataclass
@@ -60,14 +69,29 @@ def train_config(problem: Problem, optimizer: Any, schedule: Any, **fields: Any)
       UserError: For a field that there is not, or for a problem that is none.
     """
     fix = "give lbopt.Problem(data, model)"
-    require(isinstance(problem, Problem), "problem", type(problem).__name__, fix, code="type")
-    known = {field.name for field in dataclasses.fields(TrainConfig)} - {"data", "model", "loss"}
+    require(isinstance(problem, Problem), "problem", problem, fix, code="type")
+    named = {"data", "model", "loss", "optimizer", "schedule", "global_batch_size"}
+    known = {field.name for field in dataclasses.fields(TrainConfig)} - named
     for name in fields:
-        require_choice("argument", name, known)
+        require_choice("argument", name, known | {"global_batch_size"})
     config = TrainConfig(data=problem.data, model=problem.model, loss=problem.loss, **fields)
     config.optimizer = _OPTIMIZER if optimizer is None else optimizer
     config.schedule = schedule_for(optimizer, schedule)
+    check_objects(config)
     return config
+
+
+def check_objects(config: Any, place: str = "") -> None:
+    """Raise `UserError` for an object that no group of a config can be made of.
+
+    Args:
+      config: A config, or an arm of a study.
+      place: Its place with a dot, for errors.
+    """
+    for name, (kind, fix) in _GROUPS.items():
+        value = getattr(config, name, None)
+        fits = value is None or isinstance(value, kind)
+        require(fits, f"{place}{name}", value, f"give {fix}, or a {kind.__name__}", code="type")
 
 
 def schedule_for(optimizer: Any, schedule: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from lbopt import paths
 from lbopt.api._folder import Folder, framed, write_page
-from lbopt.api._problem import Problem, in_python, schedule_for, train_config
+from lbopt.api._problem import Problem, check_objects, in_python, schedule_for, train_config
 from lbopt.cli import sweep_in
 from lbopt.config import Arm, SweepConfig
 from lbopt.errors import require
@@ -25,7 +25,7 @@ _OF_STUDY = {field.name for field in dataclasses.fields(SweepConfig)} - {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class StudyResult:
     """A finished study. A notebook shows its report, and `print` its table.
 
@@ -41,9 +41,9 @@ class StudyResult:
     records: list[dict[str, Any]]
     findings: list[str]
     summary: dict[str, Any]
-    _table: str = dataclasses.field(repr=False)
-    _page: str = dataclasses.field(repr=False)
-    _folder: Folder = dataclasses.field(repr=False)
+    _table: str
+    _page: str
+    _folder: Folder
 
     @property
     def workdir(self) -> str:
@@ -57,6 +57,9 @@ class StudyResult:
           The file.
         """
         return write_page(self._page, path)
+
+    def __repr__(self) -> str:
+        return f"StudyResult({self.config.name!r}, {len(self.records)} trials in {self.workdir})"
 
     def __str__(self) -> str:
         return "\n".join([self._table, "", *self.findings])
@@ -124,9 +127,12 @@ def _arms(arms: Mapping[str, Any] | Sequence[Arm]) -> list[Arm]:
     if not isinstance(arms, Mapping):
         fix = "give a dict of name -> optimizer, or a list of lbopt.config.Arm"
         fits = all(isinstance(arm, Arm) for arm in arms)
-        require(fits, "arms", type(arms).__name__, fix, code="type")
+        require(fits, "arms", arms, fix, code="type")
         return list(arms)
-    return [_arm(name, given) for name, given in arms.items()]
+    found = [_arm(name, given) for name, given in arms.items()]
+    for index, arm in enumerate(found):
+        check_objects(arm, f"arms[{index}].")
+    return found
 
 
 def _arm(name: str, given: Any) -> Arm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lbopt import paths, types
@@ -13,7 +13,7 @@ from lbopt.api._folder import Folder, framed, write_page
 from lbopt.api._problem import Problem, in_python, train_config
 from lbopt.cli import Trained, train_in
 from lbopt.config import TrainConfig
-from lbopt.errors import require_choice
+from lbopt.errors import require, require_choice
 from lbopt.job import PreemptionWatch
 from lbopt.parallel import TrainState
 from lbopt.report import write_training_report
@@ -21,7 +21,7 @@ from lbopt.transforms import evaluated_params
 from lbopt.workdir import absolute_workdir, read_config
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class TrainingResult:
     """A finished run. A notebook shows its report.
 
@@ -35,8 +35,8 @@ class TrainingResult:
     config: TrainConfig
     state: TrainState
     metrics: list[dict[str, Any]]
-    _trained: Trained = dataclasses.field(repr=False)
-    _folder: Folder = dataclasses.field(repr=False)
+    _trained: Trained
+    _folder: Folder
 
     @property
     def params(self) -> types.Params:
@@ -73,6 +73,11 @@ class TrainingResult:
             saved = read_config(folder, "train")
             assert saved is not None
             return write_training_report(absolute_workdir(folder), saved).read_text("utf-8")
+
+    def __repr__(self) -> str:
+        last = self.metrics[-1] if self.metrics else {}
+        shown = {name: value for name, value in last.items() if name.startswith(("step", "eval/"))}
+        return f"TrainingResult({self.config.name!r}, {shown} in {self.workdir})"
 
     def _repr_html_(self) -> str:
         return framed(self._page())
@@ -120,6 +125,9 @@ def run_training(
       Preempted: On SIGTERM; the state is saved, and the same call resumes.
     """
     with in_python(), PreemptionWatch() as watch:
+        fix = "give a list of functions (step, metrics)"
+        fits = isinstance(on_metrics, Iterable)
+        require(fits, "on_metrics", on_metrics, fix, code="type")
         target = Folder(workdir)
         fields = {"name": "run_training", "global_batch_size": global_batch_size, **fields}
         config = train_config(problem, optimizer, schedule, **fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 import pathlib
 import tempfile
@@ -128,6 +129,9 @@ class Advice:
         ]
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
     def _noise_lines(self) -> list[str]:
         if self.noise_scale is None:
             return ["noise scale       not measured: the gradient is lost in its noise"]
@@ -196,8 +200,7 @@ def suggest_for(
     config.validate()
     fix = f"too few to tell; give at least {FEWEST_STEPS}"
     require(steps >= FEWEST_STEPS, "steps", steps, fix)
-    say(f"range test: {steps} steps from a learning rate of {_LOWEST:g} to {_HIGHEST:g}")
-    curve, run = _range_test(config, steps)
+    curve, run = _range_test(config, steps, say)
     rate = min(curve, key=lambda point: point[1])[0]
     fix = "the loss does not fall at any learning rate; check data, model and loss"
     falls = rate > curve[0][0] and min(loss for _, loss in curve) < curve[0][1]
@@ -248,7 +251,7 @@ def _at_base(config: TrainConfig, steps: int, schedule: Any) -> TrainConfig:
     return found
 
 
-def _range_test(config: TrainConfig, steps: int) -> tuple[list[tuple[float, float]], Run]:
+def _range_test(config: TrainConfig, steps: int, say: Say) -> tuple[list[tuple[float, float]], Run]:
     """Return learning rates and smoothed losses, up to where the loss explodes; and the run."""
     growth = math.log(_HIGHEST / _LOWEST) / (steps - 1)
 
@@ -256,6 +259,7 @@ def _range_test(config: TrainConfig, steps: int) -> tuple[list[tuple[float, floa
         return _LOWEST * jax.numpy.exp(growth * step)
 
     run = build_run(_at_base(config, steps, rate_at))
+    say(f"range test: {steps} steps from a learning rate of {_LOWEST:g} to {_HIGHEST:g}")
     state = run.init()
     losses: list[float] = []
     curve: list[tuple[float, float]] = []

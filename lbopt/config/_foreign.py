@@ -21,7 +21,8 @@ MASKS = ("mask", "weight_decay_mask")
 """Names of arguments of optimizers for the leaves that are decayed."""
 _MATRICES = "muon_weight_dimension_numbers"
 """Name of the argument for the leaves that Muon takes, and their axes."""
-FILLED = ("learning_rate", DECAY, *MASKS, "stacked")
+_RATES = ("learning_rate", "max_learning_rate")
+FILLED = (*_RATES, DECAY, *MASKS, "stacked")
 """Arguments that the config's own fields fill."""
 _PREFIX = "optax."
 
@@ -59,7 +60,11 @@ def check_name(name: str, ours: Sequence[str]) -> None:
     if name in ours or _user_code.is_place(name) or of_optax(name) is not None:
         return
     if name.startswith(_PREFIX):
-        require_choice("name", name, names_of_optax())
+        known = names_of_optax()
+        fix = "it has no learning rate of its own; give a function that makes it, file.py:make"
+        wraps = callable(_object_of_optax(name)) and name not in known
+        require(not wraps, "name", name, fix, code="choice")
+        require_choice("name", name, known)
     if of_optax(_PREFIX + name) is not None:
         raise UserError("name", name, f"write {_PREFIX + name!r} for that of Optax", code="choice")
     require_place_or_choice("name", name, ours, "config.optimizer")
@@ -67,12 +72,14 @@ def check_name(name: str, ours: Sequence[str]) -> None:
 
 def of_optax(name: str) -> Callable[..., Any] | None:
     """Return the function of a name of Optax; None if it has none."""
-    if not str(name).startswith(_PREFIX):
-        return None
+    found = _object_of_optax(name) if str(name).startswith(_PREFIX) else None
+    return found if _is_factory(found) else None
+
+
+def _object_of_optax(name: str) -> Any:
     *modules, last = name.removeprefix(_PREFIX).split(".")
     module: Any = {(): optax, ("contrib",): optax.contrib}.get(tuple(modules))
-    found = getattr(module, last, None)
-    return found if _is_factory(found) else None
+    return getattr(module, last, None)
 
 
 def names_of_optax() -> list[str]:
@@ -88,7 +95,7 @@ def names_of_optax() -> list[str]:
 
 def _is_factory(found: Any) -> bool:
     """Return whether an object of Optax is a function with a learning rate."""
-    return inspect.isfunction(found) and "learning_rate" in inspect.signature(found).parameters
+    return inspect.isfunction(found) and bool({*_RATES} & {*inspect.signature(found).parameters})
 
 
 def free_arguments(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -144,18 +151,19 @@ def make(
     taken = free_arguments(factory)
     given = _arguments(name, taken, options, weight_decay, stacked)
     is_user = _user_code.is_place(name)
-    takes_rate = "learning_rate" in taken
+    rate_name = next((one for one in _RATES if one in taken), "")
 
     def with_rate(rate: Any, params: types.Params) -> optax.GradientTransformationExtraArgs:
-        arguments = {"learning_rate": rate} if takes_rate else {}
+        arguments = {rate_name: rate} if rate_name else {}
+        arguments |= {key: _base(value, rate) for key, value in given.items()}
         of_leaves = _of_leaves(taken, mask, stacked, known_roles, params, is_user)
         with _user_code.naming_errors("name", name):
-            made = factory(**arguments, **{**of_leaves, **given})
+            made = factory(**{**of_leaves, **arguments})
         fix = f"it returns a {type(made).__name__}; return an optax.GradientTransformation"
         is_one = hasattr(made, "init") and hasattr(made, "update")
         require(is_one, "name", name, fix, code="type")
         # One that has a learning rate of its own: the schedule's number multiplies its updates.
-        whole = made if takes_rate else optax.chain(made, optax.scale(rate))
+        whole = made if rate_name else optax.chain(made, optax.scale(rate))
         return optax.with_extra_args_support(whole)
 
     def init_fn(params: types.Params) -> InjectedState:
@@ -258,11 +266,25 @@ def _option(option: str, value: Any) -> Any:
     return jnp.dtype(value) if option.endswith("dtype") and isinstance(value, str) else value
 
 
-def check_update(name: str, tx: optax.GradientTransformation, params: types.Params) -> None:
-    """Raise `UserError`, naming "name", if a training step cannot use an optimizer.
+def _base(value: Any, rate: Any) -> Any:
+    """Return the value of an option, or the optimizer that it names (base of schedule-free)."""
+    factory = of_optax(value) if isinstance(value, str) else None
+    return value if factory is None else factory(learning_rate=rate)
+
+
+def check_update(
+    name: str,
+    options: Mapping[str, Any],
+    tx: optax.GradientTransformation,
+    params: types.Params,
+) -> None:
+    """Raise `UserError` if a training step cannot use an optimizer.
+
+    It names "options" if there are some, which may be wrong, and "name" otherwise.
 
     Args:
       name: Name of the optimizer.
+      options: Its options.
       tx: The optimizer.
       params: The parameters, or their shapes.
     """
@@ -280,6 +302,10 @@ def check_update(name: str, tx: optax.GradientTransformation, params: types.Para
         # Optax has no other way to say that an update needs the objective function, for instance.
         cause = " ".join(str(error).split())[:200]
         fix = f"a training step gives it gradients, parameters and the loss ({cause}); use another"
+        if options:
+            fix = f"{{name}} = {name!r} does not work with them ({cause}); correct them"
+            shown = dict(options)
+            raise UserError("options", shown, fix, code="conflict", also=["name"]) from error
         raise UserError("name", name, fix, code="conflict") from error
     shapes, wanted = (jax.tree.map(lambda x: x.shape, one) for one in (updates, params))
     fix = "its updates have other shapes than the parameters; use another optimizer"

@@ -14,6 +14,7 @@ from lbopt.config._loss import LossConfig
 from lbopt.config._model import ModelConfig
 from lbopt.config._optimizer import OptimizerConfig
 from lbopt.config._schedule import ScheduleConfig
+from lbopt.errors import require
 from lbopt.transforms import lamb, lans, lars
 
 _OURS = {lamb: "lamb", lans: "lans", lars: "lars"}
@@ -54,6 +55,9 @@ def _optimizer_of_object(given: Any) -> OptimizerConfig | None:
         return OptimizerConfig(_user_code.place_of(given, "optimizer"))
     if not callable(given):
         return None
+    name = getattr(given, "__name__", "")
+    fix = "its updates have no learning rate and no sign; chain it with optax.scale(-1.0)"
+    require(not name.startswith("scale_by_"), "optimizer", name, fix, code="type")
     if given in _OURS:
         return OptimizerConfig(_OURS[given])
     options = dict(given.keywords) if isinstance(given, functools.partial) else {}

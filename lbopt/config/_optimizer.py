@@ -339,7 +339,7 @@ def check_fits(
     if _foreign.is_foreign(config.name):
         with errors.under("optimizer"):
             tx = _of_others(config, 1.0, None, leaves)
-            _foreign.check_update(config.name, tx, params)
+            _foreign.check_update(config.name, config.options, tx, params)
 
 
 class _Leaves(NamedTuple):

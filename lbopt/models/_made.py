@@ -130,8 +130,8 @@ def _model(make: Any, taken: Mapping[str, inspect.Parameter], given: Mapping[str
     hint = "; let the function take rngs" if isinstance(made, nnx.Module) else ""
     hint = "; let the function take key" if is_made_by("equinox", made, "Module") else hint
     fix = (
-        f"it makes a {type(made).__name__}; make a module of Flax or Equinox, a pair of "
-        f"hk.transform, or a lbopt.models.Model{hint}"
+        f"it makes an object of type {type(made).__name__}; make a module of Flax or Equinox, a "
+        f"pair of hk.transform, or a lbopt.models.Model{hint}"
     )
     raise UserError("model", reason=fix, code="type")
 

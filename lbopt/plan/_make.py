@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -151,6 +152,9 @@ class Plan:
         from lbopt.plan._table import plan_lines
 
         return "\n".join(plan_lines(self))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def make_plan(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 
 import tqdm.asyncio
-import tqdm.auto
+
+with warnings.catch_warnings():  # a notebook without ipywidgets gets plain bars
+    warnings.simplefilter("ignore", tqdm.TqdmWarning)
+    import tqdm.auto
 
 from lbopt._shown import printable
 from lbopt.job import Job

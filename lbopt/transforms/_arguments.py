@@ -47,6 +47,13 @@ def require_transformation(argument: str, value: Any) -> None:
         raise UserError(argument, value, "give an Optax transformation", code="type")
 
 
+def refuse_transformation(function: str, value: Any) -> None:
+    """Raise `UserError` for an Optax transformation in the place of an option of a chain's link."""
+    if is_transformation(value):
+        fix = f"it stands beside the optimizer: optax.chain(optimizer, lbopt.{function}(...))"
+        raise UserError(function, value, fix, code="type")
+
+
 def require_float_dtype(argument: str, dtype: Any) -> None:
     """Raise `UserError` unless the value is None or a floating-point dtype of 16 bits or more."""
     if isinstance(dtype, (jax.Array, np.ndarray, np.generic)):

@@ -63,6 +63,7 @@ def track_ema(
     Note:
       `optax.ema` averages updates, not parameters.
     """
+    _arguments.refuse_transformation("track_ema", decay)
     _scalars.require_decay_rate("decay", decay)
     _arguments.require_float_dtype("ema_dtype", ema_dtype)
     ramp = _scalars.require_flag("ramp", ramp)

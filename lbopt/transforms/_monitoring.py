@@ -80,6 +80,7 @@ def monitor_layers(
       It reads parameters and updates once more where the compiler cannot fuse that into the pass
       that writes them.
     """
+    _arguments.refuse_transformation("monitor_layers", stacked)
 
     def init_fn(params: types.Params) -> LayerNormsState:
         if _per_path.is_placeholder(params):

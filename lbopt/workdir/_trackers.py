@@ -211,7 +211,10 @@ class _WandbRun:
             config=config,
             allow_val_change=True,
             # Their copy of the terminal would stand between a progress bar and the terminal.
-            settings={"console": os.environ.get("WANDB_CONSOLE", "off")},
+            settings={
+                "console": os.environ.get("WANDB_CONSOLE", "off"),
+                "silent": os.environ.get("WANDB_SILENT", "true") == "true",
+            },
         )
         self.id = str(self._run.id)
         # Of a resumed run, its summary comes from the server.

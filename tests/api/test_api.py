@@ -209,8 +209,12 @@ def wide(step):
     [
         (lambda: lbopt.run_training(problem(), "lamb", num_epoch=3), "argument", "num_epochs"),
         (lambda: lbopt.run_training(Net, "lamb"), "problem", "lbopt.Problem"),
+        (lambda: lbopt.run_training(problem(), on_metrics=3), "on_metrics", "list"),
+        (lambda: lbopt.run_training(problem(), optax.scale_by_adam), "optimizer", "sign"),
+        (lambda: lbopt.run_training(problem("numpy:zeros_like")), "model.options", "needs a"),
+        (lambda: lbopt.run_training(problem("numpy:eye")), "model.options", "needs N"),
         (lambda: lbopt.run_training(problem(), 3), "optimizer", "OptimizerConfig"),
-        (lambda: lbopt.run_training(problem(model=3)), "model", "ModelConfig"),
+        (lambda: lbopt.run_training(problem(model=3)), "model", "a function that makes one"),
         (lambda: lbopt.run_training(problem(y=Y[1:])), "data.path", "numbers of examples"),
         (lambda: lbopt.run_training(problem(), num_steps=0), "num_steps", ">= 1"),
         (lambda: lbopt.run_training(problem(Net(3))), "model.name", "the 2 classes"),

@@ -210,6 +210,7 @@ UNSCHEDULED = (
     "optax.contrib.schedule_free_sgd",
     "optax.optimistic_adam",
     "optax.optimistic_gradient_descent",
+    "optax.polyak_sgd",
     "optax.rprop",
     "optax.sm3",
 )
@@ -242,10 +243,35 @@ def test_every_optimizer_of_optax_updates_as_optax_does_or_is_refused(name):
     options |= dict.fromkeys(("mask", "weight_decay_mask"), mask)
     taken = {key: value for key, value in options.items() if _foreign.may_take(name, key)}
     schedule = 0.01 if name in UNSCHEDULED else lambda count: 0.01 * (1 + count)
-    tx = factory(learning_rate=schedule, **taken)
+    rate = "learning_rate" if _foreign.may_take(name, "learning_rate") else "max_learning_rate"
+    tx = factory(**{rate: schedule}, **taken)
     theirs = jax.jit(lambda: updates_of(tx))()
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-7)
+
+
+def test_an_option_may_name_an_optimizer():
+    config = OptaxConfig("contrib.schedule_free", {"base_optimizer": "optax.sgd", "b1": 0.8})
+    tx = optax.contrib.schedule_free(optax.sgd(0.01), 0.01, b1=0.8)
+    for one, other in zip(
+        jax.tree.leaves(updates_of(make_optimizer(config, 0.01))),
+        jax.tree.leaves(updates_of(tx)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (OptimizerConfig("optax.contrib.mechanize"), "name"),
+        (OptimizerConfig("optax.adamx"), "name"),
+        (OptaxConfig("adam", {"b1": "q"}), "options"),
+    ],
+)
+def test_what_optax_cannot_make_is_refused(config, field):
+    with refused(f"optimizer.{field}"):
+        check_fits(config, PARAMS)
 
 
 def check(name):

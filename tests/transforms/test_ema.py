@@ -76,6 +76,13 @@ def test_none_or_two_averages():
         lbopt.ema_params(optax.chain(lbopt.track_ema(), lbopt.track_ema()).init(params))
 
 
+def test_an_optimizer_in_the_place_of_an_option():
+    for function in (lbopt.track_ema, lbopt.monitor_layers):
+        with refused(function.__name__, code="type") as caught:
+            function(optax.sgd(0.1))
+        assert "optax.chain" in str(caught.value)
+
+
 def test_refusals():
     with refused("decay", 1.0, "value"):
         lbopt.track_ema(1.0)

@@ -169,6 +169,9 @@ def load_arrays(
     fractions = validation_fraction, test_fraction
     rows = split_rows(split_of, arrays.get(target), task, *fractions, split_seed)
     if in_table and matrix and task != "language_model":
+        for name in chosen:  # named before they are columns of a matrix
+            if arrays[name].dtype.kind == "f":
+                _check_finite(name, arrays[name])
         arrays = _as_matrix(arrays, chosen, target)
         chosen = (MATRIX,)
     arrays = {name: _narrow(name, array) for name, array in arrays.items()}
@@ -441,10 +444,10 @@ def _check_classes(
         wrong = np.argwhere((chunk < 0) | (chunk >= outputs))
         if wrong.size:
             place = rows[start + wrong[0][0]]
-            fix = (
-                f"example {place}, of {split}, has {chunk[tuple(wrong[0])]}, and {{outputs}} are 0 "
-                f"to {outputs - 1}; correct it, or give more"
-            )
+            value = chunk[tuple(wrong[0])]
+            most = f"and {{outputs}} are 0 to {outputs - 1}; correct it, or give more"
+            fix = f"example {place}, of {split}, has {value}, "
+            fix += "which is below 0; correct it" if value < 0 else most
             raise UserError("target", target or TOKENS, fix, also=["outputs"])
 
 

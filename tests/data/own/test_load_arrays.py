@@ -117,6 +117,17 @@ def test_the_target_tells_the_task(arrays, task, outputs, tmp_path):
     assert (found.task, found.outputs) == (task, outputs)
 
 
+def test_a_wrong_number_of_a_table_is_named_by_its_column(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("one,two,y\n1,2,0\n1,inf,1\n" + "1,2,0\n" * 20)
+    with refused("features", "two", "value"):
+        load_arrays(file)
+    file.write_text("one,y\n" + "1,0\n" * 20 + "1,-1\n")
+    with refused("target", "y", "value") as caught:
+        load_arrays(file)
+    assert "below 0" in str(caught.value)
+
+
 def test_a_language_model_has_tokens_alone(tmp_path):
     np.savez(tmp_path / "a.npz", tokens=np.arange(200).reshape(20, 10) % 17)
     found = load_arrays(tmp_path / "a.npz")
