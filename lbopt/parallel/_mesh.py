@@ -49,7 +49,7 @@ def make_mesh(
     wanted = len(available) if num_devices is None else _scalars.known(num_devices)
     check_mesh_request(wanted, order, len(available))
     if order == "torus":
-        if not all(hasattr(device, "coords") for device in available):
+        if not all(map(is_on_torus, available)):
             fix = "these devices have no coordinates; use order='given'"
             raise UserError("order", order, fix, code="conflict")
         available = sorted(available, key=_position)
@@ -96,6 +96,14 @@ def num_slices(mesh: Mesh) -> int:
     return len({slice_of(device) for device in mesh.devices.flat})
 
 
+def is_on_torus(device: jax.Device) -> bool:
+    """Return whether a device has a place in the torus of a TPU's chips.
+
+    JAX gives `coords` to GPUs too, from 0.11 on, but no `core_on_chip`.
+    """
+    return hasattr(device, "coords") and hasattr(device, "core_on_chip")
+
+
 def _position(device: jax.Device) -> tuple[int, int, int, int]:
     x, y, z = device.coords
     return z, y, x, device.core_on_chip
@@ -104,7 +112,7 @@ def _position(device: jax.Device) -> tuple[int, int, int, int]:
 def torus_grid(mesh: Mesh) -> tuple[int, int] | None:
     """Return (rows, columns) of a mesh in torus order; a row is a line of chips along x."""
     devices = list(mesh.devices.flat)
-    if not all(hasattr(device, "coords") for device in devices):
+    if not all(map(is_on_torus, devices)):
         return None
     positions = [_position(device) for device in devices]
     rows = len({position[:2] for position in positions})

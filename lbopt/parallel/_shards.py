@@ -26,7 +26,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lbopt import tree, types
 from lbopt.errors import UserError
-from lbopt.parallel._mesh import num_slices, replicated_sharding
+from lbopt.parallel._mesh import is_on_torus, num_slices, replicated_sharding
 from lbopt.parallel._state import TrainState
 
 MIN_SPLIT_ELEMENTS = 1 << 14
@@ -96,7 +96,7 @@ def _torus_lines(mesh: Mesh) -> list[int]:
     """
     primes = _primes(mesh.size // num_slices(mesh))
     devices = list(mesh.devices.flat)[: math.prod(primes)]  # slices are alike
-    if not all(hasattr(device, "coords") for device in devices):
+    if not all(map(is_on_torus, devices)):
         return [0] * len(primes)
     places = np.array([(*device.coords, device.core_on_chip) for device in devices]).reshape(
         *primes, -1

@@ -99,3 +99,8 @@ def test_cpu_devices_have_no_grid():
 def test_unknown_order_is_refused():
     with refused("order", "rows", "choice"):
         lbopt.make_mesh(4, order="rows")
+
+
+def test_gpus_with_coordinates_have_no_torus():
+    gpus = [types.SimpleNamespace(coords=(0, 0, number)) for number in range(4)]
+    assert _mesh.torus_grid(OnDevices(gpus)) is None
