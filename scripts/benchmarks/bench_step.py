@@ -4,11 +4,15 @@ Both take the same host batches and block on every step. The peer is the loop th
 without lbopt: `jax.jit` over `value_and_grad` of a Flax module with an Optax optimizer, its state
 donated. `lbopt.lamb` and `optax.lamb` do the same arithmetic up to masks; momentum is the same
 optimizer on both sides.
+
+A problem of the user's own, and an optimizer of Optax by name, are compared with the built-in ones
+of the same maths: both sides are lbopt.
 """
 
 import jax
 import jax.numpy as jnp
 import optax
+import own_digits
 import pairs
 
 import lbopt
@@ -26,20 +30,31 @@ CASES = [
     ("lamb", 256, 1),
     ("momentum", 256, 4),
 ]
+OWN_CASES = [
+    ("cnn", "momentum", "momentum", 256),
+    ("cnn", "adamw", "optax.adamw", 256),
+    ("mlp", "adamw", "adamw", 256),
+    ("mlp", "adamw", "optax.adamw", 1024),
+]
+"""(network, built-in optimizer, optimizer of the own problem, batch size)."""
+OWN_LIMIT = 0.98
+BUILT_IN = {"cnn": ModelConfig("cnn"), "mlp": ModelConfig("mlp", (128,))}
 STEPS_PER_ROUND = {64: 120, 256: 60, 1024: 20}
 ROUNDS = 31
 
 
 def run() -> list[dict]:
-    """Return one row per optimizer, batch size and device count."""
-    return [_case(*case) for case in CASES]
+    """Return one row per optimizer, batch size and device count, and those of own problems."""
+    return [
+        *(_case(*case) for case in CASES),
+        *(_own_case(*case) for case in OWN_CASES),
+    ]
 
 
 def _case(optimizer: str, batch_size: int, num_devices: int) -> dict:
     mesh = lbopt.make_mesh(num_devices)
     problem = make_problem(DataConfig(), ModelConfig())
-    source = TrainBatches(problem.splits.train, 0, batch_size, STEPS_PER_ROUND[batch_size])
-    batches = [source[step] for step in range(len(source))]
+    batches = _batches(problem, batch_size)
     ours, peer, ratio = pairs.in_turn(
         _ours(problem, optimizer, mesh, batches), _peer(optimizer, mesh, batches), ROUNDS
     )
@@ -50,8 +65,30 @@ def _case(optimizer: str, batch_size: int, num_devices: int) -> dict:
     )
 
 
+def _own_case(network: str, built_in: str, own: str, batch_size: int) -> dict:
+    mesh = lbopt.make_mesh(1)
+    theirs = make_problem(DataConfig(), BUILT_IN[network])
+    mine = make_problem(own_digits.data(), own_digits.model(network))
+    batches = _batches(mine, batch_size)
+    ours, peer, ratio = pairs.in_turn(
+        _ours(mine, own, mesh, batches),
+        _ours(theirs, built_in, mesh, _batches(theirs, batch_size)),
+        ROUNDS,
+    )
+    images = batch_size * len(batches)
+    name = f"own data, own {network}, {own} batch {batch_size}"
+    return pairs.row(
+        name, "images/s", images / ours, images / peer, f"built-in, {built_in}", ratio, OWN_LIMIT
+    )
+
+
+def _batches(problem, batch_size: int) -> list[dict]:
+    source = TrainBatches(problem.splits.train, 0, batch_size, STEPS_PER_ROUND[batch_size])
+    return [source[step] for step in range(len(source))]
+
+
 def _ours(problem, optimizer, mesh, batches):
-    config = OptimizerConfig(optimizer, weight_decay=0.0)
+    config = OptimizerConfig(optimizer, weight_decay=0.01 * optimizer.endswith("adamw"))
     tx = make_optimizer(config, LEARNING_RATE)
     step = lbopt.make_train_step(problem.loss_fn, tx, mesh)
     holder = [put_replicated(mesh, build_state(problem, tx, 0))]

@@ -5,6 +5,9 @@ Each case has two cells, momentum and AdamW at one batch size, of 18 trials each
 run with five times the seeds. One peer is a loop over the same number of trials with one compiled
 step per optimizer; the other starts a process per trial. The whole study digits_limit, run by its
 command, is also compared with processes.
+
+A problem of the user's own, and optimizers of Optax by name, are compared with the built-in ones of
+the same maths: both sides are lbopt.
 """
 
 import contextlib
@@ -21,6 +24,7 @@ import time
 import hand_written
 import jax
 import large_study
+import own_digits
 import pairs
 import sweep_on_tpu
 
@@ -47,6 +51,10 @@ LARGE = 5
 """Factor of the seeds in the large study that is compared with processes."""
 BY_VMAP = [("mlp", 64), ("cnn", 64), ("lstm", 64)]
 OPTIMIZERS = ("momentum", "adamw")
+OF_OPTAX = {"adamw": "optax.adamw", "momentum": "optax.sgd"}
+OWN_CASES = [("mlp", 64), ("cnn", 256)]
+OWN_ROUNDS = 5
+OWN_LIMIT = 0.98
 MODELS = {"cnn": ModelConfig("cnn"), "lstm": ModelConfig("lstm"), "mlp": ModelConfig("mlp", (128,))}
 TRIALS = 18 * len(OPTIMIZERS)
 ROUNDS = 2
@@ -58,6 +66,7 @@ def run() -> list[dict]:
     """Return a row per case against the loop, and the rows of the other comparisons."""
     return [
         *(row for case in CASES for row in _case(*case)),
+        *(row for case in OWN_CASES for row in _own_case(*case)),
         _whole_study(),
         _many(),
         _report(),
@@ -79,6 +88,24 @@ def _case(model: str, batch_size: int) -> list[dict]:
             lambda: _ours(model, batch_size), lambda: _ours(model, batch_size, "vmap"), 1, discard=0
         )
         rows.append(_row(name, by_vmap, "lbopt with vmap", None))
+    return rows
+
+
+def _own_case(model: str, batch_size: int) -> list[dict]:
+    """Compare own data and an own model, and optimizers of Optax, with the built-in ones."""
+    built_in = _study(model, batch_size, "auto", OPTIMIZERS)
+    own = _study(model, batch_size, "auto", OPTIMIZERS)
+    own.train.data = own_digits.data()
+    own.train.model = own_digits.model(model)
+    of_optax = _study(model, batch_size, "auto", [OF_OPTAX[name] for name in OPTIMIZERS])
+
+    rows = []
+    for what, study in (("own data and model", own), ("optimizers of Optax", of_optax)):
+        timed = pairs.in_turn(
+            lambda study=study: _timed(study, TRIALS), lambda: _timed(built_in, TRIALS), OWN_ROUNDS
+        )
+        name = f"{model} batch {batch_size}, {what}, {TRIALS} trials"
+        rows.append(_row(name, timed, "the same, built-in", OWN_LIMIT))
     return rows
 
 
@@ -191,10 +218,7 @@ def _study(model: str, batch_size: int, batching: str, optimizers, times: int = 
     schedule = ScheduleConfig(0.05, scaling_rule="none", warmup_rule="none")
     return SweepConfig(
         train=TrainConfig(num_epochs=EPOCHS, model=MODELS[model]),
-        arms=tuple(
-            Arm(name, OptimizerConfig(name, weight_decay=0.01 * (name == "adamw")), schedule)
-            for name in optimizers
-        ),
+        arms=tuple(Arm(name.replace(".", " "), _optimizer(name), schedule) for name in optimizers),
         global_batch_sizes=(batch_size,),
         search=SearchConfig(
             learning_rate_factors=(0.1, 0.2, 0.4, 0.8, 1.0, 2.0), seeds=tuple(range(2 * times))
@@ -203,6 +227,11 @@ def _study(model: str, batch_size: int, batching: str, optimizers, times: int = 
         trials_per_program=6,
         trial_batching=batching,
     )
+
+
+def _optimizer(name: str) -> OptimizerConfig:
+    options = {"momentum": 0.9} if name == "optax.sgd" else {}
+    return OptimizerConfig(name, weight_decay=0.01 * name.endswith("adamw"), options=options)
 
 
 def _timed(config: SweepConfig, expected: int) -> float:

@@ -19,6 +19,8 @@ BENCHMARKS = {
     "TPU compiler; CPU time, measured",
     "input": "decoded images/s beside tf.data, tokens/s beside a plain loop, memory of the reader, "
     "and the read rate that each host of a pod needs",
+    "arrays": "memory to train on 10 GB of the user's arrays on disk, and time of the identity of "
+    "50 GB",
     "restart": "cost of fault tolerance: training time lost to a save, phases of a restart, step "
     "time with a second process",
     "aggregators": "time and sent bytes of every aggregator beside the plain mean, and HBM traffic "

@@ -521,7 +521,8 @@ def _narrow(name: str, array: np.ndarray, field: str = "features") -> np.ndarray
 
 def _chunks(array: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the examples at some rows in chunks of bounded size, after the place of the first."""
-    of_one = max(1, int(np.prod(array.shape[1:], initial=1)) * array.dtype.itemsize)
+    # Bounded in float64, to which statistics turn a chunk.
+    of_one = int(np.prod(array.shape[1:], initial=1)) * max(8, array.dtype.itemsize)
     step = max(1, _CHUNK_BYTES // of_one)
     for start in range(0, len(rows), step):
         yield start, array[rows[start : start + step]]
@@ -540,14 +541,18 @@ def _statistics(name: str, array: np.ndarray, rows: np.ndarray) -> Statistics | 
     axes = tuple(range(array.ndim - kept))
 
     # Sums in float64 around the first example, so that a large mean costs no digits.
-    shift = np.asarray(array[rows[0]], np.float64)
+    shift = np.asarray(array[rows[0]], np.float64) * (array.dtype != np.uint8)
     shift = shift if array.ndim - kept == 1 else shift.mean(tuple(a - 1 for a in axes if a))
     count = 0
     total = np.zeros_like(shift)
     squares = np.zeros_like(shift)
     for _, chunk in _chunks(array, rows):
+        count += chunk.size // max(1, total.size)
+        if array.dtype == np.uint8:  # exact in integers, and faster
+            total += chunk.sum(axes, np.uint64)
+            squares += np.square(chunk, dtype=np.uint16).sum(axes, np.uint64)
+            continue
         moved = np.asarray(chunk, np.float64) - shift
-        count += moved.size // max(1, total.size)
         total += moved.sum(axes)
         squares += np.square(moved).sum(axes)
     mean = total / count
