@@ -23,6 +23,8 @@ _MATRICES = "muon_weight_dimension_numbers"
 """Name of the argument for the leaves that Muon takes, and their axes."""
 _RATES = ("learning_rate", "max_learning_rate")
 FILLED = (*_RATES, DECAY, *MASKS, "stacked")
+_BASE = "base_optimizer"
+"""Name of the argument for the optimizer inside another one."""
 """Arguments that the config's own fields fill."""
 _PREFIX = "optax."
 
@@ -61,7 +63,7 @@ def check_name(name: str, ours: Sequence[str]) -> None:
         return
     if name.startswith(_PREFIX):
         known = names_of_optax()
-        fix = "it has no learning rate of its own; give a function that makes it, file.py:make"
+        fix = "it is no optimizer by itself; give a function that makes one, file.py:make"
         wraps = callable(_object_of_optax(name)) and name not in known
         require(not wraps, "name", name, fix, code="choice")
         require_choice("name", name, known)
@@ -94,8 +96,9 @@ def names_of_optax() -> list[str]:
 
 
 def _is_factory(found: Any) -> bool:
-    """Return whether an object of Optax is a function with a learning rate."""
-    return inspect.isfunction(found) and bool({*_RATES} & {*inspect.signature(found).parameters})
+    """Return whether an object of Optax is a function with a learning rate, or one inside."""
+    arguments = {*inspect.signature(found).parameters} if inspect.isfunction(found) else set()
+    return bool({*_RATES, _BASE} & arguments)
 
 
 def free_arguments(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -163,7 +166,8 @@ def make(
         is_one = hasattr(made, "init") and hasattr(made, "update")
         require(is_one, "name", name, fix, code="type")
         # One that has a learning rate of its own: the schedule's number multiplies its updates.
-        whole = made if rate_name else optax.chain(made, optax.scale(rate))
+        has_rate = rate_name or any(map(_names_optimizer, given.values()))
+        whole = made if has_rate else optax.chain(made, optax.scale(rate))
         return optax.with_extra_args_support(whole)
 
     def init_fn(params: types.Params) -> InjectedState:
@@ -268,8 +272,18 @@ def _option(option: str, value: Any) -> Any:
 
 def _base(value: Any, rate: Any) -> Any:
     """Return the value of an option, or the optimizer that it names (base of schedule-free)."""
-    factory = of_optax(value) if isinstance(value, str) else None
-    return value if factory is None else factory(learning_rate=rate)
+    if not _names_optimizer(value):
+        return value
+    options = {"learning_rate": rate, **(value if isinstance(value, dict) else {})}
+    factory = of_optax(options.pop("name", value))
+    assert factory is not None
+    return factory(**options)
+
+
+def _names_optimizer(value: Any) -> bool:
+    """Return whether an option is "optax.NAME", or a dict with that `name` and its arguments."""
+    name = value.get("name") if isinstance(value, dict) else value
+    return isinstance(name, str) and of_optax(name) is not None
 
 
 def check_update(
@@ -298,7 +312,7 @@ def check_update(
         updates = jax.eval_shape(update, params, params, loss)
     except UserError:
         raise
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         # Optax has no other way to say that an update needs the objective function, for instance.
         cause = " ".join(str(error).split())[:200]
         fix = f"a training step gives it gradients, parameters and the loss ({cause}); use another"

@@ -203,7 +203,12 @@ def test_an_own_loss_counts_every_example_once_at_any_batch_size(code):
 
 PARAMS = {"a": {"kernel": jnp.linspace(-1, 1, 12).reshape(3, 4), "bias": jnp.ones(4)}}
 REFUSED_BY_NAME = ("optax.lbfgs", "optax.contrib.sophia")
-REFUSED = (*REFUSED_BY_NAME, "optax.contrib.dpsgd", "optax.contrib.schedule_free")
+REFUSED = (
+    *REFUSED_BY_NAME,
+    "optax.contrib.dpsgd",
+    "optax.contrib.mechanize",
+    "optax.contrib.schedule_free",
+)
 RANDOM = ("optax.noisy_sgd",)
 UNSCHEDULED = (
     "optax.contrib.schedule_free_adamw",
@@ -250,9 +255,20 @@ def test_every_optimizer_of_optax_updates_as_optax_does_or_is_refused(name):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-7)
 
 
-def test_an_option_may_name_an_optimizer():
-    config = OptaxConfig("contrib.schedule_free", {"base_optimizer": "optax.sgd", "b1": 0.8})
-    tx = optax.contrib.schedule_free(optax.sgd(0.01), 0.01, b1=0.8)
+@pytest.mark.parametrize(
+    ("config", "tx"),
+    [
+        (
+            OptaxConfig("contrib.schedule_free", {"base_optimizer": "optax.sgd", "b1": 0.8}),
+            optax.contrib.schedule_free(optax.sgd(0.01), 0.01, b1=0.8),
+        ),
+        (
+            OptaxConfig("contrib.mechanize", {"base_optimizer": {"name": "optax.adam", "b1": 0.8}}),
+            optax.contrib.mechanize(optax.adam(0.01, b1=0.8)),
+        ),
+    ],
+)
+def test_an_option_may_name_an_optimizer(config, tx):
     for one, other in zip(
         jax.tree.leaves(updates_of(make_optimizer(config, 0.01))),
         jax.tree.leaves(updates_of(tx)),
@@ -264,7 +280,8 @@ def test_an_option_may_name_an_optimizer():
 @pytest.mark.parametrize(
     ("config", "field"),
     [
-        (OptimizerConfig("optax.contrib.mechanize"), "name"),
+        (OptimizerConfig("optax.contrib.sam"), "name"),
+        (OptaxConfig("contrib.mechanize", {"base_optimizer": "optax.x"}), "options"),
         (OptimizerConfig("optax.adamx"), "name"),
         (OptaxConfig("adam", {"b1": "q"}), "options"),
     ],
