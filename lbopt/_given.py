@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 import types
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,14 +27,29 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _READS = ("LOAD_GLOBAL", "LOAD_NAME")
 _INSIDE = ("__wrapped__", "__func__", "__self__", "fget", "fset", "fdel", "func", "method")
 """Attributes of methods, properties and wrappers with the code and the object inside."""
-_objects: dict[str, Any] = {}
+
+
+class _KeptPlace(str):
+    """The text of a place, which keeps its object alive as long as a config holds it."""
+
+    given: Any
+
+    def __deepcopy__(self, memo: Any) -> _KeptPlace:
+        return self
+
+    def __reduce__(self) -> Any:
+        return str, (str(self),)  # an object of this program is of no use in another one
+
+
+_places: weakref.WeakValueDictionary[str, _KeptPlace] = weakref.WeakValueDictionary()
 
 
 def keep(given: Any, name: str) -> str:
-    """Keep an object of this program, and return the place at which `find` returns it.
+    """Return the place at which `find` returns an object of this program.
 
-    The place has a digest of the object's source and data. So a program that runs again gives the
-    same objects the same places, and a changed object another one.
+    The object is kept as long as the place, in a config for instance. The place has a digest of the
+    object's source and data. So a program that runs again gives the same objects the same places,
+    and a changed object another one.
 
     Args:
       given: The object.
@@ -43,12 +59,16 @@ def keep(given: Any, name: str) -> str:
     name = own if own.isidentifier() else name
     found = _Digest(given)
     first = f"{MODULE}:{name}_{found.hexadecimal}"
-    place = first
+    text = first
     number = 1
-    while found.is_partial and _objects.get(place, given) is not given:
+    while (known := _places.get(text)) is not None:
+        if known.given is given or not found.is_partial:
+            return known
         number += 1
-        place = f"{first}_{number}"
-    _objects[place] = given
+        text = f"{first}_{number}"
+    place = _KeptPlace(text)
+    place.given = given
+    _places[text] = place
     return place
 
 
@@ -56,9 +76,9 @@ def find(place: str) -> Any:
     """Return the object that `keep` put at a place.
 
     Raises:
-      LookupError: If it was kept in another program.
+      LookupError: If it was kept in another program, or nothing has its place any more.
     """
-    return _objects[place]
+    return _places[place].given
 
 
 def digest(given: Any) -> str:

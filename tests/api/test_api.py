@@ -1,7 +1,11 @@
 """Runs, studies and plans from Python: the commands' own, of objects of the program."""
 
+import copy
 import functools
+import gc
 import json
+import pickle
+import weakref
 
 import flax.linen as nn
 import jax
@@ -136,6 +140,20 @@ def test_a_run_resumes_and_a_changed_object_is_refused(tmp_path):
         with refused("workdir", code="exists") as caught:
             lbopt.run_training(changed, "lamb", **fields)
         assert f"{name} is 'given:" in str(caught.value)
+
+
+def test_arrays_are_freed_with_what_was_made_of_them():
+    arrays = {"x": X + 7, "y": np.array(Y)}
+    kept = weakref.ref(arrays["x"])
+    result = lbopt.run_training(lbopt.Problem(arrays, Net(2)), "lamb", **quietly())
+    copied = copy.deepcopy(result.config)
+    del arrays
+    assert kept() is not None
+    assert _given.find(copied.data.path)["x"] is kept()
+    assert pickle.loads(pickle.dumps(copied)).data == copied.data
+    del result, copied
+    gc.collect()
+    assert kept() is None
 
 
 def test_an_object_of_another_program_is_not_there():
