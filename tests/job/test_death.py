@@ -187,7 +187,8 @@ def test_a_failure_of_one_is_said_by_all(start, tmp_path):
     assert job.codes(60) == [2, 2]
     assert [len(job.said(index)) for index in range(2)] == [1, 1]
 
-    said = f"lbopt train: --config = {str(broken)!r}: ZeroDivisionError: division by zero"
+    where = f"{broken}, line 3: ZeroDivisionError: division by zero"
+    said = f"lbopt train: --config = {str(broken)!r}: {where}"
     assert job.said(1)[0].startswith(said)
     assert re.match(
         r"lbopt train: process 1 of 2 \(.*\): --config = .*ZeroDivisionError", job.said(0)[0]
