@@ -276,7 +276,7 @@ def naming_errors(field: str, value: Any, file: str | None = None) -> Iterator[N
     Args:
       field: Field that names the code.
       value: Value of that field.
-      file: File to name if the exception met no line of the user's code; None to let it pass.
+      file: File to name if the exception met no line of the user's code; None where `value` tells.
     """
     try:
         yield
@@ -284,9 +284,9 @@ def naming_errors(field: str, value: Any, file: str | None = None) -> Iterator[N
         raise
     except (Exception, SystemExit) as error:
         line = _line_of_user(error)
-        if line is None and file is None:
-            raise
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        if line is None and file is None:
+            raise UserError(field, value, f"{what}; correct it", code="damaged") from error
         where = "{file}" if line is None else f"{{file}}, line {line[1]}"
         files = {"file": file if line is None else line[0]}
         fix = f"{where}: {what}; correct it"

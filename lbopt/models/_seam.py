@@ -46,7 +46,7 @@ def from_linen(module: nn.Module) -> Model:
     def called(
         method: Callable[..., Any], variables: Any, inputs: Any, train: bool, **options: Any
     ):
-        positional, named, modes = call_arguments(signature(module.__call__), inputs, train)
+        positional, named, modes = call_arguments(_taken(module), inputs, train)
         return method(variables, *positional, **named, **modes, **options)
 
     def init(key: jax.Array, inputs: Any) -> tuple[types.Params, types.ModelState]:
@@ -96,7 +96,9 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
     graph, _, streams, _ = nnx.split(abstract, nnx.Param, nnx.RngState, ...)
     blank = nnx.to_pure_dict(streams)
-    takes_rngs = _takes(abstract, "rngs")
+    takes_rngs = any(
+        name == "rngs" or each.kind is each.VAR_KEYWORD for name, each in _taken(abstract).items()
+    )
 
     def init(key: jax.Array, inputs: Any) -> tuple[types.Params, types.ModelState]:
         del inputs  # NNX modules get their shapes when they are built.
@@ -114,7 +116,7 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
             graph, params, _streams(blank, jax.random.key(0) if rng is None else rng), model_state
         )
         options = {"rngs": None if rng is None else nnx.Rngs(dropout=rng)} if takes_rngs else {}
-        taken = signature(module.__call__)
+        taken = _taken(module)
         positional, named, modes = call_arguments(taken, inputs, train, ["rngs"])
         if not modes:
             module.train() if train else module.eval()
@@ -188,9 +190,11 @@ def is_made_by(framework: str, value: Any, *names: str) -> bool:
     return module is not None and isinstance(value, tuple(getattr(module, name) for name in names))
 
 
-def _takes(module: Callable[..., Any], name: str) -> bool:
-    kinds = {each.name: each.kind for each in inspect.signature(module).parameters.values()}
-    return name in kinds or inspect.Parameter.VAR_KEYWORD in kinds.values()
+def _taken(module: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the arguments of a module's call; a sequence's go to its first layer."""
+    if isinstance(module, nn.Sequential | nnx.Sequential) and len(module.layers):
+        return _taken(module.layers[0])
+    return signature(module)
 
 
 def _streams(blank: Any, key: jax.Array) -> Any:

@@ -51,9 +51,7 @@ def own_model(model: ModelConfig, outputs: int) -> Model:
 
     with naming():
         make = _user_code.load(model.name, "model.name")
-        # Also where a package's function, which makes no model, fails before any line of the user.
-        with _user_code.naming_errors("model.name", model.name, model.name):
-            made = make_model(make, outputs, model.dtype, model.options, model.remat)
+        made = make_model(make, outputs, model.dtype, model.options, model.remat)
     return checked(made, naming)
 
 

@@ -139,7 +139,8 @@ def _other_names(before: DataFiles, now: DataFiles) -> str:
 def _data_paths(config: Any) -> Iterator[str]:
     """Yield the paths in the groups of a config that are called `data`.
 
-    They are the field `path`, and the files that options of the user's function name.
+    They are the fields `path` and `vocab_file`, a data set of TFDS in a stated folder, and what
+    options of the user's function name; in the other groups, files that their options name.
     """
     if isinstance(config, list):
         for item in config:
@@ -147,13 +148,34 @@ def _data_paths(config: Any) -> Iterator[str]:
     if isinstance(config, dict):
         data = config.get("data")
         given = data if isinstance(data, dict) else {}
-        if isinstance(given.get("path"), str) and given["path"]:
-            yield given["path"]
-        for text in (given.get("options") or {}).values():
-            if isinstance(text, str) and os.path.splitext(text)[1]:
-                yield text
+        for field in ("path", "vocab_file"):
+            if isinstance(given.get(field), str) and given[field]:
+                yield given[field]
+        if given.get("builder") and given.get("data_dir"):
+            yield os.path.join(given["data_dir"], given["builder"].replace(":", os.sep))
+        yield from filter(_may_be_path, _texts(given.get("options")))
+        for group in ("model", "loss", "optimizer"):
+            other = config.get(group)
+            options = _texts(other.get("options")) if isinstance(other, dict) else ()
+            yield from (text for text in options if os.path.splitext(text)[1])
         for value in config.values():
             yield from _data_paths(value)
+
+
+def _texts(options: Any) -> Iterator[str]:
+    """Yield the texts among options, also those in lists and dicts."""
+    if isinstance(options, str):
+        yield options
+    if isinstance(options, dict):
+        options = list(options.values())
+    if isinstance(options, list):
+        for each in options:
+            yield from _texts(each)
+
+
+def _may_be_path(text: str) -> bool:
+    """Return whether a text can name data; "/" and "." rather separate words."""
+    return any(map(str.isalnum, text))
 
 
 def _describe(place: str, whole: bool) -> DataFiles:

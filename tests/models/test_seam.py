@@ -6,12 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from refusal import refused
 
 import lbopt
 from lbopt import losses, metrics
 from lbopt.data import load_digits
-from lbopt.models import CNN, Model, from_linen
+from lbopt.models import CNN, Model, from_linen, from_nnx
 
 
 def init(key, inputs):
@@ -129,6 +130,24 @@ def test_a_module_is_told_that_it_trains_by_the_argument_that_it_has(arguments, 
     for train in (True, False):
         outputs, _ = model.apply(params, state, jnp.ones(2), train=train)
         assert outputs.tolist() == [float(train)] * 2
+
+
+def test_a_sequence_is_called_as_its_first_layer_is():
+    made = {"nn": nn}
+    exec(TOLD.format(arguments="train", trains="train"), made)
+    for layers, train in [([made["Told"](), nn.relu], True), ([nn.relu, nn.relu], False)]:
+        model = from_linen(nn.Sequential(layers))
+        variables = model.init(jax.random.key(0), jnp.ones(2))
+        outputs, _ = model.apply(*variables, jnp.ones(2), train=train)
+        assert outputs.tolist() == [1.0] * 2
+
+
+def test_a_sequence_of_nnx_trains_by_its_layers_mode():
+    model = from_nnx(lambda rngs: nnx.Sequential(jnp.positive, nnx.Dropout(0.5, rngs=rngs)))
+    variables = model.init(jax.random.key(0), jnp.ones(64))
+    for train, values in [(True, {0.0, 2.0}), (False, {1.0})]:
+        outputs, _ = model.apply(*variables, jnp.ones(64), train=train, rng=jax.random.key(1))
+        assert set(outputs.tolist()) == values
 
 
 def test_a_module_that_needs_what_nobody_gives_is_refused():

@@ -92,6 +92,10 @@ def number():
     return 3
 
 
+def packaged(outputs, rngs):
+    return nnx.Linear(outputs, 1, rngs=rngs)
+
+
 def load(columns=3):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, columns)).astype(np.float32)
@@ -393,6 +397,8 @@ def test_muon_takes_hidden_matrices_unless_told_otherwise(given):
         ({"model": of_user("wide")}, "model.name", "mismatch", "[1, 3]"),
         ({"model": of_user("broken")}, "model.name", "damaged", "line "),
         ({"model": of_user("number")}, "model.name", "type", "int"),
+        ({"model": of_user("packaged")}, "model.name", "damaged", "dot_general"),
+        ({"loss": LossConfig(name=of_user("number"))}, "loss.name", "damaged", "positional"),
         ({"model": of_user("absent")}, "model.name", "missing", "Linen"),
         ({"model": "not_there:Net"}, "model.name", "missing", "not_there"),
         ({"model": "not_there.py:Net"}, "model.name", "missing", "not_there.py"),

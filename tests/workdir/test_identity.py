@@ -161,10 +161,19 @@ def test_changed_data_are_refused_and_touched_data_are_not(tmp_path):
 def test_files_that_options_name_are_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("one")
-    options = {"text": "text.txt", "other": "none.txt", "mode": "sum", "length": 3}
-    config = {"train": {"data": {"name": "data.py:load", "options": options}}}
+    for folder in ("parts", "sets/mine/v2", "mode"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "vector.npy").write_text("")
+    options = {"text": "text.txt", "other": "none.txt", "parts": ["parts"], "sep": "/", "length": 3}
+    config = {
+        "train": {"data": {"name": "data.py:load", "options": options}},
+        "model": {"options": {"table": "vector.npy", "mode": "mode"}},
+        "eval": {"data": {"builder": "mine/v2:1.0.0", "data_dir": "sets", "vocab_file": "vocab"}},
+    }
+    (tmp_path / "vocab").write_text("a")
+    (tmp_path / "sets/mine/v2/1.0.0").mkdir()
     before = _data_files.read_data(config, False)
-    assert set(before) == {"text.txt"}
+    assert set(before) == {"text.txt", "parts", "vector.npy", "vocab", "sets/mine/v2/1.0.0"}
     (tmp_path / "text.txt").write_text("two")
     assert _data_files.differences(
         before["text.txt"], _data_files.read_data(config, False)["text.txt"]

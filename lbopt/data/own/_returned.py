@@ -16,12 +16,16 @@ class SourceDataset:
 
     Args:
       source: Numbered records, `source[index]` -> arrays by name, as Grain and PyTorch have them.
+      field: Field that names the function that returned it, for errors.
+      place: Its value.
     """
 
     reading = Reading(threads=8, examples_per_slice=64)
 
-    def __init__(self, source: Any):
+    def __init__(self, source: Any, field: str, place: str):
         self._source = source
+        self._field = field
+        self._place = place
 
     def __len__(self) -> int:
         return len(self._source)
@@ -29,6 +33,9 @@ class SourceDataset:
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the records at `indices` as one batch."""
         records = [self._source[int(index)] for index in indices]
+        for record in records:
+            fix = f"a record is a {type(record).__name__}; give a dict of arrays by name"
+            require(isinstance(record, Mapping), self._field, self._place, fix, code="type")
         return {name: np.stack([record[name] for record in records]) for name in records[0]}
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
@@ -65,20 +72,31 @@ class HuggingFaceDataset:
 class _Completed:
     """A data set of the user with the defaults of `Dataset` for what it lacks."""
 
-    def __init__(self, dataset: Any):
+    def __init__(self, dataset: Any, field: str, place: str):
         self._dataset = dataset
+        self._field = field
+        self._place = place
         self.reading: Reading = getattr(dataset, "reading", Reading())
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        return dict(self._dataset.take(indices))
+        return self._whole(self._dataset.take(indices), "take", len(indices))
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
         if hasattr(self._dataset, "draw"):
-            return dict(self._dataset.draw(indices, epochs, seed))
+            return self._whole(self._dataset.draw(indices, epochs, seed), "draw", len(indices))
         return self.take(indices)
+
+    def _whole(self, found: Any, method: str, examples: int) -> dict[str, np.ndarray]:
+        """Return a batch that has an example for each index."""
+        batch = dict(found)
+        lengths = {name: len(array) for name, array in batch.items()}
+        fix = f"{method} returns {lengths} examples for {examples} indices; return one for each"
+        fits = set(lengths.values()) == {examples}
+        require(fits, self._field, self._place, fix, code="mismatch")
+        return batch
 
 
 def as_splits(found: Any, field: str, place: str) -> Splits:
@@ -123,9 +141,9 @@ def _dataset(found: Any, field: str, place: str) -> Dataset:
         batch = found.take(np.arange(1)) if len(found) else {}
         fix = f"take(indices) returns a {type(batch).__name__}; return a dict of arrays by name"
         require(isinstance(batch, Mapping), field, place, fix, code="type")
-        return _Completed(found)
+        return _Completed(found, field, place)
     if hasattr(found, "__len__") and hasattr(found, "__getitem__") and not isinstance(found, str):
-        return SourceDataset(found)
+        return SourceDataset(found, field, place)
     fix = (
         f"a split is a {type(found).__name__}; give a dict of arrays, or an object with __len__ "
         "and take(indices)"
@@ -137,9 +155,18 @@ def _example(split: Dataset, field: str, place: str) -> dict[str, str]:
     """Return the dtype and shape of an example by name, as text."""
     fix = "a split has no example; give it some"
     require(len(split) > 0, field, place, fix)
-    batch = split.take(np.arange(min(2, len(split))))
+    most = min(64, len(split))
+    one = _spec(split, 1, field, place)
+    many = _spec(split, most, field, place)
+    fix = f"an example of take of 1 is {one}, and of {most} {many}; make them alike"
+    require(one == many, field, place, fix, code="mismatch")
+    return one
+
+
+def _spec(split: Dataset, examples: int, field: str, place: str) -> dict[str, str]:
+    batch = split.take(np.arange(examples))
     fix = "take(indices) gives no arrays with an example for each index; correct it"
     arrays = {name: np.asarray(array) for name, array in dict(batch).items()}
-    fits = all(array.ndim and len(array) == min(2, len(split)) for array in arrays.values())
+    fits = all(array.ndim and len(array) == examples for array in arrays.values())
     require(arrays and fits, field, place, fix, code="type")
     return {name: f"{array.dtype}{list(array.shape[1:])}" for name, array in arrays.items()}

@@ -216,6 +216,27 @@ class WithoutNames(Drawn):
         return [indices]
 
 
+class Tuples(Squares):
+    """A source whose records have no names."""
+
+    def __getitem__(self, index):
+        return np.float32(index), np.float32(index**2)
+
+
+class AtMostTwo(Drawn):
+    """A data set that forgets examples of larger batches."""
+
+    def take(self, indices):
+        return super().take(indices[:2])
+
+
+class Wider(Drawn):
+    """A data set whose dtype depends on the batch."""
+
+    def take(self, indices):
+        return {"x": indices.astype("f8" if len(indices) > 2 else "f4")}
+
+
 @pytest.mark.parametrize(
     "split", [Squares(), Drawn(), {"x": np.arange(12.0), "y": np.arange(12.0) ** 2}]
 )
@@ -236,6 +257,9 @@ def test_a_function_may_return_arrays_records_or_data_sets(split):
         (Splits(*3 * [{"x": np.zeros(3), "y": np.zeros(2)}]), "mismatch"),
         (Splits(*3 * [{"x": 1.0, "y": 2.0}]), "mismatch"),
         (Splits(*3 * [WithoutNames()]), "type"),
+        (Splits(*3 * [Tuples()]), "type"),
+        (Splits(*3 * [AtMostTwo()]), "mismatch"),
+        (Splits(*3 * [Wider()]), "mismatch"),
     ],
 )
 def test_what_is_no_data_is_refused(found, code):
