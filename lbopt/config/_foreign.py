@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -160,7 +161,8 @@ def make(
         arguments = {rate_name: rate} if rate_name else {}
         arguments |= {key: _base(value, rate) for key, value in given.items()}
         of_leaves = _of_leaves(taken, mask, stacked, known_roles, params, is_user)
-        with _user_code.naming_errors("name", name):
+        # What Optax's own cannot be made of is told by `check_update`.
+        with _user_code.naming_errors("name", name) if is_user else contextlib.nullcontext():
             made = factory(**{**of_leaves, **arguments})
         fix = f"it returns a {type(made).__name__}; return an optax.GradientTransformation"
         is_one = hasattr(made, "init") and hasattr(made, "update")
