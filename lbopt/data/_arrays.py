@@ -29,6 +29,8 @@ class Reading(NamedTuple):
 class Dataset(Protocol):
     """Numbered examples. Both methods are pure functions, so a batch depends on its step alone.
 
+    All batches have the names, dtypes and shapes of an example of `take(np.arange(1))`: a model is
+    built for those. One that a function of the user returns needs `__len__` and `take` alone.
     A batch may have `mask`, False for examples that evaluation leaves out, and a list of damaged
     records under `lbopt.data.DAMAGED`.
     """
