@@ -56,7 +56,10 @@ def test_an_error_names_the_last_line_of_the_users_code(folder, monkeypatch):
         make()
     assert f"{folder / 'late.py'}, line 3: KeyError: 'absent'" in str(caught.value)
 
-    # An error that met none of it passes.
+    # An error that met none of it is told without a line.
     monkeypatch.setattr(_user_code, "is_of_user", lambda file: False)
-    with pytest.raises(KeyError), _user_code.naming_errors("model", "late.py:make"):
+    named_anew = _user_code.naming_errors("model", "late.py:make")
+    with refused("model", "late.py:make", "damaged") as caught, named_anew:
         make()
+    assert "KeyError: 'absent'; correct it" in str(caught.value)
+    assert "line 3" not in str(caught.value)
