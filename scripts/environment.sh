@@ -21,7 +21,9 @@ use_environment() {
     wanted=$(cat "$ROOT/pyproject.toml" "$ROOT/scripts/constraints.txt" | cksum)
     wanted="$("$python" --version) $wanted"
     local stamps=("$stamp")
-    [ "$extras" != test ] || stamps+=("$VENV/.lbopt-dev") # dev includes the extras of test
+    case $extras in
+    test | docs) stamps+=("$VENV/.lbopt-dev") ;; # dev includes their extras
+    esac
     for made in "${stamps[@]}"; do
         if [ -f "$made" ] && [ "$(cat "$made")" = "$wanted" ]; then
             return
