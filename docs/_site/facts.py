@@ -7,12 +7,14 @@ the functions of this module in `__all__`. A name or key that does not exist end
 import functools
 import json
 import pathlib
+import re
+import tomllib
 
 import jinja2
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-__all__ = ["percent", "study"]
+__all__ = ["extras", "percent", "study", "supported", "version"]
 
 
 def fill_in(app, page, source):
@@ -58,3 +60,44 @@ def study(name):
 def percent(share, digits=1):
     """Return a share as a percentage, without the sign."""
     return f"{100 * share:.{digits}f}"
+
+
+def extras(purposes):
+    """Return a table of the extras in pyproject.toml.
+
+    Args:
+      purposes: What each extra is for.
+
+    Raises:
+      ValueError: If an extra has no purpose, or is not in pyproject.toml.
+    """
+    found = _project()["optional-dependencies"]
+    if found.keys() != purposes.keys():
+        raise ValueError(f"extras(): describe exactly {sorted(found)}")
+    lines = ["| extra | what it is for | what it installs |", "|---|---|---|"]
+    for name, purpose in purposes.items():
+        packages = ", ".join(f"`{one.partition(';')[0].strip()}`" for one in found[name])
+        lines.append(f"| `{name}` | {purpose} | {packages} |")
+    return "\n".join(lines)
+
+
+def supported(package):
+    """Return the oldest supported version of a package that every install needs."""
+    (version,) = (
+        found[1]
+        for one in _project()["dependencies"]
+        if (found := re.fullmatch(rf"{package}>=([\w.]+)", one))
+    )
+    return version
+
+
+@functools.cache
+def _project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def version():
+    """Return lbopt's version."""
+    import lbopt
+
+    return lbopt.__version__
