@@ -117,10 +117,17 @@ class Browser:
         return [event["params"] for event in self.events if event.get("method") in methods]
 
     def evaluate(self, expression):
-        """Return the value of a JavaScript expression in the page."""
-        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"][
-            "value"
-        ]
+        """Return the value of a JavaScript expression in the page, or what its promise gives."""
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def prefer(self, colour_scheme):
+        """Let the system ask pages for "light" or "dark"."""
+        feature = {"name": "prefers-color-scheme", "value": colour_scheme}
+        self.call("Emulation.setEmulatedMedia", features=[feature])
 
     @property
     def requests(self):

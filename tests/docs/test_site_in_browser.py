@@ -1,0 +1,95 @@
+"""Every page of the built site in a real browser, on a desktop and on a phone, light and dark."""
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import browser as browsers
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.process,
+    pytest.mark.skipif(browsers.find() is None, reason="no Chromium on PATH"),
+]
+
+ROOT = pathlib.Path(__file__).parents[2]
+PHONE = 375
+DESKTOP = 1280
+RULES = ["color-contrast", "image-alt", "label", "link-name", "button-name", "document-title"]
+AXE = """
+axe.run(document, {runOnly: %s}).then((found) => found.violations.flatMap((rule) =>
+  rule.nodes.map((node) => rule.id + ": " + node.html.slice(0, 120) + " " + node.failureSummary)))
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built as scripts/docs builds it but with outputs of notebooks of an earlier run."""
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run(
+        [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", "docs", folder],
+        cwd=ROOT,
+        check=True,
+    )
+    return sorted(path for path in folder.rglob("*.html") if "_static" not in path.parts)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = browsers.Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(PHONE, "light"), (DESKTOP, "dark")])
+def test_each_page_is_sound(browser, site, width, scheme):
+    """No message on the console, no request that leaves, nothing wider than the screen.
+
+    axe checks that texts stand out from their background, that pictures, fields and links have a
+    text, and that pages have a title.
+    """
+    axe = _axe()
+    browser.prefer(scheme)
+    faults = []
+    for page in site:
+        browser.open(page.as_uri(), width)
+        told = [each for each in browser.complaints if each.get("type") != "log"]
+        found = [f"console: {json.dumps(each)[:200]}" for each in told]
+        found += [f"asks for {url}" for url in browser.requests if not _stays(url)]
+        wide = browser.evaluate("document.documentElement.scrollWidth")
+        if wide > width:
+            found.append(f"{wide} pixels wide")
+        browser.evaluate(axe)
+        found += browser.evaluate(AXE % json.dumps(RULES))
+        faults += [f"{page.name}: {fault}" for fault in found]
+    assert not faults, "\n".join(faults)
+
+
+def test_the_search_finds_a_page(browser, site):
+    (page,) = (path for path in site if path.name == "search.html")
+    browser.open(f"{page.as_uri()}?q=citation", DESKTOP)
+    results = "[...document.querySelectorAll('#search-results li a')].map((one) => one.textContent)"
+    waited = f"""
+    new Promise((resolve) => {{
+      const look = () => {{
+        const found = {results};
+        found.length ? resolve(found) : setTimeout(look, 50);
+      }};
+      look();
+      setTimeout(() => resolve([]), 10000);
+    }})
+    """
+    assert any("Licence and citation" in title for title in browser.evaluate(waited))
+
+
+def _axe():
+    """Return the script of the axe package."""
+    spec = importlib.util.find_spec("axe_core_python")
+    return (pathlib.Path(spec.origin).parent / "axe.min.js").read_text()
+
+
+def _stays(url):
+    return url.startswith(("file:", "data:"))
