@@ -6,8 +6,9 @@ import sys
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 
-import lbopt  # noqa: E402
 from _site import facts, mathml  # noqa: E402
+
+import lbopt  # noqa: E402
 
 project = "lbopt"
 author = "The lbopt authors"

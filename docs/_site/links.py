@@ -26,6 +26,10 @@ class Page(html.parser.HTMLParser):
         self.faults = []
         self.feed(text)
 
+    def has(self, fragment):
+        """Return whether a link to this place of the page leads somewhere."""
+        return not fragment or urllib.parse.unquote(fragment) in self.anchors
+
     def handle_starttag(self, tag, attributes):
         """Note what a tag says."""
         given = dict(attributes)
@@ -63,9 +67,8 @@ def _dead_links(path, page, pages):
             target = (path.parent / urllib.parse.unquote(address.path)).resolve()
         if not target.is_file():
             yield f"no such file: {link}"
-        elif address.fragment and target in pages:
-            if urllib.parse.unquote(address.fragment) not in pages[target].anchors:
-                yield f"no such place: {link}"
+        elif target in pages and not pages[target].has(address.fragment):
+            yield f"no such place: {link}"
 
 
 if __name__ == "__main__":

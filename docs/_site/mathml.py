@@ -1,5 +1,6 @@
-"""Formulas as MathML, which browsers draw by themselves: the page asks no other server for a script."""
+"""Formulas as MathML, which browsers draw without a script from another server."""
 
+from docutils import nodes
 from latex2mathml import converter
 
 
@@ -20,6 +21,4 @@ def _block(writer, node):
 
 
 def _done():
-    from docutils import nodes
-
     return nodes.SkipNode()

@@ -1,0 +1,139 @@
+"""The README and the pages of the site are true: code runs, commands exist, messages are ours."""
+
+import io
+import json
+import pathlib
+import re
+import shlex
+import textwrap
+from contextlib import redirect_stdout
+
+import matplotlib
+import pytest
+
+import lbopt
+from lbopt.cli import _main
+
+matplotlib.use("agg")  # as the notebooks of the site do
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text()
+PAGES = {
+    str(path.relative_to(DOCS)): path.read_text()
+    for path in sorted(DOCS.rglob("*.md"))
+    if "_site" not in path.parts
+}
+CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCKS = re.compile(
+    r"```(?:bash|console|text)\n(.*?)```|((?:^ {4}.*\n)+)", re.DOTALL | re.MULTILINE
+)
+COMMANDS = re.compile(r"^(?:\$ )?lbopt [^\n]*(?:\\\n[^\n]*)*", re.MULTILINE)
+RIDDLES = ("so many", "so often", "likewise", "whoever", "the former", "one that ", "as ever")
+
+
+def test_the_loop_of_the_readme_prints_what_it_says():
+    (code,) = CODE.findall(README)
+    said = re.search(r"accuracy:\n\n((?: {4}.*\n)+)", README)[1]
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(code, {})
+
+    said, found = (
+        dict(line.rsplit(maxsplit=1) for line in text.splitlines())
+        for text in (textwrap.dedent(said), printed.getvalue())
+    )
+    assert said.keys() == found.keys()
+    assert said["learning_rate"] == found["learning_rate"]
+    # Near the minimum ratios follow the rounding of small gradients.
+    for name in said:
+        assert float(found[name]) == pytest.approx(float(said[name]), rel=0.1), name
+    assert float(found["test accuracy"]) > 0.95
+
+
+def test_the_readme_is_a_screen_and_a_half():
+    lines = README.splitlines()
+    assert len(lines) <= 150
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_study():
+    summary = json.loads((ROOT / "configs" / "sweeps" / "digits_limit.json").read_text())
+    last = {arm["arm"]: 100 * arm["points"][-1]["test_accuracy_mean"] for arm in summary["arms"]}
+    best, second = sorted(last, key=last.get, reverse=True)[:2]
+    assert best == "LAMB + LEGW"
+    assert f"keeps {last[best]:.1f} %, {last[best] - last[second]:.1f} points more" in README
+
+    limits = {arm["arm"]: arm["limit"]["global_batch_size"] for arm in summary["arms"]}
+    assert max(limits, key=limits.get) == best
+    assert summary["claims"][0]["verdict"] == "cannot be told"
+
+    plans = list((ROOT / "configs" / "plans").glob("*.json"))
+    assert f"{len(plans)} published TPU runs" in README
+
+
+def test_links_of_the_readme_and_its_pictures_exist():
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert len(links) > 10
+    for path in links:
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", [name for name, text in PAGES.items() if CODE.search(text)])
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    """The blocks of a page run one after another in one namespace, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    space = {"__name__": "__page__"}
+    for code in CODE.findall(PAGES[page]):
+        if "# not run" not in code:
+            exec(compile(code, page, "exec"), space)
+
+
+@pytest.mark.parametrize("page", ["README.md", *PAGES])
+def test_the_commands_of_a_page_exist(page):
+    text = README if page == "README.md" else PAGES[page]
+    blocks = re.findall(
+        r"```(?:bash|console|sh|text)\n(.*?)```|((?:^ {4}.*\n)+)", text, re.S | re.M
+    )
+    for block in map("\n".join, blocks):
+        for line in COMMANDS.findall(re.sub(r"^ {4}", "", block, flags=re.M)):
+            _check_command(line)
+
+
+def _check_command(line):
+    """Check the command of a line, and the names of its flags."""
+    words = shlex.split(line.replace("\\\n", " "), comments=True)[1:]
+    assert words[0] in (*_main.COMMANDS, "--version", "--help", "COMMAND"), line
+    if words[0] not in _main.COMMANDS:
+        return
+
+    command = __import__(f"lbopt.cli._{words[0]}", fromlist=["FLAGS"])
+    known = set(getattr(command, "FLAGS", ()))
+    for word in words[1:]:
+        found = re.match(r"--([\w-]+)", word)
+        if found and not word.startswith(("--config.", "--help")) and known:
+            assert found[1] in known, line
+
+
+@pytest.mark.parametrize("page", ["README.md", *PAGES])
+def test_a_page_is_plain_english(page):
+    text = (README if page == "README.md" else PAGES[page]).lower()
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    assert [words for words in RIDDLES if words in re.sub(r"\s+", " ", prose)] == []
+
+
+def test_messages_of_the_troubleshooting_page_are_in_the_code():
+    source = "\n".join(path.read_text() for path in (ROOT / "lbopt").rglob("*.py"))
+    joined = re.sub(r'"\s*\n\s*f?"', "", source)  # a sentence may be written in several strings
+    headings = re.findall(r"^### (`.*)$", PAGES["help/troubleshooting.md"], re.MULTILINE)
+    assert len(headings) > 10
+    for heading in headings:
+        for words in re.findall(r"`([^`]+)`", heading):
+            assert words in joined, words
+
+
+def test_every_exported_name_and_every_command_is_on_the_site():
+    text = "\n".join(PAGES.values())
+    for name in lbopt.__all__:
+        assert re.search(rf"\b{name}\b", text), name
+    for name in _main.COMMANDS:
+        assert f"lbopt {name}" in text, name
