@@ -12,9 +12,27 @@ import tomllib
 
 import jinja2
 
+from lbopt.transforms import VARIANTS
+from lbopt.transforms._describe import variants_table
+
 ROOT = pathlib.Path(__file__).parents[2]
 
-__all__ = ["extras", "percent", "study", "supported", "version"]
+__all__ = [
+    "claim",
+    "collectives",
+    "extras",
+    "finding",
+    "gain",
+    "number",
+    "percent",
+    "plan",
+    "study",
+    "supported",
+    "variant_entries",
+    "variant_source",
+    "variants",
+    "version",
+]
 
 
 def fill_in(app, page, source):
@@ -55,6 +73,94 @@ def _environment():
 def study(name):
     """Return the summary of a study in `configs/sweeps/`."""
     return json.loads((ROOT / "configs" / "sweeps" / f"{name}.json").read_text())
+
+
+@functools.cache
+def plan(name):
+    """Return a plan in `configs/plans/`."""
+    return json.loads((ROOT / "configs" / "plans" / f"{name}.json").read_text())
+
+
+def claim(name, of):
+    """Return a claim of a study: a dict with `verdict` and `sentence`."""
+    (found,) = (one for one in study(of)["claims"] if one["claim"] == name)
+    return found
+
+
+def finding(name, begins):
+    """Return the finding of a study that begins so."""
+    (found,) = (text for text in study(name)["findings"] if text.startswith(begins))
+    return found
+
+
+def gain(name, arm):
+    """Return an arm of an ablation: a dict with `mean`, `gain` and the gain's interval."""
+    (found,) = (step for step in study(name)["waterfall"]["steps"] if step["arm"] == arm)
+    return found
+
+
+def collectives(name, phase=1):
+    """Return the exchanges in a step of a plan in Markdown, added up by purpose."""
+    added = {}
+    for one in plan(name)["collectives"]:
+        if one.get("phase", 1) == phase:
+            kind = (one["source"], one["op"], one["dtype"], f"{one['group_size']:,}")
+            added[kind] = added.get(kind, 0) + one["bytes"]
+    lines = [["purpose", "exchange", "dtype", "devices in a group", "MB a device"], ["---"] * 5]
+    return "\n".join(
+        map(_cells, lines + [[*kind, f"{size / 1e6:,.3f}"] for kind, size in added.items()])
+    )
+
+
+def variants(optimizer):
+    """Return the table of all variants of "lamb" or "lars" in Markdown, without their sources.
+
+    Each name links to the variant's entry; see `variant_entries`.
+    """
+    lines = [re.split(r"\s{2,}", line)[:-1] for line in variants_table(optimizer).splitlines()]
+    header, *rest = lines
+    linked = [[f"[`{name}`](#{optimizer}-{name})", *cells] for name, *cells in rest]
+    return "\n".join(map(_cells, [["variant", *header[1:]], ["---"] * len(header), *linked]))
+
+
+def _cells(cells):
+    return f"| {' | '.join(cells)} |"
+
+
+def variant_source(optimizer, name):
+    """Return the source of a variant: a file at a commit, or a paper with its version."""
+    return VARIANTS[optimizer][name].source
+
+
+def variant_entries(optimizer):
+    """Return a section for each variant of "lamb" or "lars": source, options, peculiarities."""
+    return "\n\n".join(_entry(variant) for variant in VARIANTS[optimizer].values())
+
+
+def _entry(variant):
+    options = [f"`{name}={value!r}`" for name, value in variant.differences().items()]
+    lines = [
+        f"### {variant.optimizer.upper()} {variant.name}",
+        f'Call: `lbopt.{variant.optimizer}(learning_rate, variant="{variant.name}")`',
+        f"Source: {_linked(variant.source)}",
+        f"Options that differ from the paper's: {', '.join(options) or 'none'}.",
+        variant.about,
+    ]
+    return "\n\n".join(lines)
+
+
+def _linked(source):
+    """Return a source as Markdown: a file at a commit links to the repository at that commit."""
+    paper = re.search(r"arXiv:([\d.]+v\d+)", source)
+    if paper:
+        return source.replace(paper[0], f"[{paper[0]}](https://arxiv.org/abs/{paper[1]})")
+    repository, commit, place = re.fullmatch(r"([^@]+)@(\w+):(.*)", source).groups()
+    return f"[{repository}@{commit[:7]}](https://github.com/{repository}/tree/{commit}), {place}"
+
+
+def number(value, digits=0):
+    """Return a number with separators of thousands."""
+    return f"{value:,.{digits}f}"
 
 
 def percent(share, digits=1):
