@@ -1,8 +1,9 @@
-"""Which files are of Python and of installed packages, and which are the user's."""
+"""Which files are of Python and of installed packages, which the user's, and which lbopt's own."""
 
 from __future__ import annotations
 
 import os
+import pathlib
 import site
 import sysconfig
 
@@ -21,3 +22,13 @@ def _installed() -> list[str]:
     python = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     own = os.path.dirname(__file__)
     return [os.path.realpath(folder) for folder in (*packages, *python, own)]
+
+
+def shipped(name: str) -> pathlib.Path:
+    """Return a file or folder that comes with lbopt beside its modules, such as `configs`.
+
+    A wheel has them in `lbopt/_shipped`. In a checkout they are beside the package.
+    """
+    own = pathlib.Path(__file__).parent
+    in_wheel = own / "_shipped"
+    return (in_wheel if in_wheel.is_dir() else own.parent) / name

@@ -1,7 +1,7 @@
 from ._compilation_cache import MIN_COMPILE_S as MIN_COMPILE_S
+from ._config_files import config_files as config_files
 from ._flags import (
     call_get_config as call_get_config,
-    config_files as config_files,
     config_rows as config_rows,
     load_config as load_config,
 )

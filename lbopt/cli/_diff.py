@@ -11,7 +11,7 @@ from typing import Any
 
 from lbopt import _user_code
 from lbopt._shown import show
-from lbopt.cli import _flags
+from lbopt.cli import _config_files, _flags
 from lbopt.config import (
     SweepConfig,
     TrainConfig,
@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> None:
     given, overrides = _flags.parse("diff", list(_named(argv)), FLAGS, required=("workdir",))
     flag = given.get("config")
     if flag is not None:
-        _flags.split_row(flag)  # refuses an address before a workdir is read
+        _config_files.split_row(flag)  # refuses an address before a workdir is read
         fix = "two workdirs are compared by their own configs; leave it out, or leave --other out"
         require("other" not in given, "--config", flag, fix, code="conflict")
     with contextlib.ExitStack() as stack:
@@ -155,9 +155,11 @@ def _recorded_flags(saved: Mapping[str, Any]) -> tuple[str | None, list[str]]:
     overrides = [word for word in words if word.startswith("--config.")]
     for word in words:
         name, _, flag = word.partition("=")
-        place = os.path.join(saved.get("folder", ""), flag)
-        if name == "--config" and os.path.isfile(_flags.split_row(place)[0]):
-            return place, overrides
+        if name != "--config":
+            continue
+        file, row = _config_files.split_row(flag, saved.get("folder", ""))
+        if os.path.isfile(file):
+            return f"{file}:{row}" if row else file, overrides
     return None, []
 
 

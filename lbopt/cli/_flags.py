@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import difflib
 import operator
-import os
 import pathlib
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from ml_collections import config_flags
 
 from lbopt import _user_code, errors, paths
 from lbopt._shown import shell_line, show
-from lbopt.cli import _columns, _field_lists
+from lbopt.cli import _columns, _config_files, _field_lists
 from lbopt.config import (
     OF_TEXT,
     FromText,
@@ -34,7 +33,7 @@ _OVERRIDE = ("--config.", "-config.")
 _SWITCHES = ("json",)
 """Flags without a value."""
 _INDENT = 4
-_LOCAL = ("configs", "data_dir", "images", "job_secret_file", "manual_dir")
+_LOCAL = ("configs", "copy", "data_dir", "images", "job_secret_file", "manual_dir")
 _OR_BUCKET = ("folder", "other", "output", "vocab", "workdir")
 """Flags that take a local path, and those that take an address of a bucket too. (`--config` may
 have a row.)"""
@@ -142,7 +141,7 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
     """Return the config of a file with the overrides applied; it is not validated yet.
 
     Args:
-      flag: `FILE[:ROW]`.
+      flag: `FILE[:ROW]`; FILE may be the name of a recipe.
       overrides: `--config.field=VALUE` arguments.
       expected: Class, or classes, of which the config must be an instance.
 
@@ -212,8 +211,11 @@ def _parse_override(values: flags.FlagValues, override: str) -> None:
 
 
 def call_get_config(flag: str) -> Any:
-    """Import the config file of `FILE[:ROW]` and return the result of its `get_config(ROW)`."""
-    path, argument = split_row(flag)
+    """Import the config file of `FILE[:ROW]` and return the result of its `get_config(ROW)`.
+
+    FILE may be the name of a recipe that comes with lbopt; see `_config_files.split_row`.
+    """
+    path, argument = _config_files.split_row(flag)
 
     def get_config(module: Any) -> Any:
         fix = "it defines no get_config; give a config file"
@@ -224,33 +226,6 @@ def call_get_config(flag: str) -> Any:
     with errors.under("config"):
         check_fields(config)
     return config
-
-
-def split_row(flag: str) -> tuple[str, str]:
-    """Return the path and the row of `FILE[:ROW]`, whose FILE may contain colons too.
-
-    Raises:
-      UserError: If FILE is an address.
-    """
-    cuts = [index for index, letter in enumerate(flag) if letter == ":"] + [len(flag)]
-    cut = next((cut for cut in cuts if os.path.isfile(os.path.expanduser(flag[:cut]))), None)
-    if cut is None:
-        paths.local(flag, "--config")
-        cut = cuts[0]
-    return flag[:cut], flag[cut + 1 :]
-
-
-def config_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return the config files below a folder, sorted: the Python files that define `get_config`."""
-    return [file for file in sorted(folder.rglob("*.py")) if _defines_get_config(file)]
-
-
-def _defines_get_config(file: pathlib.Path) -> bool:
-    try:
-        body = ast.parse(file.read_bytes()).body
-    except (SyntaxError, ValueError):
-        return True  # loading it says what is wrong
-    return any(isinstance(node, ast.FunctionDef) and node.name == "get_config" for node in body)
 
 
 def config_rows(path: str) -> list[str]:
@@ -264,7 +239,7 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
     """Import a config file, and return `ask(module)`; the code that it names may lie beside it."""
     file = paths.local(path, "--config")
     if not file.is_file():
-        fix = f"there is no file {path!r} here ({pathlib.Path.cwd()})"
+        fix = f"there is no file {path!r} here ({pathlib.Path.cwd()}); {_config_files.hint(path)}"
         raise UserError("--config", flag, fix, code="missing")
     if file.suffix != ".py":
         raise UserError("--config", flag, "give a Python file (.py)")

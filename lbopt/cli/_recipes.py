@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from lbopt import errors, paths
 from lbopt._shown import printable, show
-from lbopt.cli import _columns, _flags
+from lbopt.cli import _columns, _config_files, _flags
 from lbopt.config import SweepConfig, TrainConfig
-from lbopt.errors import UserError
+from lbopt.errors import UserError, require
 from lbopt.transforms import VARIANTS
 
 FLAGS = {
     "config": "FILE[:ROW] to show in full, instead of the table",
-    "configs": "folder of config files (default: configs/ here or beside the package)",
+    "configs": "folder of config files (default: configs/ here, or else the recipes of lbopt)",
     "filter": "words of which each is in the config, the optimizer, the source or the status",
     "json": "print a list of objects",
 }
@@ -39,7 +39,7 @@ _SHORT = {
 """Statuses as the table shows them."""
 HINT = (
     "lbopt recipes --config=FILE:ROW shows a row in full; "
-    "lbopt train --config=FILE:ROW --workdir=DIR runs it"
+    "lbopt train --config=FILE:ROW --workdir=DIR runs it; FILE may be a name without .py"
 )
 
 
@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> None:
             fix = f"it does not go with --config={flag}; give one of the two"
             raise UserError(f"--{name}", given[name], fix, code="conflict")
 
-    flags = _flags_of(_folder(given.get("configs"))) if flag is None else [flag]
+    flags = list(_flags_of(given.get("configs"))) if flag is None else [flag]
     words = given.get("filter", "").lower().split()
     found = [recipe for recipe in map(_recipe, flags) if _has_all(recipe, words)]
     if words and not found:
@@ -104,7 +104,8 @@ def _table(recipes: Sequence[Mapping[str, str]]) -> Iterator[str]:
 
 def _cells(recipe: Mapping[str, str]) -> dict[str, str]:
     """Return the text of a recipe in each column, and the line above the rows of its file."""
-    file, row = _flags.split_row(recipe["config"])
+    _, row = _config_files.split_row(recipe["config"])
+    file = recipe["config"].removesuffix(f":{row}")
     published = [recipe[name] for name in ("published_result", "hardware", "time")]
     shown = {
         "above": f"{file}: {recipe['source']}",
@@ -120,7 +121,7 @@ def _cells(recipe: Mapping[str, str]) -> dict[str, str]:
 def _print_recipe(flag: str, recipe: Mapping[str, str]) -> None:
     config = _flags.call_get_config(flag)
     command = "sweep" if isinstance(config, SweepConfig) else "train"
-    file, row = _flags.split_row(flag)
+    file, row = _config_files.split_row(flag)
     workdir = f"runs/{pathlib.Path(file).stem}" + (f"-{row}" if row else "")
     typed = _flags.command_line(command, [f"--config={flag}", f"--workdir={workdir}"])
 
@@ -134,22 +135,30 @@ def _print_recipe(flag: str, recipe: Mapping[str, str]) -> None:
         show(*_columns.wrapped(f"{name:<{widest}}{text or '-'}", hanging=widest))
 
 
-def _folder(given: str | None) -> pathlib.Path:
-    candidates = [pathlib.Path("configs"), pathlib.Path(__file__).parents[2] / "configs"]
-    if given:
-        candidates = [paths.local(given, "--configs")]
-    for folder in candidates:
-        if folder.is_dir():
-            return folder
-    fix = "there is no such folder; give the configs/ folder of a checkout"
-    raise UserError("--configs", str(candidates[0]), fix, code="missing")
+def _flags_of(given: str | None) -> Iterator[str]:
+    """Yield the `FILE[:ROW]` of each recipe in a folder, or else of each recipe of lbopt by name.
 
+    Args:
+      given: Folder from the user; None for `configs/` here, or else the recipes of lbopt.
 
-def _flags_of(folder: pathlib.Path) -> Iterator[str]:
-    """Yield the `FILE[:ROW]` of each recipe in a folder."""
-    for file in _flags.config_files(folder):
+    Raises:
+      UserError: If there is no such folder, or if a file cannot be loaded.
+    """
+    folder = pathlib.Path("configs") if given is None else paths.local(given, "--configs")
+    fix = "there is no such folder; give one of config files, or leave the flag out"
+    require(given is None or folder.is_dir(), "--configs", str(folder), fix, code="missing")
+    files = _config_files.config_files(folder)
+    shipped = given is None and not files
+    if shipped:
+        folder = _config_files.shipped_recipes()
+        files = _config_files.config_files(folder)
+
+    for file in files:
+        name = _config_files.name_of(file, folder)
+        # A file here of the same name would be loaded in its place.
+        means_it = shipped and _config_files.split_row(name)[0] == str(file)
         for row in _flags.config_rows(str(file)):
-            yield f"{file}:{row}" if row else str(file)
+            yield ":".join([name if means_it else str(file), *filter(None, [row])])
 
 
 def _recipe(flag: str) -> dict[str, str]:

@@ -36,7 +36,7 @@ from lbopt.workdir import (
 )
 
 FLAGS = {
-    "config": "configs/sweeps/FILE[:ROW], then --config.field=VALUE to override",
+    "config": "FILE[:ROW] of a study, then --config.field=VALUE to override",
     "workdir": "folder for results.jsonl and the report; the same one resumes",
     "shard": "NUMBER/COUNT: run this shard of the study only; other machines run the others in "
     "the same workdir",

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lbopt import _user_code
+from lbopt._installed import is_of_user
 from lbopt.parallel import available_devices
 from lbopt.workdir import _identity
 
@@ -44,7 +45,7 @@ def describe_software() -> dict[str, Any]:
     """Return versions, and the git revisions of lbopt and of the config file's folder."""
     return {
         "versions": package_versions(),
-        "git_revision": _git(str(pathlib.Path(__file__).parent), "rev-parse", "HEAD"),
+        "git_revision": _own_revision(),
         "code_revision": _code_revision(),
     }
 
@@ -84,16 +85,30 @@ def _flat(start: Mapping[str, Any]) -> dict[str, Any]:
     return {**start["versions"], **others}
 
 
+def _own_revision() -> str | None:
+    """Return the git revision of lbopt; None if it is installed without its repository.
+
+    An environment may lie inside a repository of the user, whose revision is not that of lbopt.
+    """
+    file = pathlib.Path(__file__)
+    folder = str(file.parent)
+    if _git(folder, "ls-files", "--error-unmatch", "--", file.name) is None:
+        return None
+    return _git(folder, "rev-parse", "HEAD")
+
+
 def _code_revision() -> str | None:
     """Return the git revision of the config file's folder, and whether it has changes.
 
-    None without a config file, or if its folder is in no repository.
+    None without a config file, if its folder is in no repository, or if it was installed with
+    lbopt: then the version of lbopt tells what it is.
     """
     folder = _user_code.config_folder()
-    revision = folder and _git(folder, "rev-parse", "HEAD")
+    if folder is None or not is_of_user(str(pathlib.Path(folder, "config.py"))):
+        return None
+    revision = _git(folder, "rev-parse", "HEAD")
     if not revision:
         return None
-    assert folder is not None
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
     return f"{revision} with changes" if changes else revision
 
