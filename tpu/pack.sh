@@ -1,4 +1,5 @@
 # Sourced by create and setup: sends the checkout to the bucket. A machine fetches it at each boot.
+# Beside a copy of these scripts (lbopt tpu --copy) it is the checkout of the user's project.
 # shellcheck shell=bash
 
 # pack [DIRTY]: send the committed files, or with DIRTY all files that git does not ignore.
@@ -8,8 +9,12 @@ pack() {
     if is_wanted && [ -z "$DRY_RUN" ]; then
         die 2 "NAME=$NAME: a run is wanted, with the source it began with; tpu/stop first"
     fi
+    [ -f "$TPU/requirements.txt" ] || [ -f "$ROOT/pyproject.toml" ] ||
+        die 2 "$TPU: these scripts were installed with lbopt and have no project to send;" \
+            "lbopt tpu --copy=FOLDER copies them into yours"
     git -C "$ROOT" rev-parse --verify --quiet HEAD >/dev/null ||
-        die 3 "$ROOT is not a git checkout with a commit; clone the repository"
+        die 3 "$ROOT is not a git checkout with a commit;" \
+            "clone the repository, or commit your project's files"
 
     if [ -n "${1:-}" ]; then
         if [ -n "$DRY_RUN" ]; then

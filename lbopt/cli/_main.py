@@ -33,6 +33,7 @@ COMMANDS = {
     "recipes": "list every config",
     "config": "list every field of a config: type, default, meaning and where it applies",
     "prepare": "download, convert or make a data set; says what you have to download",
+    "tpu": "run a script for TPU machines, or copy the scripts into your project",
     "doctor": "check devices, versions, collectives, data and disk",
 }
 
