@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> None:
 
     Raises:
       UserError: If a flag is wrong, if there is no such script, or if it has no settings here.
-      EnvironmentProblem: If the scripts cannot be copied or started.
+      EnvironmentProblem: If the scripts cannot be copied, or if there is no bash.
     """
     if argv and not argv[0].startswith("-"):
         _become(argv[0], argv[1:])
@@ -84,12 +84,11 @@ def _become(name: str, argv: Sequence[str]) -> None:
     if folder.is_absolute() and not any(_tells(word) for word in argv):
         fix = "there is no tpu/ here, which has the settings; lbopt tpu --copy=. makes it"
         raise UserError(SCRIPT, name, f"{fix} (or give --env=FILE)", code="missing")
+    bash = shutil.which("bash")
+    if bash is None:
+        raise EnvironmentProblem("bash", reason="it is not on PATH; install it", code="missing")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and bash would too
-    try:
-        os.execvp("bash", ["bash", str(folder / name), *argv])
-    except OSError as error:
-        fix = f"bash cannot be started ({error.strerror}); install it"
-        raise EnvironmentProblem(SCRIPT, name, fix, code="resource") from error
+    os.execv(bash, [bash, str(folder / name), *argv])
 
 
 def _tells(word: str) -> bool:
