@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from lbopt import __version__, _installed, paths
-from lbopt._shown import show
+from lbopt._shown import shell_line, show
 from lbopt.cli import _columns, _flags
 from lbopt.errors import EnvironmentProblem, UserError, require, require_choice
 
@@ -112,14 +112,16 @@ def _copy(project: pathlib.Path) -> Iterator[str]:
 
     yield str(folder)
     yield ""
-    requirements = folder / "requirements.txt"
     text = (
-        f"{requirements} has what the machines install from the package index: "
-        f"lbopt=={__version__}. Add the packages of your code. "
-        "The machines get the committed files of the folder that tpu/ is in."
+        f"The machines install tpu/requirements.txt, which has lbopt=={__version__} from the package "
+        "index; add the packages of your code. They get the committed files of your project."
     )
     yield from _columns.wrapped(text)
-    yield f"next: cp {folder}/env.example {folder}/env, fill it in, commit, {folder}/create"
+    yield ""
+    if project != pathlib.Path():
+        yield shell_line(["cd", str(project)])
+    yield "cp tpu/env.example tpu/env"
+    yield "lbopt tpu create --help"
 
 
 def _write(folder: pathlib.Path) -> None:

@@ -142,7 +142,13 @@ def test_flags(words, flags, required, configs, lbopt, tmp_path, monkeypatch):
         "config": study if words == ["sweep"] else f"{configs / 'digits_cnn.py'}:smoke",
         "format": "safetensors",
     }
-    made = {"new": "folder", "prepare": "data_dir", "sweep": "workdir", "train": "workdir"}
+    made = {
+        "new": "folder",
+        "prepare": "data_dir",
+        "sweep": "workdir",
+        "tpu": "copy",
+        "train": "workdir",
+    }
     taken = {made.get(words[0])}
     for flag in (
         {*flags, HOSTILE} - taken - {"job_secret_file"}

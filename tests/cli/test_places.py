@@ -149,7 +149,7 @@ FREE_TEXT = {
     ),
 }
 """Fields that take any text; the name of a data set is looked up in a folder, by a pattern."""
-FOR_MESSAGES = {("load_ptb", "data_dir"), ("prepare_command", "data_dir")}
+FOR_MESSAGES = {("load_ptb", "data_dir"), ("prepare_command", "data_dir"), ("hint", "path")}
 NOT_OPENED = {
     ("ArraysConfig", "path"),  # a field of the config
     ("ImageFolderConfig", "path"),
@@ -159,6 +159,7 @@ NOT_OPENED = {
     ("own_files", "folder"),  # recorded by a run
     ("place_of_data", "folder"),
     ("read_data", "folder"),
+    ("split_row", "folder"),  # recorded by a run
     ("source_of", "path"),  # of an operation in a program
 }
 """Arguments of functions that are named like a path, and open none."""
