@@ -113,8 +113,9 @@ def _copy(project: pathlib.Path) -> Iterator[str]:
     yield str(folder)
     yield ""
     text = (
-        f"The machines install tpu/requirements.txt, which has lbopt=={__version__} from the package "
-        "index; add the packages of your code. They get the committed files of your project."
+        f"The machines install lbopt=={__version__} from the package index, as "
+        "tpu/requirements.txt says; add the packages of your code to it. They get the committed "
+        "files of your project."
     )
     yield from _columns.wrapped(text)
     yield ""
