@@ -175,7 +175,7 @@ class Installed:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1800,  # mypy reads all of jax and flax
         )
 
     def lbopt(self, *arguments):

@@ -142,6 +142,7 @@ def test_flags(words, flags, required, configs, lbopt, tmp_path, monkeypatch):
         "config": study if words == ["sweep"] else f"{configs / 'digits_cnn.py'}:smoke",
         "format": "safetensors",
     }
+
     made = {
         "new": "folder",
         "prepare": "data_dir",
@@ -150,6 +151,7 @@ def test_flags(words, flags, required, configs, lbopt, tmp_path, monkeypatch):
         "train": "workdir",
     }
     taken = {made.get(words[0])}
+
     for flag in (
         {*flags, HOSTILE} - taken - {"job_secret_file"}
     ):  # a single process does not use one
