@@ -1,7 +1,8 @@
 """Numbers and tables of the site, read from the files that measured them.
 
 A page writes `{= EXPRESSION =}` where such a fact belongs. The names that an expression can use are
-the functions of this module in `__all__`. A name or key that does not exist ends the build.
+the functions of this module in `__all__`, and those of `_site.fields` in its `FACTS`. A name or
+key that does not exist ends the build.
 """
 
 import functools
@@ -12,12 +13,14 @@ import tomllib
 
 import jinja2
 
+from _site import fields
 from lbopt.transforms import VARIANTS
 from lbopt.transforms._describe import variants_table
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 __all__ = [
+    "arm",
     "claim",
     "collectives",
     "extras",
@@ -26,6 +29,7 @@ __all__ = [
     "number",
     "percent",
     "plan",
+    "scores",
     "study",
     "supported",
     "variant_entries",
@@ -66,6 +70,7 @@ def _environment():
         keep_trailing_newline=True,
     )
     environment.globals.update({name: globals()[name] for name in __all__})
+    environment.globals.update({name: getattr(fields, name) for name in fields.FACTS})
     return environment
 
 
@@ -207,3 +212,30 @@ def version():
     import lbopt
 
     return lbopt.__version__
+
+
+def arm(name, label):
+    """Return an arm of a study by its label."""
+    (found,) = (one for one in study(name)["arms"] if one["arm"] == label)
+    return found
+
+
+def scores(name):
+    """Return a table of a study: the mean test accuracy of each arm at each batch, in percent."""
+    arms = study(name)["arms"]
+    sizes = [f"{point['global_batch_size']:,}" for point in arms[0]["points"]]
+    lines = [["test accuracy, %", *sizes, "limit"], ["---", *["---:"] * (len(sizes) + 1)]]
+    for one in arms:
+        means = [percent(point["test_accuracy_mean"], 2) for point in one["points"]]
+        lines.append([one["arm"], *means, _limit(one["limit"])])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _limit(limit):
+    """Return a limit with its interval in words."""
+    if limit["outcome"] == "cannot_tell":
+        return "cannot be told"
+    low, high = (f"{end:.0f}" if end else "beyond" for end in (limit["low"], limit.get("high")))
+    if limit["outcome"] == "not_reached":
+        return f"not reached ({low} at least)"
+    return f"{limit['global_batch_size']:.0f} ({low} to {high})"
