@@ -27,7 +27,7 @@ CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCKS = re.compile(
     r"```(?:bash|console|text)\n(.*?)```|((?:^ {4}.*\n)+)", re.DOTALL | re.MULTILINE
 )
-COMMANDS = re.compile(r"^(?:\$ )?lbopt [^\n]*(?:\\\n[^\n]*)*", re.MULTILINE)
+COMMANDS = re.compile(r"^lbopt (?:\\\n|[^\n])*", re.MULTILINE)
 RIDDLES = ("so many", "so often", "likewise", "whoever", "the former", "one that ", "as ever")
 
 
@@ -91,9 +91,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", ["README.md", *PAGES])
 def test_the_commands_of_a_page_exist(page):
     text = README if page == "README.md" else PAGES[page]
-    blocks = re.findall(
-        r"```(?:bash|console|sh|text)\n(.*?)```|((?:^ {4}.*\n)+)", text, re.S | re.M
-    )
+    blocks = re.findall(r"```(?:bash|console|sh|text)\n((?s:.*?))```|((?:^ {4}.*\n)+)", text, re.M)
     for block in map("\n".join, blocks):
         for line in COMMANDS.findall(re.sub(r"^ {4}", "", block, flags=re.M)):
             _check_command(line)
