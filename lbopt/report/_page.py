@@ -5,150 +5,212 @@ from __future__ import annotations
 import base64
 import io
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lbopt._shown import printable
 from lbopt.errors import EnvironmentProblem
+from lbopt.report._colours import GREY, GRID, INK, PAPER, SOFT_INK, dark_colours
+from lbopt.report._template import PAGE, STYLE
 from lbopt.workdir import environment_changes, write_bytes, write_text
-
-_TEMPLATE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{{ title }}</title>
-<style>
-  body {
-    font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-    color: #222; background: #fff; overflow-wrap: break-word;
-  }
-  h1 { line-height: 1.2; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
-  img { max-width: 100%; height: auto; }
-  figure { margin: 1rem 0; overflow-x: auto; }
-  figure img { display: block; width: 38rem; }
-  figure.panels img { width: 46rem; }
-  figcaption { font-size: 0.9rem; color: #555; }
-  .wide { overflow-x: auto; }
-  table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
-  th, td {
-    padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid #eee; white-space: nowrap;
-  }
-  th { white-space: normal; vertical-align: bottom; }
-  th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
-  li { margin: 0.3rem 0; }
-  dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.2rem 1rem; }
-  dt { color: #555; } dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
-  pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto; }
-  summary { cursor: pointer; padding: 0.4rem 0; }
-  @media (max-width: 40rem) {
-    figure.panels img { max-width: none; width: 34rem; }
-    dl { display: block; } dd { margin-bottom: 0.5rem; }
-    th:first-child, td:first-child {
-      min-width: 6.5rem; max-width: 8rem; white-space: normal; overflow-wrap: anywhere;
-    }
-  }
-</style>
-</head>
-<body>
-<h1>{{ title }}</h1>
-<p>{{ lead }}</p>
-{% for section in sections %}
-<h2>{{ section.heading }}</h2>
-{% for paragraph in section.paragraphs %}<p>{{ paragraph }}</p>
-{% endfor %}
-{% if section.items %}<ul>
-{% for item in section.items %}<li>{{ item }}</li>
-{% endfor %}</ul>{% endif %}
-{% if section.definitions %}<dl>
-{% for term, text in section.definitions %}<dt>{{ term }}</dt><dd>{{ text }}</dd>
-{% endfor %}</dl>{% endif %}
-{% if section.links %}<ul>
-{% for text, file in section.links %}<li><a href="{{ file|urlencode }}">{{ text }}</a></li>
-{% endfor %}</ul>{% endif %}
-{% if section.png -%}
-<img alt="{{ section.heading }}" src="data:image/png;base64,{{ section.png }}">{% endif %}
-{% for picture in section.pictures -%}
-<figure{% if picture.wide %} class="panels" tabindex="0"{% endif %}>
-<img alt="{{ picture.alt }}" src="data:image/png;base64,{{ picture.png }}">
-{% if picture.caption %}<figcaption>{{ picture.caption }}</figcaption>{% endif %}</figure>
-{% endfor %}
-{% if section.folded %}<details><summary>{{ section.folded }}</summary>{% endif %}
-{% if section.rows %}<div class="wide" tabindex="0"><table>
-<thead><tr>{% for name in section.header %}<th>{{ name }}</th>{% endfor %}</tr></thead>
-<tbody>{% for row in section.rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</tbody></table></div>{% endif %}
-{% if section.folded %}</details>{% endif %}
-{% if section.code %}<pre>{{ section.code }}</pre>{% endif %}
-{% endfor %}
-</body>
-</html>
-"""
 
 
 class Picture(NamedTuple):
     """A figure with its caption.
 
     Attributes:
-      png: PNG file, in base64.
+      svg: SVG file, in base64.
       alt: Text for readers who cannot see the figure.
       caption: Text below the figure.
       wide: Whether the figure keeps its width on a phone and scrolls; for figures with many panels.
     """
 
-    png: str
+    svg: str
     alt: str
     caption: str = ""
     wide: bool = False
 
 
 class Section(NamedTuple):
-    """A section of a page. Empty parts are not shown.
+    """A section of a page, folded below its heading. Empty parts are left out.
 
     Attributes:
       heading: Title of the section.
       paragraphs: Paragraphs of text.
-      png: PNG file of a figure without caption, in base64.
       header: Names of the table's columns.
       rows: Rows of the table.
       code: Preformatted text.
       items: Items of a list below the paragraphs.
       pictures: Figures with captions.
-      folded: Label that unfolds the table; empty if the table is always shown.
       definitions: Pairs of a term and its meaning, below the list.
       links: Pairs of a text and a file, whose path begins at the page's folder, below them.
+      note: Text below the table.
+      best: Places (row, column) of the table's bold cells.
+      colours: Colour of a square before the first cell of a row, by the cell's text.
+      shown: Whether the section is unfolded at first.
     """
 
     heading: str
     paragraphs: Sequence[str] = ()
-    png: str = ""
     header: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     code: str = ""
     items: Sequence[str] = ()
     pictures: Sequence[Picture] = ()
-    folded: str = ""
     definitions: Sequence[tuple[str, str]] = ()
     links: Sequence[tuple[str, str]] = ()
+    note: str = ""
+    best: Collection[tuple[int, int]] = ()
+    colours: Mapping[str, str] = {}
+    shown: bool = False
 
 
-def write_page(file: pathlib.Path, title: str, lead: str, sections: Sequence[Section]) -> None:
+class DataFile(NamedTuple):
+    """A file that the page contains, for download.
+
+    Attributes:
+      name: Name of the file.
+      kind: MIME type.
+      content: The file, in base64.
+    """
+
+    name: str
+    kind: str
+    content: str
+
+    @classmethod
+    def of(cls, name: str, text: str) -> DataFile:
+        """Return the file of a text; its name ends in .csv, .json or .jsonl."""
+        kind = "text/csv" if name.endswith(".csv") else "application/json"
+        data = text.encode("utf-8", "backslashreplace")
+        return cls(name, kind, base64.b64encode(data).decode("ascii"))
+
+
+def write_page(
+    file: pathlib.Path,
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    top: Section | None = None,
+    files: Sequence[DataFile] = (),
+) -> None:
     """Write a page; text is escaped.
 
     Args:
       file: File to write.
       title: Title of the page, also its heading.
       lead: First paragraph.
-      sections: Sections below it, in their order.
+      sections: Folded sections, in their order.
+      top: Table, note and figures above them, always shown.
+      files: Files that the page contains.
     """
     jinja2 = need("jinja2")
-    template = jinja2.Environment(autoescape=True, finalize=_shown).from_string(_TEMPLATE)
-    write_text(file, template.render(title=title, lead=lead, sections=sections))
+    template = jinja2.Environment(autoescape=True, finalize=_shown).from_string(PAGE)
+    taken: set[str] = set()
+    shown = [_Placed(section, _anchor(section.heading, taken)) for section in sections]
+    text = template.render(
+        title=title,
+        lead=lead,
+        style=jinja2.utils.markupsafe.Markup(STYLE),
+        sections=shown,
+        top=top and _Placed(top, ""),
+        files=files,
+    )
+    write_text(file, text)
 
 
 def _shown(value: Any) -> Any:
     return printable(value, keep="\n") if type(value) is str else value
+
+
+def _anchor(heading: str, taken: set[str]) -> str:
+    """Return the address of a section within its page, and add it to those taken."""
+    words = "-".join(re.findall(r"[a-z0-9]+", heading.lower())) or "section"
+    anchor = words
+    while anchor in taken:
+        anchor = f"{words}-{len(taken)}"
+    taken.add(anchor)
+    return anchor
+
+
+# ---- tables
+
+_STARTS_AS_NUMBER = re.compile(r"[<>+-]?\s?\d")
+_NUMBER = re.compile(r"[+-]?[\d,]+(?:\.(\d+))?")
+_LONG = 40
+"""Letters from which the text of a cell may be broken into lines."""
+_DIGIT_SPACE = "\u2007"
+_POINT_SPACE = "\u2008"
+
+
+class _Cell(NamedTuple):
+    """A cell of a table as the template shows it; `pad` is space that aligns decimal points."""
+
+    text: str
+    pad: str
+    best: bool
+    chip: str
+
+
+class _Placed:
+    """A section with its anchor and its table's cells; other attributes are the section's."""
+
+    def __init__(self, section: Section, anchor: str) -> None:
+        self._section = section
+        self._kinds = [_kind(column) for column in zip(*section.rows, strict=True)]
+        self.anchor = anchor
+        self.cells = self._cells()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._section, name)
+
+    def kind(self, column: int) -> str:
+        """Return the CSS class of a column: "number", "long" or ""."""
+        return self._kinds[column]
+
+    def _cells(self) -> list[list[_Cell]]:
+        section = self._section
+        columns = [decimal_pads(column) for column in zip(*section.rows, strict=True)]
+        return [
+            [
+                _Cell(
+                    text,
+                    pads[place] if kind == "number" else "",
+                    (place, column) in section.best,
+                    section.colours.get(text, "") if column == 0 else "",
+                )
+                for column, (text, pads, kind) in enumerate(
+                    zip(row, columns, self._kinds, strict=True)
+                )
+            ]
+            for place, row in enumerate(section.rows)
+        ]
+
+
+def _kind(column: Sequence[str]) -> str:
+    """Return "number" for a column mostly of numbers, "long" for one of sentences, else ""."""
+    told = [text for text in column if text]
+    numbers = sum(bool(_STARTS_AS_NUMBER.match(text)) for text in told)
+    if told and 2 * numbers >= len(told):
+        return "number"
+    return "long" if any(len(text) > _LONG for text in told) else ""
+
+
+def decimal_pads(column: Sequence[str]) -> list[str]:
+    """Return space after each cell that aligns the decimal points of a column of numbers.
+
+    >>> [len(pad) for pad in decimal_pads(["1.25", "10", "", "never", "0.5"])]
+    [0, 3, 0, 0, 1]
+    """
+    found = [_NUMBER.fullmatch(text) for text in column]
+    places = [len(one[1] or "") if one else 0 for one in found]
+    most = max(places, default=0)
+    pads = []
+    for one, count in zip(found, places, strict=True):
+        point = _POINT_SPACE if not count else ""
+        pads.append(point + _DIGIT_SPACE * (most - count) if one and most else "")
+    return pads
 
 
 def plain_label(text: str) -> str:
@@ -164,17 +226,31 @@ def plain_label(text: str) -> str:
     return f" {shown}" if shown.startswith("_") else shown
 
 
+# ---- figures
+
+WIDTH = 5.0
+"""Width of a figure in inches; text of 10 points stays readable on a phone of 340 pixels."""
+_TEXT = {
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GREY,
+    "axes.titlecolor": INK,
+    "xtick.color": SOFT_INK,
+    "ytick.color": SOFT_INK,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.labelcolor": INK,
+    "grid.color": GRID,
+    "axes.facecolor": PAPER,
+    "figure.facecolor": PAPER,
+}
+
+
 def new_figure(width_inches: float = 8.0, height_inches: float = 4.8) -> tuple[Any, Any]:
     """Return a figure and its axes; no display is needed."""
-    need("matplotlib")
     need("jinja2")
-    from matplotlib.figure import Figure
-
-    figure = Figure((width_inches, height_inches), dpi=144, layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(True, color="#eeeeee")
-    axes.set_axisbelow(True)
+    figure, ((axes,),) = new_panels(1, 1, width_inches, height_inches)
+    tidy(axes)
     return figure, axes
 
 
@@ -182,19 +258,65 @@ def new_panels(
     rows: int, columns: int, width_inches: float, height_inches: float, **options: Any
 ) -> tuple[Any, list[list[Any]]]:
     """Return a figure and its panels, row by row; options are those of `Figure.subplots`."""
-    need("matplotlib")
+    matplotlib = need("matplotlib")
     from matplotlib.figure import Figure
 
-    figure = Figure((width_inches, height_inches), dpi=144, layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False, **options).tolist()
+    with matplotlib.rc_context(_TEXT):
+        figure = Figure((width_inches, height_inches), dpi=144, layout="constrained")
+        return figure, figure.subplots(rows, columns, squeeze=False, **options).tolist()
+
+
+def tidy(axes: Any) -> None:
+    """Draw a grid behind an axes, and no frame at its top and right."""
+    axes.grid(True, color=GRID)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
 
 
 def save_figure(figure: Any, file: pathlib.Path) -> str:
-    """Write a PNG and return it in base64 for a page."""
+    """Write a PNG and return the figure as SVG for a page, in base64.
+
+    The SVG has colours of its own for dark mode. Letters are outlines, so that it needs no font.
+    """
+    matplotlib = need("matplotlib")
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    write_bytes(file, buffer.getvalue())
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
+    drawn = io.BytesIO()
+    with matplotlib.rc_context(_TEXT | {"svg.hashsalt": file.stem, "svg.fonttype": "path"}):
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+        write_bytes(file, buffer.getvalue())
+        _without_black(figure)
+        figure.set_layout_engine("none")  # the panels stay where the PNG has them
+        figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+    return base64.b64encode(with_dark_mode(drawn.getvalue().decode()).encode()).decode("ascii")
+
+
+def _without_black(figure: Any) -> None:
+    """Draw black texts and lines, matplotlib's default, in the colour that dark mode exchanges."""
+    for one in figure.findobj(lambda artist: hasattr(artist, "get_color")):
+        if one.get_color() in ("black", "k", "#000000"):
+            one.set_color(INK)
+
+
+def with_dark_mode(svg: str) -> str:
+    """Add a style sheet to an SVG of matplotlib that exchanges its colours in dark mode."""
+    rules = [
+        f'[style*="{part}: {light}"] {{ {part}: {dark} !important }}'
+        for light, dark in dark_colours().items()
+        for part in ("fill", "stroke")
+        if f"{part}: {light}" in svg
+    ]
+    style = "<style>@media (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}</style>"
+    head, tag, body = svg.partition("<defs>")
+    return f"{head}{style}{tag}{_COORDINATES.sub(_rounded, body)}"
+
+
+_COORDINATES = re.compile(r' (?:d|x|y|points)="[^"]*"')
+_DECIMALS = re.compile(r"(\.\d\d)\d+")
+
+
+def _rounded(attribute: re.Match[str]) -> str:
+    """Return coordinates with two decimals, a hundredth of a point."""
+    return _DECIMALS.sub(r"\1", attribute[0])
 
 
 def environment_text(saved: Mapping[str, Any], command: str) -> str:

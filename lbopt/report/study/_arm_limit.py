@@ -230,7 +230,7 @@ def _lost(
 
 _WHY: dict[Reason, str] = {
     "few_batch_sizes": "no batch of more than {{ factor }} times the smallest has a result",
-    "few_seeds": "it takes {{ fewest }} seeds at every batch size",
+    "few_seeds": "there are too few seeds; it takes {{ fewest }} at every batch size",
     "no_plateau": """its score falls by more than {{ near }} among the small batches themselves, of
         up to {{ small }}; smaller ones have to be tried""",
     "coarse_batch_sizes": """its score falls between batch sizes that differ by more than a factor

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lbopt.report import _page
+from lbopt.report import _colours, _page
 from lbopt.report.study import _style
 from lbopt.report.study._arm_limit import limit_text
 from lbopt.report.study._limit import Limit, NotReached
@@ -271,13 +271,13 @@ _TRUST_RATIO = _LayerStatistic(
     "Trust ratios",
     "trust ratio",
     "The factor by which the layer's learning rate is multiplied, the mean over the final seeds; "
-    "the layers in the order of their names, from dark to bright.",
+    "the layers in the order of their names, the last one in the strongest colour.",
 )
 _OF_EACH = (
     "1 - cosine of the gradients of two half batches, for each {0} alone, the mean over the final "
     "seeds: 0 where they agree, 1 where they are unrelated. AGVM (adaptive gradient variance "
     "modulation) slows down a module above its anchor. The {0}s are in the order of their names, "
-    "from dark to bright."
+    "the last one in the strongest colour."
 )
 _PHIS = [
     _LayerStatistic(
@@ -308,14 +308,14 @@ def _layers(study: Study, folder: pathlib.Path, statistic: _LayerStatistic) -> _
 
     # Arms may have different networks: the colours are those of the one with most layers.
     layers = max((list(curves[arm.name]) for arm in arms), key=len)
-    colours = [_style.shade(place, len(layers)) for place in range(len(layers))]
+    colours = [_colours.shade(place, len(layers)) for place in range(len(layers))]
 
     figure, grid = _style.panels(len(arms), 2, sharey="row")
     for row, arm in zip(grid, arms, strict=True):
         for panel, cell in zip(row, (arm.cells[0], arm.cells[-1]), strict=True):
             shown = _layer_curves(statistic, cell).values()
             for place, curve in enumerate(shown):
-                line = {**_style.PROBED, "color": _style.shade(place, len(layers))}
+                line = {**_style.PROBED, "color": _colours.shade(place, len(layers))}
                 panel.plot(*zip(*curve, strict=True), **line)
             _style.log_ticks(panel, "x", "y")
             _style.title(panel, f"{arm.name}, batch {cell.global_batch_size}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lbopt.report import _page
+from lbopt.report import _colours, _page
 from lbopt.report.study import _style
 from lbopt.report.study._metric import Metric
 from lbopt.report.study._study import ArmResults, Candidate, CellResults, Study
@@ -104,7 +104,7 @@ def best_by(tried: Iterable[Candidate], metric: Metric, *names: str) -> list[Can
 _MOST_BATCHES = 4
 _CROSS = {
     "marker": "x",
-    "color": "#d55e00",
+    "color": _colours.WORSE,
     "markersize": 7,
     "markeredgewidth": 2,
     "linestyle": "none",
@@ -258,7 +258,7 @@ def _heat_map(axes: Any, panel: _Panel, metric: Metric, scale: dict[str, Any]) -
         place = warmups.index(one.factors.warmup), rates.index(one.factors.learning_rate)
         table[place] = losses[one]
 
-    axes.set_facecolor("#dddddd")  # shows where no candidate was tried
+    axes.set_facecolor(_colours.EMPTY)  # shows where no candidate was tried
     image = axes.imshow(table, origin="lower", aspect="auto", **scale)
     turned = 90 if len(rates) > 3 else 0
     axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates], rotation=turned)
@@ -281,7 +281,7 @@ def _dots(axes: Any, panel: _Panel, scale: dict[str, Any], bottom: float) -> Any
     area = np.array([4 + 18 * one.fidelity for one, _ in tried])
     loss = np.array([loss for _, loss in tried])
     good = np.isfinite(loss)
-    axes.scatter(x[~good], y[~good], c="#cccccc", s=area[~good])
+    axes.scatter(x[~good], y[~good], c=_colours.EMPTY, s=area[~good])
     dots = axes.scatter(x[good], y[good], c=loss[good], s=area[good], edgecolors="none", **scale)
     _style.log_ticks(axes, "x", "y")
     rate, warmup, _ = panel.cell.chosen

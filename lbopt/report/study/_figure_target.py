@@ -56,8 +56,7 @@ def target(study: Study, folder: pathlib.Path) -> _page.Section | None:
     for axes, name in ((steps, "steps"), (examples, "examples")):
         _style.log_ticks(axes, "y")
         axes.set_ylabel(f"median {name} to the target")
-        axes.grid(True, color="#eeeeee")
-        axes.spines[["top", "right"]].set_visible(False)
+        _page.tidy(axes)
         _style.batch_axis(axes, study.sizes)
     steps.set_xlabel("")
 
@@ -103,7 +102,7 @@ def _draw_steps(axes: Any, study: Study, arm: ArmResults) -> None:
         size, first = reached[0]
         larger = [other for other in study.sizes if other >= size]
         ideal = [first * size / other for other in larger]
-        axes.plot(larger, ideal, color="#bbbbbb", linewidth=1, linestyle="--", zorder=1)
+        axes.plot(larger, ideal, color=_style.GREY, linewidth=1, linestyle="--", zorder=1)
 
 
 def _row(arm: ArmResults) -> list[str]:

@@ -229,6 +229,8 @@ def _clauses(
 
 
 def _interval(one: Difference, metric: Metric) -> str:
+    if one.low is None or one.high is None:
+        return "too few seeds for an interval"
     return f"{one.low:+.2f} to {one.high:+.2f} {metric.units}"
 
 

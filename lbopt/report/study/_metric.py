@@ -33,11 +33,15 @@ class Metric:
       scale: Scale of means, differences and the limit: "percent" (of 1, so that a difference is in
         points), "log" (a difference is a ratio, in percent) or "plain" (a difference is in percent
         of the score that it is compared with).
+      lowest: Lowest score that is possible.
+      highest: Highest score that is possible.
     """
 
     name: str
     text: str
     scale: Literal["percent", "log", "plain"] = "plain"
+    lowest: float = -math.inf
+    highest: float = math.inf
 
     @property
     def lower_is_better(self) -> bool:
@@ -142,6 +146,16 @@ class Metric:
             return [math.log(score) for score in scores]
         return [100 * score if self.scale == "percent" else score for score in scores]
 
+    @property
+    def ends_on_scale(self) -> tuple[float, float]:
+        """Lowest and highest possible score on the scale of `on_scale`.
+
+        >>> ACCURACY.ends_on_scale, PERPLEXITY.ends_on_scale
+        ((0.0, 100.0), (0.0, inf))
+        """
+        low, high = self.on_scale([self.lowest, self.highest])
+        return low, high
+
     def tolerance(self, difference: float, base: float) -> float:
         """Return a difference, given in `unit`, as one of the numbers that the limit is fitted to.
 
@@ -184,18 +198,34 @@ class Metric:
         return 100 * value if self.scale == "percent" else value
 
 
+def middle_half(scores: Sequence[float], metric: Metric) -> tuple[float, float]:
+    """Return the lower and the upper quartile of scores as a figure shows them; NaN for infinite.
+
+    One bad seed of five does not move them, as it would the range.
+
+    >>> middle_half([0.1, 0.96, 0.97, 0.98, 0.99], ACCURACY)
+    (96.0, 98.0)
+    """
+    if not all(math.isfinite(score) for score in scores):
+        return math.nan, math.nan
+    if len(scores) == 1:
+        return metric.shown(scores[0]), metric.shown(scores[0])
+    low, _, high = statistics.quantiles(scores, n=4, method="inclusive")
+    return metric.shown(low), metric.shown(high)
+
+
 def _size(score: float) -> float:
     """Return the size of a score that another is compared with, above 0."""
     return max(abs(score), sys.float_info.min)
 
 
-ACCURACY = Metric("accuracy", "accuracy", "percent")
-PERPLEXITY = Metric("perplexity", "perplexity", "log")
+ACCURACY = Metric("accuracy", "accuracy", "percent", 0.0, 1.0)
+PERPLEXITY = Metric("perplexity", "perplexity", "log", 1.0)
 _KNOWN = {
     "accuracy": ACCURACY,
     "perplexity": PERPLEXITY,
-    "exact_match": Metric("exact_match", "exact match", "percent"),
-    "r2": Metric("r2", "R^2", "percent"),
+    "exact_match": Metric("exact_match", "exact match", "percent", 0.0, 1.0),
+    "r2": Metric("r2", "R^2", "percent", highest=1.0),
 }
 
 

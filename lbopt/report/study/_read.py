@@ -12,9 +12,10 @@ import numpy as np
 
 from lbopt import _typed_json
 from lbopt.config import SearchConfig, SweepConfig
+from lbopt.report._colours import optimizer_look
 from lbopt.report.study._arm_limit import from_smallest, with_limit
 from lbopt.report.study._metric import ACCURACY, Metric, mean, metric_named, trivial_loss
-from lbopt.report.study._statistics import CriticalBatch, advantage, fit_critical_batch
+from lbopt.report.study._statistics import CriticalBatch, advantage, can_be, fit_critical_batch
 from lbopt.report.study._steps_to_target import CellSteps, Scaling, measure_scaling
 from lbopt.report.study._study import (
     ArmResults,
@@ -78,6 +79,9 @@ def _study(config: SweepConfig, metric: Metric, runs: Sequence[ScoredRun]) -> St
         by_cell.setdefault((run.arm, run.global_batch_size), []).append((run, examples))
 
     arms = []
+    colours = [
+        optimizer_look(arm.optimizer.name, arm.optimizer.nesterov).colour for arm in config.arms
+    ]
     for place, settings in enumerate(config.arms):
         search = config.arm_search(place)
         found = [
@@ -88,7 +92,9 @@ def _study(config: SweepConfig, metric: Metric, runs: Sequence[ScoredRun]) -> St
             for size, runs in found
             if any(run.is_final for run, _ in runs)
         )
-        arms.append(ArmResults(place, settings, config.arm_train(place), search, cells))
+        arm = ArmResults(place, settings, config.arm_train(place), search, cells)
+        twins = colours[:place].count(colours[place])
+        arms.append(dataclasses.replace(arm, twins=twins))
     study = Study(config, metric, tuple(arms), None, tuple(run for run, _ in runs))
     judged = tuple(_judged(study, arm) for arm in arms)
     return dataclasses.replace(study, arms=judged, waterfall=_waterfall(study))
@@ -348,7 +354,10 @@ def _gain(
     if interval is None:
         return gain, None, None, noise, None
     low, high = interval
-    return gain, low, high, noise, low > 0 or high < 0
+    told_apart = low > 0 or high < 0
+    if not can_be(metric, after, before):
+        return gain, None, None, noise, told_apart
+    return gain, low, high, noise, told_apart
 
 
 # ---- curves of figures

@@ -18,6 +18,7 @@ _FAMILY_WISE = 0.05
 _RESAMPLES = 2000
 _ORDERS = 10_000
 _FAR = 1000.0
+_ROUNDING = 1e-9
 
 
 # ---- differences of means
@@ -29,8 +30,8 @@ class Difference:
 
     Attributes:
       apart: Whether the difference is significant; None if these seeds cannot tell.
-      low: Lower end of the interval at the level that decided; None without an interval.
-      high: Upper end of that interval; None without an interval.
+      low: Lower end of the interval at the level that decided; None without one that can be.
+      high: Upper end of that interval; None with the lower one.
     """
 
     apart: bool | None = None
@@ -85,6 +86,38 @@ def advantage(
     return None if interval is None else metric.better_interval(*interval, metric.centre(theirs))
 
 
+def can_be(
+    metric: Metric, ours: Sequence[float], theirs: Sequence[float], confidence: float = 0.95
+) -> bool:
+    """Return whether both ends of `advantage` belong to scores that exist, of at most 100 % say.
+
+    Each end stands for the pair of means with that difference that is likeliest by the two standard
+    errors. A few seeds that scatter near the highest score give ends that no means can have: they
+    are too few for Welch's normal means.
+
+    >>> from lbopt.report.study._metric import ACCURACY
+    >>> can_be(ACCURACY, [0.92, 0.93, 0.94], [0.91, 0.92, 0.93])
+    True
+    >>> can_be(ACCURACY, [0.96, 0.97, 0.98], [0.98, 0.98, 0.5])
+    False
+    """
+    ours = metric.on_scale(ours)
+    theirs = metric.on_scale(theirs)
+    interval = welch_interval(ours, theirs, confidence)
+    if interval is None:
+        return False
+    ends = metric.ends_on_scale
+    errors = [statistics.variance(scores) / len(scores) for scores in (ours, theirs)]
+    share = errors[0] / sum(errors) if sum(errors) else 0.5
+    means = statistics.fmean(ours), statistics.fmean(theirs)
+    for end in interval:
+        moved = end - (means[0] - means[1])
+        pair = means[0] + share * moved, means[1] - (1 - share) * moved
+        if not all(ends[0] - _ROUNDING <= mean <= ends[1] + _ROUNDING for mean in pair):
+            return False
+    return True
+
+
 def ahead_of(
     metric: Metric, best: Sequence[float], others: Sequence[Sequence[float]]
 ) -> list[Difference]:
@@ -95,7 +128,7 @@ def ahead_of(
 
     Returns:
       One difference for each other arm, in order; its interval is `advantage` at the level that
-      decided.
+      decided, if it `can_be`.
 
     Note:
       The best arm is chosen by the same seeds, which favours it slightly.
@@ -117,9 +150,9 @@ def ahead_of(
     for rank, (p, place) in enumerate(sorted(chances)):
         level = _FAMILY_WISE / (len(chances) - rank) if apart else level
         apart = apart and p <= level
-        found[place] = Difference(
-            apart, *(advantage(metric, best, others[place], 1 - level) or (None, None))
-        )
+        interval = advantage(metric, best, others[place], 1 - level)
+        told = interval is not None and can_be(metric, best, others[place], 1 - level)
+        found[place] = Difference(apart, *(interval if interval and told else (None, None)))
     return found
 
 

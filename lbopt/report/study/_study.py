@@ -258,6 +258,7 @@ class ArmResults:
       failure: Failure at the first batch size past the limit; None without a result there.
       scaling: Steps to the target as a function of the batch size; None for a study without one.
       critical_batch: Fit of the median steps to the target; None where there is none.
+      twins: Number of earlier arms whose optimizer has the same colour.
     """
 
     place: int
@@ -270,6 +271,7 @@ class ArmResults:
     failure: Failure | None = None
     scaling: Scaling | None = None
     critical_batch: CriticalBatch | None = None
+    twins: int = 0
 
     @property
     def name(self) -> str:
@@ -292,10 +294,10 @@ class WaterfallStep:
       std: Standard deviation of the test score over seeds.
       gain: Gain in the unit of the metric, points of accuracy for instance, positive for the
         better; None for the first arm.
-      gain_low: Lower end of the 95 % Welch interval of the gain; None without an interval.
+      gain_low: Lower end of the 95 % Welch interval of the gain; None without one that can be.
       gain_high: Upper end of that interval; None with the lower one.
       gain_spread: Standard deviation of the difference of two single seeds; None with one seed.
-      told_apart: Whether the interval excludes 0; None without an interval.
+      told_apart: Whether Welch's interval excludes 0; None without an interval.
     """
 
     arm: str

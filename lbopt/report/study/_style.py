@@ -10,16 +10,12 @@ from typing import Any
 
 from lbopt._shown import printable
 from lbopt.config import SweepConfig
-from lbopt.report import _page
+from lbopt.report import _colours, _page
 from lbopt.report.study._metric import Metric
 from lbopt.report.study._study import ArmResults, Study
 
-COLOURS = ("#7f7f7f", "#e69f00", "#d55e00", "#56b4e9", "#0072b2", "#009e73", "#cc79a7", "#000000")
-"""Colours that do not need red and green (Okabe and Ito); with the markers they serve 8 arms."""
-MARKERS = "svD^oPX*"
-GREY = "#999999"
-WIDTH = 5.2
-"""Width of a figure in inches; text of 10 points stays readable on a phone of 340 pixels."""
+GREY = _colours.GREY
+WIDTH = _page.WIDTH
 PANELS_WIDTH = 6.0
 """Width of a figure with panels, in inches."""
 SMALL = 7.5
@@ -32,6 +28,15 @@ TITLE_LETTERS = 32
 MOST_PANEL_ROWS = 8
 PROBED = {"linewidth": 1.3, "marker": "o", "markersize": 2}
 _LONG_TICKS = 38
+_SATURATED = 90
+"""Percentage that the best score has on an axis that saturates."""
+_FALLEN = 3
+"""Range of such an axis, in errors of the best score plus one point."""
+_TICK_GAP = 0.055
+"""Least distance of two ticks, as a share of the axis."""
+_MOST_ENDS = 8
+_END_LETTERS = 20
+_END_SIZE = 9
 _SHORT_DECADES = 2.6
 _POINTS_PER_INCH = 72
 _EM = 0.54
@@ -41,25 +46,30 @@ _HANDLE_EMS = 4.8
 
 
 def look(arm: ArmResults, **changes: Any) -> dict[str, Any]:
-    """Return an arm's colour and marker, the same in every figure, as options of `Axes.plot`."""
+    """Return the look of an arm, the same in every figure, as options of `Axes.plot`.
+
+    The colour is that of its optimizer; arms of one colour differ in markers and lines.
+    """
+    optimizer = arm.config.optimizer
+    colour, marker = _colours.optimizer_look(optimizer.name, optimizer.nesterov)
+    markers = [marker, *(other for other in _colours.MARKERS if other != marker)]
     return {
-        "color": COLOURS[arm.place % len(COLOURS)],
-        "marker": MARKERS[arm.place % len(MARKERS)],
+        "color": colour,
+        "marker": markers[arm.twins % len(markers)],
+        "linestyle": _colours.LINES[arm.twins % len(_colours.LINES)],
         "markersize": 5,
         **changes,
     }
 
 
-def shade(place: int, count: int) -> Any:
-    """Return the colour of the `place`-th of `count` ordered things, from dark to bright."""
-    from matplotlib import colormaps
-
-    return colormaps["viridis"](0.92 * place / max(1, count - 1))
+def colours(arms: Iterable[ArmResults]) -> dict[str, str]:
+    """Return the colour of every arm, by its name."""
+    return {arm.name: look(arm)["color"] for arm in arms}
 
 
-def batch_shade(study: Study, size: int) -> Any:
-    """Return the colour of one of the study's batch sizes, dark for small ones."""
-    return shade(study.sizes.index(size), len(study.sizes))
+def batch_shade(study: Study, size: int) -> str:
+    """Return the colour of one of the study's batch sizes, strongest for the largest."""
+    return _colours.shade(study.sizes.index(size), len(study.sizes))
 
 
 def ring(axes: Any, x: float, y: float, colour: Any, size: float = 12, width: float = 1.5) -> None:
@@ -150,19 +160,105 @@ def log_ticks(axes: Any, *which: str) -> None:
 
 
 def score_axis(axes: Any, metric: Metric) -> None:
-    """Make the vertical axis of a perplexity, a loss or an error logarithmic, after drawing.
+    """Choose the scale of the vertical axis by what is drawn; call it after drawing.
 
-    It stays as it is if a score is below 0.
+    A perplexity, a loss or an error has a logarithmic axis, unless a score is below 0. An accuracy
+    that saturates, near 100 % in one place and points below it in another, has an axis that is
+    logarithmic in the error plus one point, so that 97 and 98 % are as far apart as 93 and 95 %.
     """
-    if metric.lower_is_better and not axes.dataLim.y0 < 0:
-        log_ticks(axes, "y")
+    if metric.lower_is_better:
+        if not axes.dataLim.y0 < 0:
+            log_ticks(axes, "y")
+        return
+    shared = axes.get_shared_y_axes().get_siblings(axes)
+    low = min(one.dataLim.y0 for one in shared)
+    high = max(one.dataLim.y1 for one in shared)
+    bounded = metric.scale == "percent" and metric.lowest == 0.0
+    if bounded and high >= _SATURATED and high - low >= _FALLEN * (101 - high):
+        _error_axis(axes, low, high)
 
 
-def tidy(axes: Any) -> None:
-    """Draw a grid behind an axes, and no frame at its top and right."""
-    axes.grid(True, color="#eeeeee")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
+def _error_axis(axes: Any, low: float, high: float) -> None:
+    """Draw percentages from `low` to `high` on an axis that is logarithmic in 101 less them."""
+    import numpy as np
+
+    def forward(percent: Any) -> Any:
+        return -np.log(101 - np.minimum(percent, 100.9))
+
+    axes.set_yscale("function", functions=(forward, lambda height: 101 - np.exp(-height)))
+    bottom, top = forward(np.array([max(0.0, low), min(100.0, high)]))
+    margin = 0.04 * (top - bottom)
+    ends = 101 - np.exp(-np.array([bottom - margin, top + margin]))
+    axes.set_ylim(*ends)
+
+    # The roundest numbers first; others only where there is room.
+    kept: list[float] = []
+    small = len(axes.figure.axes) > 1
+    for tick in (100, 90, 50, 0, 98, 95, 99, 80, 97, 70, 96, 85, 93, 30, 60, 92, 94):
+        near = [abs(forward(tick) - forward(other)) for other in kept]
+        if ends[0] <= tick <= ends[1] and min(near, default=np.inf) > _TICK_GAP * (1 + small) * (
+            top - bottom
+        ):
+            kept.append(tick)
+    axes.set_yticks(sorted(kept), [f"{tick:g}" for tick in sorted(kept)])
+    axes.minorticks_off()
+    if axes.get_ylabel():
+        axes.set_ylabel(f"{axes.get_ylabel()} (log of the error)")
+
+
+# ---- names at the ends of lines
+
+
+def end_labels(axes: Any, study: Study, ends: Sequence[tuple[ArmResults, float]]) -> bool:
+    """Name lines at their right ends, if there is room; call it when the axes are complete.
+
+    Args:
+      axes: matplotlib axes, whose horizontal axis is the batch size.
+      study: The study.
+      ends: Each arm with the height of its line at its largest batch.
+
+    Returns:
+      Whether the lines are named: not if there are many or a name is long, or if a line ends
+      before the largest batch.
+    """
+    largest = study.sizes[-1]
+    if len(ends) > _MOST_ENDS or any(len(arm.name) > _END_LETTERS for arm, _ in ends):
+        return False
+    if any(arm.cells[-1].global_batch_size != largest or not math.isfinite(y) for arm, y in ends):
+        return False
+
+    axes.autoscale_view()  # brings the limits up to date
+    inches = 0.75 * axes.figure.get_size_inches()[1]
+    gap = 1.3 * _END_SIZE / _POINTS_PER_INCH / inches
+    to_axes = axes.transData + axes.transAxes.inverted()
+    ordered = sorted(ends, key=lambda pair: to_axes.transform((largest, pair[1]))[1])
+    heights = [float(to_axes.transform((largest, height))[1]) for _, height in ordered]
+    for (arm, height), place in zip(ordered, spread(heights, gap), strict=True):
+        colour = look(arm)["color"]
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 3}
+        beside = {"textcoords": "axes fraction", "va": "center", "annotation_clip": False}
+        axes.annotate("", (largest, height), (1.05, place), arrowprops=line, **beside)
+        key = {"transform": axes.transAxes, "clip_on": False, "color": colour, "markersize": 5}
+        axes.plot([1.055], [place], marker=look(arm)["marker"], linestyle="none", **key)
+        text = {"va": "center", "fontsize": _END_SIZE, "transform": axes.transAxes}
+        axes.text(1.08, place, label(arm.name), **text)
+    return True
+
+
+def spread(heights: Sequence[float], gap: float, top: float = 1.0) -> list[float]:
+    """Move ascending heights apart until neighbours differ by a gap, and none is above the top.
+
+    >>> spread([0.5, 0.5, 0.75], 0.125), spread([0.0, 1.0, 1.0], 0.25)
+    ([0.5, 0.625, 0.75], [0.0, 0.75, 1.0])
+    """
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + gap) if placed else height)
+    ceiling = top
+    for place in reversed(range(len(placed))):
+        placed[place] = min(placed[place], ceiling)
+        ceiling = placed[place] - gap
+    return placed
 
 
 # ---- panels
@@ -176,7 +272,7 @@ def panels(
     figure, grid = _page.new_panels(rows, columns, PANELS_WIDTH, height, **options)
     for panel in (one for row in grid for one in row):
         panel.tick_params(which="both", labelsize=SMALL, labelbottom=True)
-        tidy(panel)
+        _page.tidy(panel)
     return figure, grid
 
 
@@ -263,7 +359,7 @@ def line_legend(
         Line2D([], [], color=colour, linewidth=2, label=label(name)) for name, colour in lines
     ]
     if dashed is not None:
-        handles.append(Line2D([], [], color="#777777", linewidth=1, linestyle="--", label=dashed))
+        handles.append(Line2D([], [], color=GREY, linewidth=1, linestyle="--", label=dashed))
     labels = [str(handle.get_label()) for handle in handles]
     options = {"title": title, "fontsize": 8, "title_fontsize": 8}
     _legend(figure, handles, labels, columns, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +15,13 @@ from lbopt.report import _page
 from lbopt.report.study import (
     _figure_diffusion,
     _figure_gradient,
+    _figure_precision,
     _figure_scores,
     _figure_search,
     _figure_target,
+    _figure_waterfall,
+    _style,
+    _top,
 )
 from lbopt.report.study._findings import claims_of, findings_of
 from lbopt.report.study._how_measured import protocol
@@ -87,19 +92,24 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
 
     # The numbers first: drawing fails if matplotlib is missing.
     made = {"command": command, "versions": saved["versions"]}
-    write_json(workdir / "summary.json", summary_of(study, claims, findings) | made)
-    write_text(workdir / TRIALS, trials_csv(records))
+    summary = summary_of(study, claims, findings) | made
+    csv = trials_csv(records)
+    write_json(workdir / "summary.json", summary)
+    write_text(workdir / TRIALS, csv)
 
+    top, measured = _measured_sections(study, workdir, claims, findings)
     sections = [
-        *_measured_sections(study, workdir, claims, findings),
+        *measured,
         _protocol(study),
         _all_trials(study),
         _page.Section("How it was made", code=_page.environment_text(saved, command)),
     ]
+    files = [
+        _page.DataFile.of("summary.json", json.dumps(summary, indent=1, allow_nan=False)),
+        _page.DataFile.of(TRIALS, csv),
+    ]
     file = workdir / "report.html"
-    so_far = "" if study.complete else " so far"
-    lead = f"How far does the batch size go? {len(records)} trials{so_far}."
-    _page.write_page(file, study.config.name, lead, sections)
+    _page.write_page(file, study.config.name, _top.lead(study), sections, top, files)
     return StudyReport(file, study, terminal_table(study), findings)
 
 
@@ -125,25 +135,35 @@ def _check_saved(config: Mapping[str, Any]) -> None:
 
 def _measured_sections(
     study: Study, workdir: pathlib.Path, claims: list[Claim], findings: list[str]
-) -> list[_page.Section]:
-    """Return the sections of the tested cells; an unfinished study may have none."""
+) -> tuple[_page.Section | None, list[_page.Section]]:
+    """Return the top and the sections of the tested cells; an unfinished study may have none."""
     # The findings repeat the claims, which have a section of their own on the page.
     sentences = [claim.sentence for claim in claims]
     others = [text for text in findings if text not in sentences]
-    found = _page.Section("What was found", items=others)
+    found = _page.Section("What was found", items=others, shown=True)
     if not study.measured:
-        return [found]
+        return None, [found]
 
     header, lines = results_table(study)
-    sections = [
+    # The first of them is the study's own question, whose figure goes to the top.
+    asked = [
+        _figure_precision.precision(study, workdir),
+        _figure_waterfall.waterfall(study, workdir),
+        None if study.has_limits else _figure_target.target(study, workdir),
         _figure_scores.scores(study, workdir),
-        _figure_target.target(study, workdir),
+        _figure_target.target(study, workdir) if study.has_limits else None,
+    ]
+    first, *rest = [section for section in asked if section is not None]
+    top = _top.table(study)._replace(pictures=first.pictures)
+    first = first._replace(pictures=())
+
+    sections = [
         found,
         _page.Section("Claims of papers", [_NAMES], items=sentences) if claims else None,
-        _figure_scores.precision(study, workdir),
+        first if first.paragraphs or first.rows else None,
+        *rest,
         _figure_scores.limits(study, workdir),
         _figure_scores.training(study, workdir),
-        _figure_scores.waterfall(study, workdir),
         _figure_gradient.noise(study, workdir),
         _figure_diffusion.diffusion(study, workdir),
         _figure_gradient.lipschitz(study, workdir),
@@ -151,10 +171,9 @@ def _measured_sections(
         _figure_gradient.phis(study, workdir),
         _figure_search.learning_rates(study, workdir),
         _figure_search.warmups(study, workdir),
-        _page.Section("Results", [_UNITS], header=header, rows=lines),
+        _page.Section("Results", [_UNITS], header, lines, colours=_style.colours(study.measured)),
     ]
-
-    return [section for section in sections if section is not None]
+    return top, [section for section in sections if section is not None]
 
 
 def _protocol(study: Study) -> _page.Section:
@@ -168,5 +187,4 @@ def _protocol(study: Study) -> _page.Section:
 def _all_trials(study: Study) -> _page.Section:
     header, lines = trials_table(study)
     text = f"{TRIALS} has them with every number; results.jsonl has their curves and probes too."
-    folded = f"Show all {len(lines)} trials"
-    return _page.Section("All trials", [text], header=header, rows=lines, folded=folded)
+    return _page.Section(f"All {len(lines)} trials", [text], header, lines)

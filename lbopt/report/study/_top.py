@@ -1,0 +1,186 @@
+"""The top of a study's page: a sentence on what was trained and what came out, and one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from lbopt.report import _page
+from lbopt.report.study import _style
+from lbopt.report.study._arm_limit import limit_with_interval
+from lbopt.report.study._limit import CannotTell, Limit, LimitEstimate, Reason
+from lbopt.report.study._study import ArmResults, CellResults, Study, comparable
+from lbopt.report.study._words import count, listed, quoted, say
+
+_MOST_NAMED = 6
+"""Largest number of arms that the sentence names."""
+_SHORT: dict[Reason, str] = {
+    "few_batch_sizes": "too few batch sizes",
+    "few_seeds": "too few seeds",
+    "no_plateau": "below the small batches",
+    "coarse_batch_sizes": "batch sizes too far apart",
+    "wide_interval": "too few seeds",
+    "diverged": "diverged",
+    "not_learned": "did not learn",
+}
+_TRAINED = """The model{{ "s" if models | length > 1 }} {{ models | listed }}
+    {{ "were" if models | length > 1 else "was" }} trained on {{ data | listed }} with {{ arms }},
+    {{ length }} {{ sizes }} ({{ trials }}{{ so_far }}): {{ result }}."""
+_LIMIT = "the largest limit, batch {{ limit }}, is that of {{ arm | name }}"
+_BEST = "the best mean test {{ text }} at batch {{ size }} is {{ score }}, of {{ arm | name }}"
+_FEWEST = """at batch {{ size }} the fewest steps to the target, a median of {{ "%.0f" % steps }},
+    are those of {{ arm | name }}"""
+
+
+def lead(study: Study) -> str:
+    """Return the first sentence of the page."""
+    config = study.config
+    trained = [arm.train for arm in study.arms]
+    named = [arm.name for arm in study.arms]
+    few = len(named) <= _MOST_NAMED
+    sizes = study.sizes
+    return say(
+        _TRAINED,
+        trials=count(len(study.runs), "trial"),
+        so_far="" if study.complete else " so far",
+        arms=listed(map(quoted, named)) if few else f"{len(named)} arms",
+        models=dict.fromkeys(train.model.name for train in trained),
+        data=dict.fromkeys(train.data.name for train in trained),
+        length=_style.length_text(config),
+        sizes=f"from {sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"({sizes[0]})",
+        result="; ".join(_results(study)) or "no cell is tested yet",
+    )
+
+
+def _results(study: Study) -> list[str]:
+    """Return what came out, as clauses."""
+    size = study.sizes[-1]
+    found = [(arm, cell) for arm in study.arms if (cell := arm.cell(size))]
+    if not study.has_limits:
+        told = [(steps, arm.name) for arm, cell in found if (steps := _steps(cell)) is not None]
+        if not told:
+            return [f"no median run reached the target at batch {size}"] if found else []
+        steps, name = min(told)
+        return [say(_FEWEST, size=size, steps=steps, arm=name)]
+
+    metric = study.metric
+    means = [(metric.badness(cell.test.mean), cell, arm.name) for arm, cell in found]
+    best = min(means, key=lambda one: one[0], default=None)
+    clauses = [_limits(study)] if study.measured else []
+    if best and math.isfinite(best[0]) and len(comparable([arm for arm, _ in found])) == 1:
+        score = metric.show(best[1].test.mean)
+        clauses.append(say(_BEST, text=metric.text, size=size, score=score, arm=best[2]))
+    return clauses
+
+
+def _limits(study: Study) -> str:
+    """Return the largest limit, or the arms whose limits were not reached, as a clause."""
+    known = [arm for arm in study.measured if arm.limit and not isinstance(arm.limit, CannotTell)]
+    beyond = [quoted(arm.name) for arm in known if not isinstance(arm.limit, Limit)]
+    near = study.metric.amount(study.config.limit_points)
+    if beyond:
+        within = f"within {near} of the small batches"
+        return f"{listed(beyond)} stay{'s' * (len(beyond) == 1)} {within} up to the largest batch"
+    if not known:
+        return "no limit can be told"
+    arm = max(known, key=_limit_size)
+    assert isinstance(arm.limit, Limit)
+    return say(_LIMIT, limit=_shown_limit(arm.limit, "95 % interval "), arm=arm.name)
+
+
+def _limit_size(arm: ArmResults) -> float:
+    return arm.limit.global_batch_size if isinstance(arm.limit, Limit) else math.inf
+
+
+def _shown_limit(limit: LimitEstimate, what: str = "") -> str:
+    """Return a limit with `what` and its interval in brackets, or why it is not known."""
+    if isinstance(limit, CannotTell):
+        return _SHORT[limit.reason]
+    number, _, interval = limit_with_interval(limit).partition(", ")
+    return f"{number} ({what}{interval})" if interval else number
+
+
+def _steps(cell: CellResults) -> float | None:
+    return cell.target.steps_median if cell.target else None
+
+
+# ---- the table
+
+
+def table(study: Study) -> _page.Section:
+    """Return the table of arms and batch sizes, the best of each batch in bold, with the limits."""
+    arms = study.measured
+    metric = study.metric
+    sizes = [size for size in study.sizes if any(arm.cell(size) for arm in arms)]
+    limits = [arm.limit if study.has_limits else _perfect(arm) for arm in arms]
+    rows = [
+        [arm.name, *(_cell(study, arm.cell(size)) for size in sizes), _shown_limit(limit)]
+        if limit
+        else [arm.name, *(_cell(study, arm.cell(size)) for size in sizes), ""]
+        for arm, limit in zip(arms, limits, strict=True)
+    ]
+    what = f"Mean test {metric.label}, over {count(len(study.config.final_seeds), 'seed')}"
+    if not study.has_limits:
+        what = "Median optimizer steps to the target"
+    return _page.Section(
+        "Results of every arm at every batch size",
+        header=["arm", *map(str, sizes), "limit" if study.has_limits else "perfect to"],
+        rows=rows,
+        note=(
+            f"{what}, by global batch size; the best of each in bold, which seeds need not tell "
+            "apart. In brackets 95 % bootstrap intervals."
+        ),
+        best=_best(study, arms, sizes) | _best_limits(limits, 1 + len(sizes)),
+        colours=_style.colours(arms),
+    )
+
+
+def _perfect(arm: ArmResults) -> LimitEstimate | None:
+    return arm.scaling.perfect_until if arm.scaling else None
+
+
+def _cell(study: Study, cell: CellResults | None) -> str:
+    if cell is None:
+        return ""
+    if not study.has_limits:
+        steps = _steps(cell)
+        return "never" if steps is None else f"{steps:.0f}"
+    return "diverged" if cell.test.mean is None else study.metric.digits(cell.test.mean)
+
+
+def _best(
+    study: Study, arms: Collection[ArmResults], sizes: Collection[int]
+) -> set[tuple[int, int]]:
+    """Return the places of the best cells of every column, among arms that can be compared."""
+    rows = {arm.name: row for row, arm in enumerate(arms)}
+    places = set()
+    for group in comparable(list(arms)):
+        for column, size in enumerate(sizes, 1):
+            found = [(arm.name, _badness(study, cell)) for arm in group if (cell := arm.cell(size))]
+            least = min((value for _, value in found), default=math.inf)
+            if math.isfinite(least) and len(found) > 1:
+                places |= {(rows[name], column) for name, value in found if value == least}
+    return places
+
+
+def _badness(study: Study, cell: CellResults) -> float:
+    if study.has_limits:
+        return study.metric.badness(cell.test.mean)
+    steps = _steps(cell)
+    return math.inf if steps is None else steps
+
+
+def _best_limits(limits: list[LimitEstimate | None], column: int) -> set[tuple[int, int]]:
+    """Return the places of the largest limits; one beyond the largest batch is the largest."""
+    sizes = [
+        -math.inf
+        if limit is None or isinstance(limit, CannotTell)
+        else limit.global_batch_size
+        if isinstance(limit, Limit)
+        else math.inf
+        for limit in limits
+    ]
+    most = max(sizes, default=-math.inf)
+    if most == -math.inf or len(sizes) < 2:
+        return set()
+    return {(row, column) for row, size in enumerate(sizes) if size == most}
