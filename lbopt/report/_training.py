@@ -2,32 +2,53 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from lbopt._shown import shell_line
 from lbopt.errors import UserError
-from lbopt.report import _page
+from lbopt.report import _colours, _page
+from lbopt.report._curves import draw, points_of
+from lbopt.report._run_words import csv_of, scores, settings, spent
 from lbopt.workdir import PROFILE_FOLDER, broken_losses, checkpoint_root, read_json_lines
 
-_FEW = 20
-"""Largest number of points of a curve that are drawn with markers."""
-_MANY = 4
-"""Largest number of names in a legend inside the axes."""
-_MOST_NAMED = 20
-"""Largest number of curves that a legend names."""
-_OF_A_TASK = {
-    "answers": ("Answers, percent", ("eval/exact_match", "eval/f1")),
-    "perplexity": ("Perplexity", ("train/perplexity", "eval/perplexity")),
-    "masked_lm_loss": ("Loss of masked tokens", ("train/masked_lm_loss", "eval/masked_lm_loss")),
-    "top_5_accuracy": ("Top-5 accuracy", ("train/top_5_accuracy", "eval/top_5_accuracy")),
-}
-_IF_LOGGED = {
-    "trust_ratio": ("Trust ratio of each layer", "trust_ratio"),
-    "update_over_weight": ("Update over weight, norms of each layer", "update_over_weight/"),
-    "gradient_norm": ("Global gradient norm before the clip", "gradient_norm"),
-    "noise_scale": ("Gradient noise scale, examples", "noise_scale"),
-}
+_MOST_LETTERS = 4_000_000
+"""Size of metrics.csv, in letters, up to which the page contains it."""
+
+
+class _Drawn(NamedTuple):
+    """A figure of a run: its file, its title, its curves' names without the split, and its axis."""
+
+    stem: str
+    title: str
+    measures: tuple[str, ...]
+    axis: str
+    log: bool = False
+
+
+_LOSS = _Drawn("loss", "Loss", ("loss",), "loss", log=True)
+_OF_A_TASK = (
+    _Drawn("accuracy", "Accuracy", ("accuracy",), "accuracy"),
+    _Drawn("answers", "Answers", ("exact_match", "f1"), "answers, %"),
+    _Drawn("perplexity", "Perplexity", ("perplexity",), "perplexity", log=True),
+    _Drawn("masked_lm_loss", "Loss of masked tokens", ("masked_lm_loss",), "loss"),
+    _Drawn("top_5_accuracy", "Top-5 accuracy", ("top_5_accuracy",), "top-5 accuracy"),
+)
+_IF_LOGGED = (
+    _Drawn("trust_ratio", "Trust ratio of each layer", ("trust_ratio",), "trust ratio"),
+    _Drawn(
+        "update_over_weight",
+        "Update over weight, norms of each layer",
+        ("update_over_weight/",),
+        "norm of the update / norm of the weight",
+    ),
+    _Drawn(
+        "gradient_norm", "Global gradient norm before the clip", ("gradient_norm",), "gradient norm"
+    ),
+    _Drawn("noise_scale", "Gradient noise scale", ("noise_scale",), "noise scale, examples"),
+)
 
 
 def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathlib.Path:
@@ -48,36 +69,90 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
         fix = "it has no metrics yet; run lbopt train first"
         raise UserError("workdir", str(workdir), fix, code="missing")
 
-    sections = [*_drawn(workdir, lines), *_profile(workdir), _how(saved)]
+    config = saved["config"]
+    optimizer = config["optimizer"]
+    colour = _colours.optimizer_look(optimizer["name"], bool(optimizer.get("nesterov"))).colour
+    top, measured = _measured(workdir, lines, colour)
+    sections = [
+        _time(workdir, lines, saved, colour),
+        _page.Section("Settings", definitions=settings(config)),
+        *measured,
+        *_profile(workdir),
+        _how(saved),
+    ]
+
     file = workdir / "report.html"
-    _page.write_page(file, saved["config"]["name"], _lead(lines, saved["config"]), sections)
+    _page.write_page(
+        file, config["name"], _lead(lines, config), sections, top, _files(lines, saved)
+    )
     return file
 
 
-def _drawn(workdir: pathlib.Path, lines: list[dict[str, Any]]) -> list[_page.Section]:
-    """Return a section for each figure that the metrics allow."""
-    names = sorted({name for line in lines for name in line})
-    sections = [
-        _page.Section(
-            "Loss", png=_draw(workdir, "loss", lines, ["train/loss", "eval/loss"], log=True)
-        ),
-        _page.Section(
-            "Accuracy", png=_draw(workdir, "accuracy", lines, ["train/accuracy", "eval/accuracy"])
-        ),
-        _page.Section(
-            "Learning rate", png=_draw(workdir, "learning_rate", lines, ["train/learning_rate"])
-        ),
-    ]
+def _files(lines: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]) -> list[_page.DataFile]:
+    """Return the run's metrics, if they are not too long for a page, and its config."""
+    text = csv_of(lines)
+    files = [("metrics.csv", text)] if len(text) <= _MOST_LETTERS else []
+    files.append(("config.json", json.dumps(saved, indent=1, ensure_ascii=True)))
+    return [_page.DataFile.of(name, text) for name, text in files]
 
-    for stem, (title, measures) in _OF_A_TASK.items():
-        found = [name for name in measures if name in names]
-        if found:
-            sections.append(_page.Section(title, png=_draw(workdir, stem, lines, found)))
-    for stem, (title, prefix) in _IF_LOGGED.items():
-        found = [name for name in names if name.startswith(f"train/{prefix}")]
-        if found:
-            sections.append(_page.Section(title, png=_draw(workdir, stem, lines, found, log=True)))
-    return sections
+
+def _measured(
+    workdir: pathlib.Path, lines: list[dict[str, Any]], colour: str
+) -> tuple[_page.Section, list[_page.Section]]:
+    """Return the top, with loss and the task's first metric, and the sections of other metrics."""
+    names = sorted({name for line in lines for name in line})
+    found = [
+        (one, kept)
+        for one in (_LOSS, *_OF_A_TASK)
+        if (kept := [f"{split}/{name}" for name in one.measures for split in ("train", "eval")])
+        and any(points_of(lines, name) for name in kept)
+    ]
+    pictures = [
+        (one.title, _picture(workdir, one, lines, [name for name in kept if name in names], colour))
+        for one, kept in found
+    ]
+    most = 2  # at the top
+    header, rows = scores(lines)
+    top = _page.Section(
+        "Scores",
+        header=header,
+        rows=rows,
+        note="Training scores are those of the logged steps; the best is by the evaluation.",
+        pictures=[picture for _, picture in pictures[:most]],
+    )
+
+    sections = [_page.Section(title, pictures=[picture]) for title, picture in pictures[most:]]
+    rate = _Drawn("learning_rate", "Learning rate", ("learning_rate",), "learning rate")
+    for one in (rate, *_IF_LOGGED):
+        kept = [name for name in names if name.startswith(f"train/{one.measures[0]}")]
+        if kept:
+            log = one._replace(log=one is not rate)
+            drawn = _picture(workdir, log, lines, kept, colour)
+            sections.append(_page.Section(one.title, pictures=[drawn]))
+    return top, sections
+
+
+def _picture(
+    workdir: pathlib.Path,
+    one: _Drawn,
+    lines: list[dict[str, Any]],
+    names: list[str],
+    colour: str,
+) -> _page.Picture:
+    svg, wide = draw(workdir, one.stem, lines, names, one.axis, colour, one.log)
+    return _page.Picture(svg, f"{one.title} over the optimizer steps", wide=wide)
+
+
+def _time(
+    workdir: pathlib.Path, lines: list[dict[str, Any]], saved: Mapping[str, Any], colour: str
+) -> _page.Section:
+    """Return the time that the run took, and its throughput."""
+    name = "perf/examples_per_s"
+    pictures = []
+    if points_of(lines, name):
+        one = _Drawn("throughput", "Throughput", (name,), "examples per second")
+        pictures.append(_picture(workdir, one, lines, [name], colour))
+    return _page.Section("Time and throughput", definitions=spent(lines, saved), pictures=pictures)
 
 
 def _profile(workdir: pathlib.Path) -> list[_page.Section]:
@@ -101,13 +176,14 @@ def _how(saved: dict[str, Any]) -> _page.Section:
 
 
 def _lead(lines: list[dict[str, Any]], config: dict[str, Any]) -> str:
-    """Return the page's first paragraph: progress, batch size, optimizer, target, broken losses."""
+    """Return the page's first paragraph: what was trained on what, and what came out."""
     last = lines[-1]
     phases = [config, config["phase2"]] if config.get("phase2") else [config]
     batches = " then ".join(str(phase["global_batch_size"]) for phase in phases)
     lead = (
-        f"Step {last['step']}, {last['examples_seen']:,} examples seen, global batch {batches}, "
-        f"optimizer {config['optimizer']['name']}."
+        f"The model {config['model']['name']} was trained on {config['data']['name']} with "
+        f"{config['optimizer']['name']} at global batch {batches}: step {last['step']}, "
+        f"{last['examples_seen']:,} examples seen{_came_out(lines)}."
     )
 
     reached = next((line for line in lines if line.get("target/seconds") is not None), None)
@@ -119,6 +195,16 @@ def _lead(lines: list[dict[str, Any]], config: dict[str, Any]) -> str:
     return lead + _of_broken_losses(lines)
 
 
+def _came_out(lines: list[dict[str, Any]]) -> str:
+    """Return the last scores of the evaluation, or of training without one, as a clause."""
+    _, rows = scores(lines)
+    told = [f"{row[0]} {row[2]}" for row in rows if row[2]]
+    if told:
+        return f"; at the last evaluation {', '.join(told[:2])}"
+    told = [f"{row[0]} {row[1]}" for row in rows if row[1]]
+    return f"; at the end, in training, {', '.join(told[:2])}" if told else ""
+
+
 def _of_broken_losses(lines: list[dict[str, Any]]) -> str:
     """Return a sentence about losses that were not finite, "" if all were finite."""
     broken = [line["step"] for line in lines if broken_losses(line)]
@@ -128,57 +214,3 @@ def _of_broken_losses(lines: list[dict[str, Any]]) -> str:
         f" The loss was not finite in {len(broken)} of {len(lines)} logged steps, "
         f"first at step {broken[0]}: figures leave those steps out."
     )
-
-
-def _draw(
-    workdir: pathlib.Path,
-    stem: str,
-    lines: list[dict[str, Any]],
-    names: list[str],
-    log: bool = False,
-) -> str:
-    """Draw metrics against steps in STEM.png; return the PNG in base64."""
-    curves = {}
-    for name in names:
-        points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-        if points:
-            curves[name] = points
-    named = _named(curves)
-    unnamed = [name for name in curves if name not in named]
-
-    # Named curves are drawn last, above the others. A curve of one point needs a marker to be seen.
-    figure, axes = _page.new_figure(8, 3.6)
-    for name in [*unnamed, *named]:
-        marker = "o" if len(curves[name]) <= _FEW else None
-        look = {"label": _page.plain_label(name)} if name in named else {"color": "#cccccc"}
-        axes.plot(
-            *zip(*curves[name], strict=True), linewidth=1.5, marker=marker, markersize=4, **look
-        )
-
-    if unnamed:
-        axes.set_title(
-            f"{len(curves)} layers; named: the highest and the lowest at the end",
-            fontsize=8,
-            loc="left",
-        )
-    if log:
-        axes.set_yscale("log")
-    axes.set_xlabel("optimizer step")
-
-    # A long legend would cover the curves: it stands beside them. A run of NaN losses has no curve.
-    if len(named) > _MANY:
-        axes.legend(frameon=False, fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    elif axes.lines:
-        axes.legend(frameon=False, fontsize=8)
-    return _page.save_figure(figure, workdir / f"{stem}.png")
-
-
-def _named(curves: dict[str, list[tuple[int, float]]]) -> list[str]:
-    """Return the curves that the legend names.
-
-    Those are all curves or, if there are too many, the highest and the lowest at the last step.
-    """
-    if len(curves) <= _MOST_NAMED:
-        return list(curves)
-    ranked = sorted(curves, key=lambda name: curves[name][-1][1])
-    return ranked[: -_MOST_NAMED // 2 - 1 : -1] + ranked[: _MOST_NAMED // 2][::-1]

@@ -67,6 +67,7 @@ def diffusion(study: Study, folder: pathlib.Path) -> _page.Section | None:
         pictures=[_style.picture(figure, folder / "diffusion.png", alt, wide=True)],
         header=_HEADER,
         rows=[row for arm in study.measured for row in _rows(arm)],
+        colours=_style.colours(study.measured),
     )
 
 

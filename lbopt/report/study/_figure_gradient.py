@@ -74,12 +74,18 @@ def noise(study: Study, folder: pathlib.Path) -> _page.Section | None:
         alt = "phi against global batch size"
         pictures.append(_style.picture(figure, folder / "phi.png", alt, _PHI))
 
+    rows = [_row(arm) for arm in noisy if arm.cells[0].noise]
+    header = _HEADER
+    if not any(row[-1] for row in rows):  # no critical batch without a target
+        header = _HEADER[:-1]
+        rows = [row[:-1] for row in rows]
     return _page.Section(
         "Gradient noise and the critical batch",
         _style.left_out(len(shown), len(noisy), "arms"),
         pictures=pictures,
-        header=_HEADER,
-        rows=[_row(arm) for arm in noisy if arm.cells[0].noise],
+        header=header,
+        rows=rows,
+        colours=_style.colours(noisy),
     )
 
 
@@ -152,7 +158,8 @@ def _draw_phi(study: Study, arms: list[ArmResults]) -> Any:
     _style.batch_axis(axes, study.sizes)
     axes.set_ylabel("phi = 1 - cosine")
     _style.title(axes, "Disagreement of two half batches", 11, None)
-    _style.legend_below(figure, axes)
+    if not _style.end_labels(axes, study, [(arm, _gap(arm.cells[-1].phi)) for arm in arms]):
+        _style.legend_below(figure, axes)
     return figure
 
 

@@ -63,7 +63,13 @@ def target(study: Study, folder: pathlib.Path) -> _page.Section | None:
     train = study.config.train
     goal = f"{train.target_metric.replace('eval/', 'validation ')} {train.target_value:g}"
     _style.title(steps, f"Steps to {goal}", 11, None)
-    _style.legend_below(figure, steps)
+    found = [
+        (arm, _height(cell.target.steps_median if cell.target else None))
+        for arm in study.measured
+        for cell in arm.cells[-1:]
+    ]
+    if not _style.end_labels(steps, study, found):
+        _style.legend_below(figure, steps)
 
     alt = "Median steps to the target against batch size with ideal scaling, and examples below"
     return _page.Section(
@@ -72,6 +78,7 @@ def target(study: Study, folder: pathlib.Path) -> _page.Section | None:
         pictures=[_style.picture(figure, folder / "steps_to_target.png", alt)],
         header=_HEADER,
         rows=[_row(arm) for arm in study.measured],
+        colours=_style.colours(study.measured),
     )
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection
-from typing import Any
 
 from lbopt.config import AggregatorConfig, Arm, LossConfig, ScheduleConfig, SweepConfig
+from lbopt.report._settings import changed, part, value, with_fields
 from lbopt.report.study._study import Study
 from lbopt.report.study._style import length_text
 from lbopt.report.study._tables import Table
 
-_OF_THE_MACHINE = ("data_dir", "reader_threads", "reader_processes", "max_damaged_records")
 _OF_THE_DECAY = (
     "power",
     "end_factor",
@@ -38,7 +37,7 @@ def definitions(study: Study) -> list[tuple[str, str]]:
     train = study.config.train
     found = [
         ("data", _data(study)),
-        ("model", _part(train.model)),
+        ("model", part(train.model)),
         ("loss", _loss(train.loss)),
         ("sum of gradients", _summed(train.aggregator)),
         ("length of a run", length_text(config)),
@@ -53,7 +52,7 @@ def definitions(study: Study) -> list[tuple[str, str]]:
 
 
 def _data(study: Study) -> str:
-    text = _part(study.config.train.data, _OF_THE_MACHINE)
+    text = part(study.config.train.data)
     told = training_examples(study)
     if told is None:
         return text
@@ -88,11 +87,11 @@ def examples_of(cells: Collection[tuple[int, float]], epochs: float) -> tuple[in
 
 
 def _summed(aggregator: AggregatorConfig) -> str:
-    return "" if aggregator.name == "none" else _part(aggregator)
+    return "" if aggregator.name == "none" else part(aggregator)
 
 
 def _loss(loss: LossConfig) -> str:
-    return ", ".join(_changed(loss)) or "the task's own, with nothing added to it"
+    return ", ".join(changed(loss)) or "the task's own, with nothing added to it"
 
 
 def _evaluations(study: Study) -> str:
@@ -140,57 +139,26 @@ def arms_table(config: SweepConfig) -> Table:
 
 def _arm_line(arm: Arm) -> list[str]:
     schedule = arm.schedule
-    shown = {name: _value(getattr(schedule, name)) for name in _SHOWN}
+    shown = {name: value(getattr(schedule, name)) for name in _SHOWN}
     if schedule.warmup_rule == "none":
         shown["base_warmup_epochs"] = ""
-    rest = _changed(schedule, (*_SHOWN, "decay", *_OF_THE_DECAY))
-    shown["warmup_rule"] = _with(schedule.warmup_rule, rest)
-    return [arm.name, _part(arm.optimizer), *shown.values(), _decay(schedule), _own(arm)]
+    rest = changed(schedule, (*_SHOWN, "decay", *_OF_THE_DECAY))
+    shown["warmup_rule"] = with_fields(schedule.warmup_rule, rest)
+    return [arm.name, part(arm.optimizer), *shown.values(), _decay(schedule), _own(arm)]
 
 
 def _decay(schedule: ScheduleConfig) -> str:
     others = [f.name for f in dataclasses.fields(schedule) if f.name not in _OF_THE_DECAY]
-    changed = _changed(schedule, others)
+    fields = changed(schedule, others)
     if schedule.decay == "polynomial" and schedule.power == 1:
-        changed.insert(0, "power=1")  # the default, but no polynomial is known without it
-    return _with(schedule.decay, changed)
+        fields.insert(0, "power=1")  # the default, but no polynomial is known without it
+    return with_fields(schedule.decay, fields)
 
 
 def _own(arm: Arm) -> str:
     """Return the parts of an arm's config that replace those of the study."""
     parts = {"data": arm.data, "model": arm.model, "aggregator": arm.aggregator}
-    found = [f"{name}: {_part(part, _OF_THE_MACHINE)}" for name, part in parts.items() if part]
+    found = [f"{name}: {part(one)}" for name, one in parts.items() if one]
     found += [f"loss: {_loss(arm.loss)}"] if arm.loss else []
     found += ["a search of its own"] if arm.search else []
     return "; ".join(found)
-
-
-# ---- fields
-
-
-def _part(config: Any, left_out: Collection[str] = ()) -> str:
-    """Return a part of the config by its name and the fields that are not at their defaults."""
-    return _with(config.name, _changed(config, (*left_out, "name")))
-
-
-def _with(name: str, fields: Collection[str]) -> str:
-    return f"{name} ({', '.join(fields)})" if fields else name
-
-
-def _changed(config: Any, left_out: Collection[str] = ()) -> list[str]:
-    """Return "field=value" for every field that is not at its default."""
-    default = type(config)()
-    names = [f.name for f in dataclasses.fields(config) if f.name not in left_out]
-    values = [(name, getattr(config, name)) for name in names]
-    return [f"{name}={_value(value)}" for name, value in values if value != getattr(default, name)]
-
-
-def _value(value: Any) -> str:
-    """Return a value as it is written in a config file.
-
-    >>> _value((16, 32)), _value(0.0001), _value(20.0), _value("sqrt")
-    ('(16, 32)', '0.0001', '20', 'sqrt')
-    """
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_value, value))}{',' * (len(value) == 1)})"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -10,7 +10,7 @@ from typing import Any
 
 from lbopt._shown import printable
 from lbopt.config import SweepConfig
-from lbopt.report import _colours, _page
+from lbopt.report import _axes, _colours, _page
 from lbopt.report.study._metric import Metric
 from lbopt.report.study._study import ArmResults, Study
 
@@ -28,15 +28,8 @@ TITLE_LETTERS = 32
 MOST_PANEL_ROWS = 8
 PROBED = {"linewidth": 1.3, "marker": "o", "markersize": 2}
 _LONG_TICKS = 38
-_SATURATED = 90
-"""Percentage that the best score has on an axis that saturates."""
-_FALLEN = 3
-"""Range of such an axis, in errors of the best score plus one point."""
-_TICK_GAP = 0.055
-"""Least distance of two ticks, as a share of the axis."""
 _MOST_ENDS = 8
 _END_LETTERS = 20
-_END_SIZE = 9
 _SHORT_DECADES = 2.6
 _POINTS_PER_INCH = 72
 _EM = 0.54
@@ -173,37 +166,11 @@ def score_axis(axes: Any, metric: Metric) -> None:
     shared = axes.get_shared_y_axes().get_siblings(axes)
     low = min(one.dataLim.y0 for one in shared)
     high = max(one.dataLim.y1 for one in shared)
-    bounded = metric.scale == "percent" and metric.lowest == 0.0
-    if bounded and high >= _SATURATED and high - low >= _FALLEN * (101 - high):
-        _error_axis(axes, low, high)
-
-
-def _error_axis(axes: Any, low: float, high: float) -> None:
-    """Draw percentages from `low` to `high` on an axis that is logarithmic in 101 less them."""
-    import numpy as np
-
-    def forward(percent: Any) -> Any:
-        return -np.log(101 - np.minimum(percent, 100.9))
-
-    axes.set_yscale("function", functions=(forward, lambda height: 101 - np.exp(-height)))
-    bottom, top = forward(np.array([max(0.0, low), min(100.0, high)]))
-    margin = 0.04 * (top - bottom)
-    ends = 101 - np.exp(-np.array([bottom - margin, top + margin]))
-    axes.set_ylim(*ends)
-
-    # The roundest numbers first; others only where there is room.
-    kept: list[float] = []
-    small = len(axes.figure.axes) > 1
-    for tick in (100, 90, 50, 0, 98, 95, 99, 80, 97, 70, 96, 85, 93, 30, 60, 92, 94):
-        near = [abs(forward(tick) - forward(other)) for other in kept]
-        if ends[0] <= tick <= ends[1] and min(near, default=np.inf) > _TICK_GAP * (1 + small) * (
-            top - bottom
-        ):
-            kept.append(tick)
-    axes.set_yticks(sorted(kept), [f"{tick:g}" for tick in sorted(kept)])
-    axes.minorticks_off()
-    if axes.get_ylabel():
-        axes.set_ylabel(f"{axes.get_ylabel()} (log of the error)")
+    if metric.scale == "percent" and metric.lowest == 0.0 and _axes.saturates(low, high):
+        alone = len(axes.figure.axes) == 1
+        _axes.error_axis(axes, low, high, 3.3 if alone else 1.2)
+        if axes.get_ylabel() and alone:
+            axes.set_ylabel(f"{axes.get_ylabel()} (log of the error)")
 
 
 # ---- names at the ends of lines
@@ -227,38 +194,9 @@ def end_labels(axes: Any, study: Study, ends: Sequence[tuple[ArmResults, float]]
     if any(arm.cells[-1].global_batch_size != largest or not math.isfinite(y) for arm, y in ends):
         return False
 
-    axes.autoscale_view()  # brings the limits up to date
-    inches = 0.75 * axes.figure.get_size_inches()[1]
-    gap = 1.3 * _END_SIZE / _POINTS_PER_INCH / inches
-    to_axes = axes.transData + axes.transAxes.inverted()
-    ordered = sorted(ends, key=lambda pair: to_axes.transform((largest, pair[1]))[1])
-    heights = [float(to_axes.transform((largest, height))[1]) for _, height in ordered]
-    for (arm, height), place in zip(ordered, spread(heights, gap), strict=True):
-        colour = look(arm)["color"]
-        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 3}
-        beside = {"textcoords": "axes fraction", "va": "center", "annotation_clip": False}
-        axes.annotate("", (largest, height), (1.05, place), arrowprops=line, **beside)
-        key = {"transform": axes.transAxes, "clip_on": False, "color": colour, "markersize": 5}
-        axes.plot([1.055], [place], marker=look(arm)["marker"], linestyle="none", **key)
-        text = {"va": "center", "fontsize": _END_SIZE, "transform": axes.transAxes}
-        axes.text(1.08, place, label(arm.name), **text)
+    named = [_axes.End(label(arm.name), largest, height, look(arm)) for arm, height in ends]
+    _axes.name_ends(axes, named)
     return True
-
-
-def spread(heights: Sequence[float], gap: float, top: float = 1.0) -> list[float]:
-    """Move ascending heights apart until neighbours differ by a gap, and none is above the top.
-
-    >>> spread([0.5, 0.5, 0.75], 0.125), spread([0.0, 1.0, 1.0], 0.25)
-    ([0.5, 0.625, 0.75], [0.0, 0.75, 1.0])
-    """
-    placed: list[float] = []
-    for height in heights:
-        placed.append(max(height, placed[-1] + gap) if placed else height)
-    ceiling = top
-    for place in reversed(range(len(placed))):
-        placed[place] = min(placed[place], ceiling)
-        ceiling = placed[place] - gap
-    return placed
 
 
 # ---- panels

@@ -181,7 +181,14 @@ def _protocol(study: Study) -> _page.Section:
     header, lines = arms_table(study.config)
     paragraphs = [*protocol(study), _DEFAULTS]
     terms = definitions(study)
-    return _page.Section("Protocol", paragraphs, header=header, rows=lines, definitions=terms)
+    return _page.Section(
+        "Protocol",
+        paragraphs,
+        header=header,
+        rows=lines,
+        definitions=terms,
+        colours=_style.colours(study.arms),
+    )
 
 
 def _all_trials(study: Study) -> _page.Section:
