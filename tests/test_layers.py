@@ -87,7 +87,7 @@ CONFINED = {
         "sweep/search/_sampled.py",
     },
     "tokenizers": {"data/text/_wordpiece.py"},
-    "matplotlib": {"report/_page.py", "report/study/_style.py"},
+    "matplotlib": {"report/_axes.py", "report/_page.py", "report/study/_style.py"},
     "ml_collections": {"cli/_flags.py"},
     "absl": {"cli/_flags.py", "data/_batches.py"},
     "msgspec": {"_typed_json.py"},

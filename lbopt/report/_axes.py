@@ -15,10 +15,31 @@ _FALLEN = 3
 _TICKS = (100, 90, 50, 0, 98, 95, 99, 80, 97, 70, 96, 85, 93, 30, 60, 92, 94)
 """Possible ticks of such an axis; the first of them are kept."""
 _TICK_INCHES = 0.19
+_SHORT_DECADES = 2.6
 _END_SIZE = 9
 _POINTS_PER_INCH = 72
 _OF_THE_FIGURE = 0.75
 """Height of the axes, as a share of the figure's height for each row of panels."""
+
+
+def log_ticks(axes: Any, *which: str) -> None:
+    """Make axes "x" or "y" logarithmic, with ticks at 1, 2, 5, or at decades of a long one.
+
+    Call it after drawing, as the length of the axis decides. Where nothing above 0 is drawn, the
+    axis stays as it is.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    for name in which:
+        if not math.isfinite(getattr(axes.dataLim, f"minpos{name}")):
+            continue  # nothing is drawn, so there is no range for a logarithm
+        getattr(axes, f"set_{name}scale")("log")
+        low, high = getattr(axes, f"get_{name}lim")()
+        axis = getattr(axes, f"{name}axis")
+        subs = (1, 2, 5) if high / low < 10**_SHORT_DECADES else (1,)
+        axis.set_major_locator(LogLocator(subs=subs))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
 
 
 def saturates(low: float, high: float) -> bool:

@@ -65,19 +65,20 @@ def draw(
 
     _draw_curves(axes, curves, named, colour)
     axes.set_xlabel("optimizer step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(f"{axis}, %" if factor == 100 else axis)
     if log:
-        axes.set_yscale("log")
+        _axes.log_ticks(axes, "y")
     elif factor == 100:
         _scale_percent(axes)
 
     # A long legend would cover the curves: it stands beside them. A run of NaN losses has no curve.
     if wide:
         axes.legend(frameon=False, fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    elif any(len(name) > _END_LETTERS for name in _short(curves).values()):
+    elif len(curves) > 1 and any(len(name) > _END_LETTERS for name in _short(curves).values()):
         where = {"loc": "outside lower center", "frameon": False, "ncols": 1, "fontsize": 8}
         figure.legend(*axes.get_legend_handles_labels(), **where)
-    elif curves:
+    elif len(curves) > 1:  # the axis names a single one
         _name_ends(axes, curves)
     return _page.save_figure(figure, workdir / f"{stem}.png"), wide
 

@@ -117,7 +117,7 @@ def write_page(
         top=top and _Placed(top, ""),
         files=files,
     )
-    write_text(file, text)
+    write_text(file, text.lstrip())
 
 
 def _shown(value: Any) -> Any:
@@ -144,7 +144,7 @@ _DIGIT_SPACE = "\u2007"
 _POINT_SPACE = "\u2008"
 
 
-class _Cell(NamedTuple):
+class _ShownCell(NamedTuple):
     """A cell of a table as the template shows it; `pad` is space that aligns decimal points."""
 
     text: str
@@ -169,12 +169,12 @@ class _Placed:
         """Return the CSS class of a column: "number", "long" or ""."""
         return self._kinds[column]
 
-    def _cells(self) -> list[list[_Cell]]:
+    def _cells(self) -> list[list[_ShownCell]]:
         section = self._section
         columns = [decimal_pads(column) for column in zip(*section.rows, strict=True)]
         return [
             [
-                _Cell(
+                _ShownCell(
                     text,
                     pads[place] if kind == "number" else "",
                     (place, column) in section.best,
@@ -293,7 +293,8 @@ def save_figure(figure: Any, file: pathlib.Path) -> str:
 def _without_black(figure: Any) -> None:
     """Draw black texts and lines, matplotlib's default, in the colour that dark mode exchanges."""
     for one in figure.findobj(lambda artist: hasattr(artist, "get_color")):
-        if one.get_color() in ("black", "k", "#000000"):
+        colour = one.get_color()
+        if isinstance(colour, str) and colour in ("black", "k", "#000000"):
             one.set_color(INK)
 
 

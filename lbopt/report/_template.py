@@ -11,7 +11,7 @@ STYLE = """
   @media (prefers-color-scheme: dark) {
     :root {
       --paper: #16181d; --ink: #e6e7ea; --soft: #a9aeb8; --rule: #363b44; --box: #1f2228;
-      --link: #7cc0f5; --row: #20262e; --shade: #fff4;
+      --link: #7cc0f5; --row: #20262e; --shade: #000a;
     }
   }
   * { box-sizing: border-box; }

@@ -198,11 +198,15 @@ def _lead(lines: list[dict[str, Any]], config: dict[str, Any]) -> str:
 def _came_out(lines: list[dict[str, Any]]) -> str:
     """Return the last scores of the evaluation, or of training without one, as a clause."""
     _, rows = scores(lines)
-    told = [f"{row[0]} {row[2]}" for row in rows if row[2]]
-    if told:
-        return f"; at the last evaluation {', '.join(told[:2])}"
-    told = [f"{row[0]} {row[1]}" for row in rows if row[1]]
-    return f"; at the end, in training, {', '.join(told[:2])}" if told else ""
+    for column, where in ((2, "the last evaluation has"), (1, "training ended with")):
+        told = [
+            f"{row[0].replace(', %', '')} {row[column]}{' %' * row[0].endswith('%')}"
+            for row in rows
+            if row[column]
+        ]
+        if told:
+            return f"; {where} {' and '.join(told[:1] + told[1:][-1:])}"
+    return ""
 
 
 def _of_broken_losses(lines: list[dict[str, Any]]) -> str:

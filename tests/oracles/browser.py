@@ -112,6 +112,31 @@ class Browser:
         while not self.named("Page.loadEventFired"):
             self.events.append(self._receive())
 
+    def prefer(self, **features):
+        """Set what the reader prefers, for instance prefers_color_scheme="dark"."""
+        found = [
+            {"name": name.replace("_", "-"), "value": value} for name, value in features.items()
+        ]
+        self.call("Emulation.setEmulatedMedia", features=found)
+
+    def print(self):
+        """Pretend to print the page."""
+        self.call("Emulation.setEmulatedMedia", media="print")
+
+    def pixels(self, selector, places):
+        """Return the colours [r, g, b] of an image at shares (x, y) of its size."""
+        script = f"""(() => {{
+            const image = document.querySelector({json.dumps(selector)});
+            const canvas = document.createElement("canvas");
+            canvas.width = 400;
+            canvas.height = 300;
+            const context = canvas.getContext("2d");
+            context.drawImage(image, 0, 0, 400, 300);
+            return {json.dumps(places)}.map(([x, y]) =>
+                [...context.getImageData(400 * x, 300 * y, 1, 1).data].slice(0, 3));
+        }})()"""
+        return self.evaluate(script)
+
     def named(self, *methods):
         """Return the parameters of the events of these names."""
         return [event["params"] for event in self.events if event.get("method") in methods]

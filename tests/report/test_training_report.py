@@ -5,7 +5,7 @@ import warnings
 import matplotlib.axes
 import pytest
 
-from lbopt.report import _training
+from lbopt.report import _curves
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_few_points_are_marked(count, marked, drawn, tmp_path):
     lines = [
         {"step": step, "examples_seen": step, "eval/loss": 1.0} for step in range(1, count + 1)
     ]
-    _training._draw(tmp_path, "loss", lines, ["eval/loss", "train/loss"])
+    _curves.draw(tmp_path, "loss", lines, ["eval/loss", "train/loss"])
     assert [(points, marker == "o") for points, marker in drawn] == [(count, marked)]
     assert (tmp_path / "loss.png").stat().st_size > 1000
 
@@ -38,7 +38,7 @@ def test_a_legend_of_many_layers_fits_beside_the_curves(count, drawn, tmp_path, 
     """Of 300 layers, the ten with the highest and the lowest final values are named, in order."""
     legends = []
     monkeypatch.setattr(
-        _training._page, "save_figure", lambda figure, file: legends.append(figure) or ""
+        _curves._page, "save_figure", lambda figure, file: legends.append(figure) or ""
     )
 
     names = [f"train/trust_ratio/stage0_block{number}/conv1/kernel" for number in range(count)]
@@ -47,7 +47,7 @@ def test_a_legend_of_many_layers_fits_beside_the_curves(count, drawn, tmp_path, 
         for step in range(3)
     ]
 
-    _training._draw(tmp_path, "trust_ratio", lines, names, log=True)
+    _curves.draw(tmp_path, "trust_ratio", lines, names, log=True)
     (figure,) = legends
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lbopt.report import _page
+from lbopt.report import _axes, _page
 from lbopt.report.study import _style
 from lbopt.report.study._read import mean_curve, positive
 from lbopt.report.study._study import ArmResults, CellResults, Points, Study
@@ -104,7 +104,7 @@ def _draw_log_x(panel: Any, study: Study, arm: ArmResults, curves: Curves) -> No
 def _draw_log_log(panel: Any, study: Study, arm: ArmResults, curves: Curves) -> None:
     """Draw log distance against log t; the bottom right is free for text."""
     _draw_curves(panel, study, curves)
-    _style.log_ticks(panel, "y")
+    _axes.log_ticks(panel, "y")
     _style.title(panel, f"{arm.name} (log-log)")
     told = _r2("t^p", [cell.diffusion.power_r2 for cell in arm.cells if cell.diffusion])
     panel.text(0.98, 0.03, told, transform=panel.transAxes, ha="right", va="bottom", fontsize=7)
@@ -114,7 +114,7 @@ def _draw_log_log(panel: Any, study: Study, arm: ArmResults, curves: Curves) -> 
 def _draw_curves(panel: Any, study: Study, curves: Curves) -> None:
     for size, curve in curves.items():
         panel.plot(*zip(*curve, strict=True), color=_style.batch_shade(study, size), linewidth=1.3)
-    _style.log_ticks(panel, "x")
+    _axes.log_ticks(panel, "x")
 
 
 def _running_away(tops: Mapping[int, float]) -> list[int]:

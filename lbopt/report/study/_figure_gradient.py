@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lbopt.report import _colours, _page
+from lbopt.report import _axes, _colours, _page
 from lbopt.report.study import _style
 from lbopt.report.study._arm_limit import limit_text
 from lbopt.report.study._limit import Limit, NotReached
@@ -107,7 +107,7 @@ def _draw_noise(study: Study, arms: list[ArmResults]) -> Any:
     equal = {"color": _style.GREY, "linestyle": "--", "linewidth": 1}
     axes.plot(study.sizes, study.sizes, **equal, label="noise scale = batch size")
     _style.batch_axis(axes, study.sizes)
-    _style.log_ticks(axes, "y")
+    _axes.log_ticks(axes, "y")
     axes.set_ylabel("noise scale, examples")
     _style.title(axes, "Gradient noise scale", 11)
     _style.legend_below(figure, axes)
@@ -131,7 +131,7 @@ def _draw_over_steps(study: Study, arms: list[ArmResults]) -> Any:
             colour = _style.batch_shade(study, cell.global_batch_size)
             line = {**_style.PROBED, "markersize": 2.5, "color": colour}
             panel.plot(*_over_steps(cell), **line)
-        _style.log_ticks(panel, "x", "y")
+        _axes.log_ticks(panel, "x", "y")
         _style.title(panel, arm.name)
     _style.batch_legend(figure, study)
     _style.below(grid, "optimizer step")
@@ -231,7 +231,7 @@ def lipschitz(study: Study, folder: pathlib.Path) -> _page.Section | None:
                 values = [value for _, value in curve]
                 panel.plot(steps, values, **_style.PROBED, color=colour)
         for panel, name in ((left, "steps"), (right, horizontal)):
-            _style.log_ticks(panel, "x", "y")
+            _axes.log_ticks(panel, "x", "y")
             _style.title(panel, f"{arm.name}, over {name}")
 
     _style.batch_legend(figure, study)
@@ -324,7 +324,7 @@ def _layers(study: Study, folder: pathlib.Path, statistic: _LayerStatistic) -> _
             for place, curve in enumerate(shown):
                 line = {**_style.PROBED, "color": _colours.shade(place, len(layers))}
                 panel.plot(*zip(*curve, strict=True), **line)
-            _style.log_ticks(panel, "x", "y")
+            _axes.log_ticks(panel, "x", "y")
             _style.title(panel, f"{arm.name}, batch {cell.global_batch_size}")
 
     if len(layers) <= _MOST_NAMED:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lbopt.report import _colours, _page
+from lbopt.report import _axes, _colours, _page
 from lbopt.report.study import _style
 from lbopt.report.study._metric import Metric
 from lbopt.report.study._study import ArmResults, Candidate, CellResults, Study
@@ -283,7 +283,7 @@ def _dots(axes: Any, panel: _Panel, scale: dict[str, Any], bottom: float) -> Any
     good = np.isfinite(loss)
     axes.scatter(x[~good], y[~good], c=_colours.EMPTY, s=area[~good])
     dots = axes.scatter(x[good], y[good], c=loss[good], s=area[good], edgecolors="none", **scale)
-    _style.log_ticks(axes, "x", "y")
+    _axes.log_ticks(axes, "x", "y")
     rate, warmup, _ = panel.cell.chosen
     axes.plot(rate, warmup or bottom, **_CROSS)
     return dots

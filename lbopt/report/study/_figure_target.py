@@ -6,7 +6,7 @@ import math
 import pathlib
 from typing import Any
 
-from lbopt.report import _page
+from lbopt.report import _axes, _page
 from lbopt.report.study import _style
 from lbopt.report.study._findings import missed_sizes
 from lbopt.report.study._limit import REFERENCE_FACTOR
@@ -54,7 +54,7 @@ def target(study: Study, folder: pathlib.Path) -> _page.Section | None:
         examples.plot(_sizes(arm.cells), medians, **_style.look(arm))
 
     for axes, name in ((steps, "steps"), (examples, "examples")):
-        _style.log_ticks(axes, "y")
+        _axes.log_ticks(axes, "y")
         axes.set_ylabel(f"median {name} to the target")
         _page.tidy(axes)
         _style.batch_axis(axes, study.sizes)

@@ -30,7 +30,6 @@ PROBED = {"linewidth": 1.3, "marker": "o", "markersize": 2}
 _LONG_TICKS = 38
 _MOST_ENDS = 8
 _END_LETTERS = 20
-_SHORT_DECADES = 2.6
 _POINTS_PER_INCH = 72
 _EM = 0.54
 """Mean width of a letter of matplotlib's own font, in font sizes."""
@@ -132,26 +131,6 @@ def batch_axis(axes: Any, sizes: Sequence[int], small: bool = False) -> None:
         axes.set_xlabel("global batch size")
 
 
-def log_ticks(axes: Any, *which: str) -> None:
-    """Make axes "x" or "y" logarithmic, with ticks at 1, 2, 5, or at decades of a long one.
-
-    Call it after drawing, as the length of the axis decides. Where nothing above 0 is drawn, the
-    axis stays as it is.
-    """
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    for name in which:
-        if not math.isfinite(getattr(axes.dataLim, f"minpos{name}")):
-            continue  # nothing is drawn, so there is no range for a logarithm
-        getattr(axes, f"set_{name}scale")("log")
-        low, high = getattr(axes, f"get_{name}lim")()
-        axis = getattr(axes, f"{name}axis")
-        subs = (1, 2, 5) if high / low < 10**_SHORT_DECADES else (1,)
-        axis.set_major_locator(LogLocator(subs=subs))
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter(NullFormatter())
-
-
 def score_axis(axes: Any, metric: Metric) -> None:
     """Choose the scale of the vertical axis by what is drawn; call it after drawing.
 
@@ -161,7 +140,7 @@ def score_axis(axes: Any, metric: Metric) -> None:
     """
     if metric.lower_is_better:
         if not axes.dataLim.y0 < 0:
-            log_ticks(axes, "y")
+            _axes.log_ticks(axes, "y")
         return
     shared = axes.get_shared_y_axes().get_siblings(axes)
     low = min(one.dataLim.y0 for one in shared)

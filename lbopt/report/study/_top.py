@@ -114,14 +114,18 @@ def table(study: Study) -> _page.Section:
     sizes = [size for size in study.sizes if any(arm.cell(size) for arm in arms)]
     limits = [arm.limit if study.has_limits else _perfect(arm) for arm in arms]
     rows = [
-        [arm.name, *(_cell(study, arm.cell(size)) for size in sizes), _shown_limit(limit)]
-        if limit
-        else [arm.name, *(_cell(study, arm.cell(size)) for size in sizes), ""]
+        [
+            arm.name,
+            *(_cell(study, arm.cell(size)) for size in sizes),
+            _shown_limit(limit) if limit else "",
+        ]
         for arm, limit in zip(arms, limits, strict=True)
     ]
+
     what = f"Mean test {metric.label}, over {count(len(study.config.final_seeds), 'seed')}"
     if not study.has_limits:
         what = "Median optimizer steps to the target"
+
     return _page.Section(
         "Results of every arm at every batch size",
         header=["arm", *map(str, sizes), "limit" if study.has_limits else "perfect to"],

@@ -56,9 +56,10 @@ def test_a_limit_among_the_small_batches_cannot_be_told_but_what_fails_can():
 
 
 def test_a_limit_of_too_few_seeds_cannot_be_told():
-    assert "The limit of arm cannot be told: it takes 3 seeds at every batch size." in found(
-        {"arm": MOMENTUM}, seeds=(1, 2)
+    sentence = (
+        "The limit of arm cannot be told: there are too few seeds; it takes 3 at every batch size."
     )
+    assert sentence in found({"arm": MOMENTUM}, seeds=(1, 2))
 
 
 def test_divergence_is_said():
@@ -166,6 +167,19 @@ def test_the_difference_at_the_largest_batch_has_an_interval():
         "At batch 256: lamb 95.00%, momentum 90.00%; the seeds tell lamb apart from momentum "
         "(+4.88 to +5.12 points)" in text
     )
+
+
+@pytest.mark.parametrize(("spread", "known"), [(0.02, True), (0.15, False)])
+def test_an_interval_that_cannot_be_is_not_printed(spread, known):
+    """Three seeds between 82.5 and 97.5 % give an interval whose end stands for 109 %."""
+    truths = {"a": legw((0.98,) * 3), "b": Truth((0.98, 0.98, 0.9), spread=spread)}
+    config, rows = synthetic.make_study(truths, seeds=(1, 2, 3), waterfall=("b", "a"))
+    summary = summarize(config, rows)
+    said = "apart from b (too few seeds for an interval)"
+    assert (said in " ".join(summary["findings"])) is not known
+    gain = summary["waterfall"]["steps"][1]
+    assert (gain["gain_low"] is not None) is known
+    assert gain["told_apart"] is known
 
 
 def test_a_difference_within_the_noise_is_not_told_apart():

@@ -207,4 +207,4 @@ def test_the_page_has_them(tmp_path):
         "<dt>data</dt><dd>digits; 1023 to 1024 training examples, from the number of "
         "steps</dd>" in text
     )
-    assert "<th>base learning rate</th>" in text
+    assert ">base learning rate</th>" in text

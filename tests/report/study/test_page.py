@@ -1,5 +1,6 @@
 """A study's page is complete, needs no other server, and escapes what it shows."""
 
+import base64
 import csv
 import html.parser
 import json
@@ -100,7 +101,7 @@ def everything(tmp_path_factory):
 def test_page_is_self_contained(everything):
     _, written, _ = everything
     assert written.addresses
-    assert all(address.startswith("data:") for address in written.addresses)
+    assert all(address.startswith(("data:", "#")) for address in written.addresses)
     assert "script" not in written.tags
     assert "http" not in written.text
 
@@ -150,15 +151,13 @@ def test_what_was_measured_has_one(everything):
     measured.add("noise_scale_over_steps")
 
     names = {file.name for file in workdir.glob("*.png")}
-    assert names == ALWAYS | {
-        f"{name}.png" for name in {*measured, "learning_rate_and_warmup", "accuracy_near_the_top"}
-    }
+    assert names == ALWAYS | {f"{name}.png" for name in {*measured, "learning_rate_and_warmup"}}
     assert len(written.alts) == len(names)
     assert all((workdir / name).read_bytes().startswith(PNG) for name in names)
 
     headings = [
-        "Steps to the target",
         "Ablation",
+        "Steps to the target",
         "Diffusion",
         "Trust ratios",
         "Learning rate and warmup",
@@ -196,11 +195,40 @@ def test_trials_are_written_as_csv(everything):
     assert "probes" not in final[0]
 
 
-def test_the_table_of_trials_is_folded(everything):
+def test_all_sections_but_the_findings_are_folded(everything):
     _, written, study = everything
-    folded = written.text[written.text.index("<details>") : written.text.index("</details>")]
-    assert f"Show all {len(study.runs)} trials" in folded
-    assert folded.count("<tr>") == len(study.runs) + 1
+    folded = written.text.split("<details")[1:]
+    assert [part.startswith(" open") for part in folded] == [True] + [False] * (len(folded) - 1)
+    assert len(folded) == len(written.headings)
+    (trials,) = (part for part in folded if f"<h2>All {len(study.runs)} trials</h2>" in part)
+    assert trials.count("<tr>") == len(study.runs) + 1
+
+
+def test_the_contents_name_every_section(everything):
+    _, written, _ = everything
+    anchors = [address[1:] for address in written.addresses if address.startswith("#")]
+    assert len(anchors) == len(written.headings)
+    assert all(written.text.count(f' id="{anchor}"') == 1 for anchor in anchors)
+
+
+def test_the_page_contains_its_data(everything):
+    workdir, written, _ = everything
+    links = re.findall(r'download="([^"]*)" href="data:[^;]*;base64,([^"]*)"', written.text)
+    files = {name: base64.b64decode(content).decode() for name, content in links}
+    assert files[TRIALS] == (workdir / TRIALS).read_text()
+    assert json.loads(files["summary.json"]) == summary_of(workdir)
+
+
+def test_the_top_has_one_table_with_the_best_in_bold(plain, everything):
+    table = plain[1].text.split("<table>")[1].split("</table>")[0]
+    assert re.findall(r">([^<]+)</th>", table) == ["arm", "16", "64", "256", "limit"]
+    assert "<strong>" not in table.split("limit")[0]
+    table = everything[1].text.split("<table>")[1].split("</table>")[0]
+    lines = [re.sub("<[^>]*>", "", line) for line in table.split("<tr>")[2:]]
+    assert [line.split()[0][:4] for line in lines] == ["mome", "lamb", "adam"]
+    lamb = table.split("<tr>")[3]
+    assert "<strong>97.50</strong>" in lamb  # at batch 256
+    assert "<strong>60.00</strong>" not in table
 
 
 def test_the_table_of_results_has_what_was_measured(everything, plain):
@@ -261,7 +289,7 @@ def test_a_language_model_is_shown_by_its_perplexity(tmp_path):
     written, study = write(
         tmp_path, truths, perplexity=True, method="hyperband", warmup_range=[0.25, 4.0]
     )
-    assert written.headings[0] == "Test perplexity against batch size"
+    assert "Mean test perplexity, over 5 seeds" in written.text
     assert "(100.50 at 16 and 64) up to batch 68" in written.text
     lines = terminal_table(study).splitlines()
     assert lines[0].startswith("test perplexity")
@@ -381,7 +409,7 @@ def test_empty_sections_are_left_out(tmp_path):
     file = tmp_path / "page.html"
     _page.write_page(file, "t", "lead", [_page.Section("Only a heading")])
     text = file.read_text()
-    for tag in ("<table", "<img", "<ul", "<details", "<figure", "<pre"):
+    for tag in ("<table", "<img", "<ul", "<figure", "<pre", "<nav", "<dl"):
         assert tag not in text
 
 
