@@ -28,8 +28,8 @@ _TRAINED = """The model{{ "s" if models | length > 1 }} {{ models | listed }}
     {{ length }} {{ sizes }} ({{ trials }}{{ so_far }}): {{ result }}."""
 _LIMIT = "the largest limit, batch {{ limit }}, is that of {{ arm | name }}"
 _BEST = "the best mean test {{ text }} at batch {{ size }} is {{ score }}, of {{ arm | name }}"
-_FEWEST = """at batch {{ size }} the fewest steps to the target, a median of {{ "%.0f" % steps }},
-    are those of {{ arm | name }}"""
+_FEWEST = """at batch {{ size }} the fewest steps to the target, a median of {{ steps }},
+    are those of {{ arms | listed }}"""
 
 
 def lead(study: Study) -> str:
@@ -60,8 +60,9 @@ def _results(study: Study) -> list[str]:
         told = [(steps, arm.name) for arm, cell in found if (steps := _steps(cell)) is not None]
         if not told:
             return [f"no median run reached the target at batch {size}"] if found else []
-        steps, name = min(told)
-        return [say(_FEWEST, size=size, steps=steps, arm=name)]
+        least = min(steps for steps, _ in told)
+        names = [quoted(name) for steps, name in told if steps == least]
+        return [say(_FEWEST, size=size, steps=least, arms=names)]
 
     metric = study.metric
     means = [(metric.badness(cell.test.mean), cell, arm.name) for arm, cell in found]
@@ -100,8 +101,10 @@ def _shown_limit(limit: LimitEstimate, what: str = "") -> str:
     return f"{number} ({what}{interval})" if interval else number
 
 
-def _steps(cell: CellResults) -> float | None:
-    return cell.target.steps_median if cell.target else None
+def _steps(cell: CellResults) -> int | None:
+    """Return the median steps to the target as shown, rounded: a median may lie between steps."""
+    median = cell.target.steps_median if cell.target else None
+    return None if median is None else round(median)
 
 
 # ---- the table
@@ -148,7 +151,7 @@ def _cell(study: Study, cell: CellResults | None) -> str:
         return ""
     if not study.has_limits:
         steps = _steps(cell)
-        return "never" if steps is None else f"{steps:.0f}"
+        return "never" if steps is None else str(steps)
     return "diverged" if cell.test.mean is None else study.metric.digits(cell.test.mean)
 
 
@@ -160,10 +163,16 @@ def _best(
     places = set()
     for group in comparable(list(arms)):
         for column, size in enumerate(sizes, 1):
-            found = [(arm.name, _badness(study, cell)) for arm in group if (cell := arm.cell(size))]
-            least = min((value for _, value in found), default=math.inf)
-            if math.isfinite(least) and len(found) > 1:
-                places |= {(rows[name], column) for name, value in found if value == least}
+            found = [(arm, cell) for arm in group if (cell := arm.cell(size))]
+            best = min(
+                (cell for _, cell in found), key=lambda one: _badness(study, one), default=None
+            )
+            if best and math.isfinite(_badness(study, best)) and len(found) > 1:
+                # Scores that are shown alike are equally good.
+                text = _cell(study, best)
+                places |= {
+                    (rows[a.name], column) for a, cell in found if _cell(study, cell) == text
+                }
     return places
 
 
