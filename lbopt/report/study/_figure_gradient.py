@@ -75,9 +75,9 @@ def noise(study: Study, folder: pathlib.Path) -> _page.Section | None:
         pictures.append(_style.picture(figure, folder / "phi.png", alt, _PHI))
 
     rows = [_row(arm) for arm in noisy if arm.cells[0].noise]
-    header = _HEADER
+    header = list(_HEADER)
     if not any(row[-1] for row in rows):  # no critical batch without a target
-        header = _HEADER[:-1]
+        header = header[:-1]
         rows = [row[:-1] for row in rows]
     return _page.Section(
         "Gradient noise and the critical batch",

@@ -96,10 +96,10 @@ def _line(
         return
 
     # Arms may be listed in any order; the line goes through the formats from few bits to many.
-    places, low, means, high = zip(*sorted(drawn), strict=True)
+    places, least, means, most = zip(*sorted(drawn), strict=True)
     reach = [
-        [max(0.0, mean - end) for mean, end in zip(means, low, strict=True)],
-        [max(0.0, end - mean) for mean, end in zip(means, high, strict=True)],
+        [max(0.0, mean - end) for mean, end in zip(means, least, strict=True)],
+        [max(0.0, end - mean) for mean, end in zip(means, most, strict=True)],
     ]
 
     look = {"linewidth": 2, "marker": "o"}

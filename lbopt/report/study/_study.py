@@ -280,8 +280,7 @@ class ArmResults:
 
     def cell(self, global_batch_size: int) -> CellResults | None:
         """Return the tested cell at a batch size, if there is one."""
-        found = (cell for cell in self.cells if cell.global_batch_size == global_batch_size)
-        return next(found, None)
+        return next((c for c in self.cells if c.global_batch_size == global_batch_size), None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
