@@ -117,6 +117,9 @@ def write_page(
         top=top and _Placed(top, ""),
         files=files,
     )
+    # As in `printable`, no letter of the file is an unusual space.
+    for space in (_DIGIT_SPACE, _POINT_SPACE):
+        text = text.replace(space, f"&#{ord(space)};")
     write_text(file, text.lstrip())
 
 

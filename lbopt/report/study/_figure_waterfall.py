@@ -16,7 +16,7 @@ _ABOUT_WATERFALL = (
     "for a gain, orange for a loss, grey if seed noise could explain it. The text beside it is the "
     "gain over the arm before and, in brackets, the 95 % Welch interval of the difference of the "
     "means; blue and orange bars have intervals without 0. Error bars are standard deviations over "
-    "seeds, cut where no score can be. The axis does not begin at 0."
+    "seeds, cut where no score can be."
 )
 
 
@@ -57,7 +57,8 @@ def waterfall(study: Study, folder: pathlib.Path) -> _page.Section | None:
 
     alt = "Test score at the largest batch as one ingredient after the other is added"
     drawn = _style.picture(figure, folder / "waterfall.png", alt)
-    return _page.Section("Ablation", [_ABOUT_WATERFALL], pictures=[drawn])
+    notes = [_ABOUT_WATERFALL, *["The axis does not begin at 0."] * (start > 0)]
+    return _page.Section("Ablation", notes, pictures=[drawn])
 
 
 def _fill(step: WaterfallStep) -> dict[str, Any]:

@@ -28,6 +28,8 @@ _TRAINED = """The model{{ "s" if models | length > 1 }} {{ models | listed }}
     {{ length }} {{ sizes }} ({{ trials }}{{ so_far }}): {{ result }}."""
 _LIMIT = "the largest limit, batch {{ limit }}, is that of {{ arm | name }}"
 _BEST = "the best mean test {{ text }} at batch {{ size }} is {{ score }}, of {{ arm | name }}"
+_STEPS = """at batch {{ size }} the mean test {{ text }} goes from {{ first }}, of
+    {{ steps[0].arm | name }}, to {{ last }}, of {{ steps[-1].arm | name }}"""
 _FEWEST = """at batch {{ size }} the fewest steps to the target, a median of {{ steps }},
     are those of {{ arms | listed }}"""
 
@@ -65,6 +67,10 @@ def _results(study: Study) -> list[str]:
         return [say(_FEWEST, size=size, steps=least, arms=names)]
 
     metric = study.metric
+    if study.waterfall:
+        gains = study.waterfall.steps
+        first, last = (metric.show(one.mean) for one in (gains[0], gains[-1]))
+        return [say(_STEPS, size=size, text=metric.text, first=first, last=last, steps=gains)]
     means = [(metric.badness(cell.test.mean), cell, arm.name) for arm, cell in found]
     best = min(means, key=lambda one: one[0], default=None)
     clauses = [_limits(study)] if study.measured else []
@@ -128,14 +134,16 @@ def table(study: Study) -> _page.Section:
     what = f"Mean test {metric.label}, over {count(len(study.config.final_seeds), 'seed')}"
     if not study.has_limits:
         what = "Median optimizer steps to the target"
+    groups = len(comparable(arms)) > 1
+    among = " among arms with the same data, model and loss" * groups
 
     return _page.Section(
         "Results of every arm at every batch size",
         header=["arm", *map(str, sizes), "limit" if study.has_limits else "perfect to"],
         rows=rows,
         note=(
-            f"{what}, by global batch size; the best of each in bold, which seeds need not tell "
-            "apart. In brackets 95 % bootstrap intervals."
+            f"{what}, by global batch size; the best of each in bold{among}, which seeds need not "
+            "tell apart. In brackets 95 % bootstrap intervals."
         ),
         best=_best(study, arms, sizes) | _best_limits(limits, 1 + len(sizes)),
         colours=_style.colours(arms),

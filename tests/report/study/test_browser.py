@@ -82,6 +82,7 @@ def run(tmp_path_factory):
         }
         for step in range(1, 31)
     ]
+
     with open(workdir / "metrics.jsonl", "w") as stream:
         stream.writelines(json.dumps(line) + "\n" for line in lines)
     config = config_to_json(TrainConfig(name="run"))

@@ -151,7 +151,7 @@ def texts_of(figure):
 def test_every_name_is_seen_letter_by_letter_in_every_figure(tmp_path, monkeypatch):
     names = ("_rate $x^$", "costs $2 $3")
     figures = figures_of(monkeypatch, tmp_path, *everything(*names))
-    assert len(figures) == 15
+    assert len(figures) == 14
     for stem, figure in figures.items():
         texts = texts_of(figure)
         assert not any(mathematics for _, mathematics in texts), stem
