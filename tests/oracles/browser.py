@@ -112,13 +112,6 @@ class Browser:
         while not self.named("Page.loadEventFired"):
             self.events.append(self._receive())
 
-    def prefer(self, **features):
-        """Set what the reader prefers, for instance prefers_color_scheme="dark"."""
-        found = [
-            {"name": name.replace("_", "-"), "value": value} for name, value in features.items()
-        ]
-        self.call("Emulation.setEmulatedMedia", features=found)
-
     def print(self):
         """Pretend to print the page."""
         self.call("Emulation.setEmulatedMedia", media="print")

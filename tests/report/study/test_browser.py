@@ -155,7 +155,7 @@ def test_single_figures_fit_a_phone_and_panels_scroll_in_their_box(browser, stud
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_texts_are_read_in_both_schemes(browser, page, scheme):
-    browser.prefer(prefers_color_scheme=scheme)
+    browser.prefer(scheme)
     browser.open(page, DESKTOP)
     browser.evaluate(UNFOLD)
     assert browser.evaluate(PALE) == []
@@ -164,7 +164,7 @@ def test_texts_are_read_in_both_schemes(browser, page, scheme):
 def test_figures_follow_the_scheme(browser, page):
     corners = []
     for scheme in ("light", "dark"):
-        browser.prefer(prefers_color_scheme=scheme)
+        browser.prefer(scheme)
         browser.open(page, DESKTOP)
         corners += browser.pixels("header img", [(0.01, 0.01)])
     assert corners == [[255, 255, 255], [0x16, 0x18, 0x1D]]
