@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError, require
+from lbopt.errors import NO_VALUE, EnvironmentProblem, MissingPackage, UserError, require
 from lbopt.plan._hardware import CHIPS, Chip
 
 _PLANES = ("1x1", "2x2", "4x4", "4x8", "8x8", "8x16", "16x16")
@@ -92,12 +92,11 @@ def prepare_environment() -> None:
       EnvironmentProblem: If libtpu is not installed.
     """
     if importlib.util.find_spec("libtpu") is None:
-        raise EnvironmentProblem(
+        raise MissingPackage(
             "libtpu",
             NO_VALUE,
             "its compiler makes the plan, and it is not installed: pip install 'lbopt[plan]' "
             "(Linux on x86-64)",
-            code="installation",
         )
     os.environ.update(_ENVIRONMENT)
     jax.config.update("jax_platforms", "cpu")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lbopt._shown import printable
-from lbopt.errors import EnvironmentProblem
+from lbopt.errors import MissingPackage
 from lbopt.workdir import environment_changes, write_bytes, write_text
 
 _TEMPLATE = """<!doctype html>
@@ -231,4 +231,4 @@ def need(package: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         fix = "the report needs it, and it is not installed: pip install 'lbopt[demo]'"
-        raise EnvironmentProblem(package, reason=fix, code="installation") from error
+        raise MissingPackage(package, reason=fix) from error
