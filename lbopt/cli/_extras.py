@@ -6,8 +6,8 @@ import importlib.util
 from typing import NamedTuple
 
 
-class Extra(NamedTuple):
-    """An extra of lbopt.
+class OptionalPackages(NamedTuple):
+    """The packages of an extra of lbopt.
 
     Attributes:
       modules: Modules of the packages that it installs.
@@ -23,16 +23,20 @@ class Extra(NamedTuple):
 
 
 EXTRAS = {
-    "demo": Extra(("sklearn", "matplotlib", "jinja2"), "the digits data set, and reports"),
-    "text": Extra(("tokenizers",), "text for BERT"),
-    "tfds": Extra(("tensorflow_datasets", "array_record"), "prepared data sets of TFDS"),
-    "images": Extra(("cv2", "PIL", "simplejpeg"), "photographs: ImageNet, folders of images"),
-    "models": Extra(("equinox", "haiku"), "your models in Equinox or Haiku"),
-    "tables": Extra(("pyarrow",), "your .csv, .parquet and .feather files"),
-    "search": Extra(("optuna",), "studies with search method 'optuna'"),
-    "gcs": Extra(("gcsfs",), "files in buckets, gs://..."),
-    "wandb": Extra(("wandb",), "metrics to Weights & Biases"),
-    "mlflow": Extra(("mlflow", "sqlalchemy", "alembic"), "metrics to MLflow"),
-    "plan": Extra(("libtpu",), "lbopt plan, on Linux on x86-64"),
+    "demo": OptionalPackages(
+        ("sklearn", "matplotlib", "jinja2"), "the digits data set, and reports"
+    ),
+    "text": OptionalPackages(("tokenizers",), "text for BERT"),
+    "tfds": OptionalPackages(("tensorflow_datasets", "array_record"), "prepared data sets of TFDS"),
+    "images": OptionalPackages(
+        ("cv2", "PIL", "simplejpeg"), "photographs: ImageNet, folders of images"
+    ),
+    "models": OptionalPackages(("equinox", "haiku"), "your models in Equinox or Haiku"),
+    "tables": OptionalPackages(("pyarrow",), "your .csv, .parquet and .feather files"),
+    "search": OptionalPackages(("optuna",), "studies with search method 'optuna'"),
+    "gcs": OptionalPackages(("gcsfs",), "files in buckets, gs://..."),
+    "wandb": OptionalPackages(("wandb",), "metrics to Weights & Biases"),
+    "mlflow": OptionalPackages(("mlflow", "sqlalchemy", "alembic"), "metrics to MLflow"),
+    "plan": OptionalPackages(("libtpu",), "lbopt plan, on Linux on x86-64"),
 }
-"""Extra -> its packages; `data` and `test` combine these, `tpu` and `cuda` install JAX's."""
+"""OptionalPackages -> its packages; `data` and `test` combine these, `tpu` and `cuda` install JAX's."""

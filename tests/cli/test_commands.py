@@ -13,7 +13,7 @@ from refusal import refused
 
 from lbopt import workdir
 from lbopt.cli import _doctor, call_get_config, config_files
-from lbopt.cli._extras import EXTRAS, Extra
+from lbopt.cli._extras import EXTRAS, OptionalPackages
 from lbopt.errors import MissingPackage
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -198,6 +198,7 @@ TOGETHER = [
         ("evaluate", ["config", "workdir", "checkpoint", *TOGETHER]),
         ("sweep", ["config", "workdir", "shard", "accept", "checksum", *TOGETHER]),
         ("diff", ["workdir", "other", "config"]),
+        ("check", ["config", "topology", "devices", "workers", "memory"]),
         ("report", ["workdir"]),
         ("recipes", ["config", "configs", "filter", "json"]),
         ("config", ["config", "json"]),
@@ -333,7 +334,7 @@ def test_doctor_wants_the_packages_that_lbopt_itself_needs(lbopt, monkeypatch, n
 
 def test_doctor_lists_the_extras_that_are_not_installed(lbopt, monkeypatch):
     """Their packages are optional, also those with which a check fails."""
-    absent = Extra(("no_such_module",), "figures of another kind")
+    absent = OptionalPackages(("no_such_module",), "figures of another kind")
     monkeypatch.setattr(_doctor, "EXTRAS", {"demo": absent})
 
     def without_matplotlib():
