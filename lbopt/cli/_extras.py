@@ -6,7 +6,7 @@ import importlib.util
 from typing import NamedTuple
 
 
-class OptionalPackages(NamedTuple):
+class Packages(NamedTuple):
     """The packages of an extra of lbopt.
 
     Attributes:
@@ -23,20 +23,16 @@ class OptionalPackages(NamedTuple):
 
 
 EXTRAS = {
-    "demo": OptionalPackages(
-        ("sklearn", "matplotlib", "jinja2"), "the digits data set, and reports"
-    ),
-    "text": OptionalPackages(("tokenizers",), "text for BERT"),
-    "tfds": OptionalPackages(("tensorflow_datasets", "array_record"), "prepared data sets of TFDS"),
-    "images": OptionalPackages(
-        ("cv2", "PIL", "simplejpeg"), "photographs: ImageNet, folders of images"
-    ),
-    "models": OptionalPackages(("equinox", "haiku"), "your models in Equinox or Haiku"),
-    "tables": OptionalPackages(("pyarrow",), "your .csv, .parquet and .feather files"),
-    "search": OptionalPackages(("optuna",), "studies with search method 'optuna'"),
-    "gcs": OptionalPackages(("gcsfs",), "files in buckets, gs://..."),
-    "wandb": OptionalPackages(("wandb",), "metrics to Weights & Biases"),
-    "mlflow": OptionalPackages(("mlflow", "sqlalchemy", "alembic"), "metrics to MLflow"),
-    "plan": OptionalPackages(("libtpu",), "lbopt plan, on Linux on x86-64"),
+    "demo": Packages(("sklearn", "matplotlib", "jinja2"), "the digits data set, and reports"),
+    "text": Packages(("tokenizers",), "text for BERT"),
+    "tfds": Packages(("tensorflow_datasets", "array_record"), "prepared data sets of TFDS"),
+    "images": Packages(("cv2", "PIL", "simplejpeg"), "photographs: ImageNet, folders of images"),
+    "models": Packages(("equinox", "haiku"), "your models in Equinox or Haiku"),
+    "tables": Packages(("pyarrow",), "your .csv, .parquet and .feather files"),
+    "search": Packages(("optuna",), "studies with search method 'optuna'"),
+    "gcs": Packages(("gcsfs",), "files in buckets, gs://..."),
+    "wandb": Packages(("wandb",), "metrics to Weights & Biases"),
+    "mlflow": Packages(("mlflow", "sqlalchemy", "alembic"), "metrics to MLflow"),
+    "plan": Packages(("libtpu",), "lbopt plan, on Linux on x86-64"),
 }
-"""OptionalPackages -> its packages; `data` and `test` combine these, `tpu` and `cuda` install JAX's."""
+"""Extra -> its packages; `data` and `test` combine these, `tpu` and `cuda` install JAX's."""

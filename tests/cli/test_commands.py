@@ -13,7 +13,7 @@ from refusal import refused
 
 from lbopt import workdir
 from lbopt.cli import _doctor, call_get_config, config_files
-from lbopt.cli._extras import EXTRAS, OptionalPackages
+from lbopt.cli._extras import EXTRAS, Packages
 from lbopt.errors import MissingPackage
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -334,7 +334,7 @@ def test_doctor_wants_the_packages_that_lbopt_itself_needs(lbopt, monkeypatch, n
 
 def test_doctor_lists_the_extras_that_are_not_installed(lbopt, monkeypatch):
     """Their packages are optional, also those with which a check fails."""
-    absent = OptionalPackages(("no_such_module",), "figures of another kind")
+    absent = Packages(("no_such_module",), "figures of another kind")
     monkeypatch.setattr(_doctor, "EXTRAS", {"demo": absent})
 
     def without_matplotlib():
