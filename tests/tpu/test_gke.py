@@ -89,9 +89,11 @@ def test_the_data_are_a_volume(cloud, data_dir):
         assert "volumes" not in pod
         assert "TFDS_DATA_DIR" not in values
         return
+
     (volume,) = pod["volumes"]
     (mounted,) = container["volumeMounts"]
     assert (mounted["mountPath"], mounted["readOnly"]) == ("/data", True)
+
     if data_dir.startswith("gs:"):
         attributes = {"bucketName": "data", "mountOptions": "implicit-dirs,only-dir=tfds"}
         assert volume["csi"]["volumeAttributes"] == attributes
