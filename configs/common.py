@@ -195,19 +195,16 @@ def imagenet(**others) -> DataConfig:
         builder="imagenet2012",
         test_split="validation",
         image_size=224,
-        space_to_depth=True,
         max_damaged_records=10,
         **others,
     )
 
 
 def resnet50(batch_norm_scope: str) -> ModelConfig:
-    """Return ResNet-50 with a space-to-depth stem, in bfloat16."""
+    """Return ResNet-50, in bfloat16."""
     return ModelConfig(
         "resnet",
         size="50",
-        stem="space_to_depth",
-        fold_columns=True,
         dtype="bfloat16",
         batch_norm_momentum=0.9,
         batch_norm_scope=batch_norm_scope,
@@ -259,4 +256,3 @@ def make_narrow(model: ModelConfig) -> None:
     """Make ResNet-50 a narrow ResNet-18."""
     model.size = "18"
     model.width_coefficient = 0.125
-    model.fold_columns = False

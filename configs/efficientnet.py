@@ -93,8 +93,6 @@ def get_config(arg: str = LARGEST) -> TrainConfig:
         _set_rmsprop(config)
     if row == SINGLE:
         config.loss.l2 = 0.0
-    if batch == "65536":
-        config.model.fold_examples = 8  # as in scripts/benchmarks/cases.py
 
     config.about = _about(row)
     if row == LARGEST:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lbopt import _unfinished, errors
-from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.errors import EnvironmentProblem, MissingPackage, UserError, require
 
 CACHE_VARIABLE = "LBOPT_BUCKET_CACHE"
 """Environment variable with the folder in which copies are kept from process to process."""
@@ -152,7 +152,7 @@ def import_client(field: str, address: str) -> None:
         from etils import epath  # noqa: F401
     except ImportError as error:
         fix = "gcsfs is not installed; run pip install 'lbopt[gcs]'"
-        raise EnvironmentProblem(field, address, fix, code="installation") from error
+        raise MissingPackage(field, address, fix) from error
     finally:
         if not chosen:
             del os.environ[variable]

@@ -1,4 +1,4 @@
-"""The three ways a run can end early that are not bugs.
+"""The ways a run can end early that are not bugs.
 
 Each carries one line for the user; the command line turns the class into an exit code.
 """
@@ -120,6 +120,23 @@ class EnvironmentProblem(LboptError, RuntimeError):
     """The machine, disk or installation is at fault: exit code 3."""
 
     exit_code = EXIT_ENVIRONMENT
+
+
+class MissingPackage(EnvironmentProblem):
+    """A package of one of lbopt's extras is not installed: exit code 2.
+
+    A supervisor restarts a process that ends with 3, because a lost peer or a full disk may come
+    back. A package does not: somebody has to install it.
+
+    >>> raise MissingPackage("pyarrow", reason="it reads tables: pip install 'lbopt[tables]'")
+    Traceback (most recent call last):
+    lbopt.errors.MissingPackage: pyarrow: it reads tables: pip install 'lbopt[tables]'
+    """
+
+    exit_code = EXIT_USER
+
+    def __init__(self, field: str, value: Any = NO_VALUE, reason: str | None = None):
+        super().__init__(field, value, reason, code="installation")
 
 
 class Preempted(RuntimeError):

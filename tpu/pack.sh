@@ -37,4 +37,5 @@ pack() {
     storage cp "$archive" "$HOME_URL/source.tar.gz"
     storage cp "$TPU/worker/startup.sh" "$HOME_URL/startup.sh"
     put "$EXTRAS" extras
+    put "$DATA_DIR" data
 }

@@ -3,7 +3,7 @@
 
 REQUIRED=(PROJECT ZONE NAME ACCELERATOR CAPACITY BUCKET WORKDIR COMMAND)
 declare -A DEFAULTS=(
-    [NUM_SLICES]=1 [RUNTIME]='' [EXTRAS]='tpu,gcs'
+    [NUM_SLICES]=1 [RUNTIME]='' [EXTRAS]='tpu,gcs,data' [DATA_DIR]=''
     [SERVICE_ACCOUNT]='' [NETWORK]='' [SUBNETWORK]='' [FIREWALL]=check [RESERVATION]=''
     [MAX_FAILURES]=3 [MAX_PREEMPTIONS]=100 [MAX_LOST_PEERS]=10 [MAX_CREATE_TRIES]=20
     [CREATE_WAIT_S]=86400 [RETRY_S]=60 [POLL_S]=60 [RESTART_S]=10 [HEALTHY_S]=3600 [SYNC_S]=60
@@ -68,6 +68,16 @@ load_settings() {
     HOME_URL=$BUCKET/lbopt/$NAME
 }
 
+# calls_program: whether COMMAND runs lbopt, python or a file of the checkout.
+calls_program() {
+    local word
+    for word in $COMMAND; do
+        [[ ! ${word##*/} =~ ^(lbopt|python[0-9.]*)$ ]] || return 0
+        [[ $word == *[*?[]* || ! -f $ROOT/$word ]] || return 0
+    done
+    return 1
+}
+
 check_settings() {
     local name
     must PROJECT '[a-z0-9.:-]*[a-z][a-z0-9.:-]+' "write the project's ID, e.g. my-project-123"
@@ -80,6 +90,9 @@ check_settings() {
     must EXTRAS '[a-z]+(,[a-z]+)*' "write names of extras with commas, e.g. tpu,gcs"
     must BUCKET 'gs://[a-z0-9][a-z0-9._-]+[a-z0-9](/[A-Za-z0-9._/-]+)?/?' \
         "write gs:// and the bucket's name, e.g. gs://my-bucket"
+    must DATA_DIR '|(gs://|disk:)[a-z0-9][[:alnum:]._-]+(/[[:alnum:]._/=@:+%~-]+)?/?|/[[:alnum:]._/=@:+%~-]+' \
+        "write gs://BUCKET/FOLDER, disk:NAME/FOLDER or the path of a folder on all machines"
+    DATA_DIR=${DATA_DIR%/}
     must WORKDIR '(gs://[a-z0-9]|/)[[:alnum:]._/=@:+,%~-]+' \
         "write gs://... or the path of a folder that all workers share;" \
         "letters, digits and . _ / = @ : + , % ~ -"
@@ -91,6 +104,9 @@ check_settings() {
         must COMMAND '' "one command without \$(...); put more into a script and name that"
     bash -n -c "$COMMAND" 2>/dev/null ||
         must COMMAND '' "the shell cannot read it; close its quotes and brackets"
+    calls_program ||
+        must COMMAND '' "it calls neither lbopt nor python nor a script of the checkout;" \
+            "e.g. lbopt train --config=FILE --workdir=\$WORKDIR"
     for name in "${!DEFAULTS[@]}"; do
         [[ $name != MAX_* && $name != *_S ]] ||
             must "$name" '0|[1-9][0-9]{0,7}' "write a whole number"
@@ -98,10 +114,10 @@ check_settings() {
     look_up_accelerator
 }
 
-# look_up_accelerator: set CHIPS DEVICES HOSTS GKE_* from the table, and RUNTIME if it is empty.
+# look_up_accelerator: set CHIPS DEVICES HOSTS PLAN GKE_* from the table, and RUNTIME if it is empty.
 look_up_accelerator() {
     local table=$TPU/accelerators.tsv key runtime
-    while IFS=$'\t' read -r key _ CHIPS DEVICES HOSTS runtime _ \
+    while IFS=$'\t' read -r key _ CHIPS DEVICES HOSTS runtime PLAN \
         GKE_MACHINE GKE_ACCELERATOR GKE_TOPOLOGY; do
         if [ "$key" = "$ACCELERATOR" ]; then
             RUNTIME=${RUNTIME:-$runtime}

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from lbopt._shown import one_line, show
 from lbopt.cli import _flags
-from lbopt.errors import EnvironmentProblem
+from lbopt.cli._extras import EXTRAS
+from lbopt.errors import EnvironmentProblem, MissingPackage
 from lbopt.job import JOB_FLAGS, Job
 from lbopt.parallel import connect_processes
 
@@ -18,6 +19,9 @@ _ENOUGH_DISK_BYTES = 1 << 30
 
 def run(argv: Sequence[str], job: Job) -> None:
     """Check the requirements of a run, and print each fault with its fix.
+
+    Packages of lbopt's extras are optional: those that are not installed are listed, each extra
+    with its purpose, and are no fault.
 
     Args:
       argv: Arguments after the command: those that describe a job.
@@ -33,9 +37,15 @@ def run(argv: Sequence[str], job: Job) -> None:
     for name, check in CHECKS.items():
         try:
             show(f"ok    {name:<12}{check()}")
+        except MissingPackage as error:
+            show(f"--    {name:<12}optional, {one_line(str(error))}")
         except Exception as error:  # any failure is a finding
             failed += 1
             show(f"WRONG {name:<12}{one_line(str(error))}")
+    for name, extra in EXTRAS.items():
+        if extra.missing():
+            what = f"optional, not installed: {extra.purpose}; pip install 'lbopt[{name}]'"
+            show(f"--    {name:<12}{what}")
     if failed:
         fix = f"{failed} of {len(CHECKS)} failed; follow the lines marked WRONG above"
         raise EnvironmentProblem("checks", reason=fix, code="resource")
@@ -57,9 +67,7 @@ def _versions() -> str:
         fix = "not installed; run pip install -e . in the checkout"
         raise EnvironmentProblem(", ".join(missing), reason=fix, code="installation")
     present = [name for name in versions if name not in ("python", *absent)]
-    found = [f"{name} {versions[name]}" for name in present]
-    optional = [f"no {name} (extra {EXTRAS_OF_PACKAGES[name]})" for name in absent]
-    return ", ".join([*found, *optional])
+    return ", ".join(f"{name} {versions[name]}" for name in present)
 
 
 def _devices() -> str:

@@ -26,6 +26,7 @@ COMMANDS = {
     "evaluate": "evaluate a checkpoint on every example of the validation and test splits",
     "sweep": "run a batch-size-limit study; the same command resumes",
     "plan": "what a recipe costs on a TPU pod that is not here, by the TPU compiler",
+    "check": "config, packages, data, batch and memory of a recipe, before it is trained",
     "suggest": "a learning rate, a warmup and batch sizes to begin with, measured in minutes",
     "report": "draw report.html and PNGs from a training run or a study",
     "diff": "what has changed since a run began: config, your files, versions",
@@ -39,7 +40,7 @@ COMMANDS = {
 
 TOGETHER = ("train", "evaluate", "sweep", "doctor")
 """Commands that several processes can run as one job."""
-COMPILING = (*TOGETHER, "plan", "export", "suggest")
+COMPILING = (*TOGETHER, "check", "plan", "export", "suggest")
 """Commands that need JAX."""
 RESUMED = ("train", "sweep")
 """Commands that save their state when they are asked to stop."""

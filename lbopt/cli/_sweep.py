@@ -14,7 +14,13 @@ from lbopt import paths
 from lbopt._shown import show
 from lbopt.cli import _flags, _own_files
 from lbopt.cli._train import OF_THE_HOST
-from lbopt.config import SweepConfig, completed_json, config_to_json, json_differences
+from lbopt.config import (
+    SweepConfig,
+    completed_json,
+    config_to_json,
+    json_differences,
+    without_layout,
+)
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
 from lbopt.parallel import available_devices, connect_processes
 from lbopt.report import new_figure
@@ -177,6 +183,8 @@ def _other_candidates(config: SweepConfig, saved: dict[str, Any]) -> list[str]:
 def _core(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config without the fields that change no result, such as the data folder."""
     kept = copy.deepcopy(config)
+    kept["train"] = without_layout(kept["train"])
+    kept["arms"] = [without_layout(arm) for arm in kept["arms"]]
     for name in NOT_COMPARED:
         kept.pop(name, None)
     for owner in (kept.get("train"), *kept.get("arms", ())):

@@ -23,6 +23,7 @@ from lbopt.config import (
     naming,
     resolve_clip,
     step_options,
+    without_layout,
 )
 from lbopt.errors import UserError
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
@@ -251,10 +252,11 @@ def comparison(
         An aggregator's memory is rebuilt for another number of replicas. None for an evaluation,
         which may use any number of devices.
     """
-    ours = json_without(config_to_json(config), left_out)
+    ours = json_without(without_layout(config_to_json(config)), left_out)
 
     def compare(saved: dict[str, Any]) -> list[str]:
-        theirs = json_without(completed_json(TrainConfig, saved["config"]), left_out)
+        theirs = completed_json(TrainConfig, saved["config"])
+        theirs = json_without(without_layout(theirs), left_out)
         found = json_differences(ours, theirs)
         if num_devices is not None and _depends_on_devices(config):
             found += json_differences(

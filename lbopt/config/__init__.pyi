@@ -17,6 +17,7 @@ from ._checks import (
 )
 from ._data import (
     FILES as FILES,
+    PHOTOGRAPHS as PHOTOGRAPHS,
     TASKS as TASKS,
     ArraysConfig as ArraysConfig,
     DataConfig as DataConfig,
@@ -29,9 +30,14 @@ from ._data import (
 from ._fields import check_flag as check_flag, default_of as default_of, unused as unused
 from ._foreign import free_arguments as free_arguments
 from ._from_text import OF_TEXT as OF_TEXT, FromText as FromText
+from ._layout import without_layout as without_layout
 from ._loss import LossConfig as LossConfig
 from ._measure import MeasureConfig as MeasureConfig
-from ._model import BATCH_NORMED as BATCH_NORMED, ModelConfig as ModelConfig
+from ._model import (
+    AUTOMATIC_STEM as AUTOMATIC_STEM,
+    BATCH_NORMED as BATCH_NORMED,
+    ModelConfig as ModelConfig,
+)
 from ._optimizer import (
     OptaxConfig as OptaxConfig,
     OptimizerConfig as OptimizerConfig,

@@ -116,7 +116,7 @@ class DataConfig:
       eval_fraction: Side of the central square used in evaluation, over the shorter side of the
         image.
       space_to_depth: Whether 2 x 2 pixels are folded into channels on the host, for resnet's stem
-        of that name.
+        of that name; None to fold them for that stem on TPU, if `image_size` is even.
       augmentation: Augmentation after the crop: "none", "autoaugment" (v0) or "randaugment".
       randaugment_layers: Number of operations on an image.
       randaugment_magnitude: Strength of the operations, in [0, 10] (up to 30 in some recipes).
@@ -182,7 +182,7 @@ class DataConfig:
     flip: bool = only(True, _IMAGES)
     interpolation: str = only("bilinear", _RESIZED)
     eval_fraction: float = only(0.875, _RESIZED)
-    space_to_depth: bool = only(False, _RESIZED)
+    space_to_depth: bool | None = only(None, _RESIZED)
     augmentation: str = only("none", _IMAGES)
     randaugment_layers: int = only(2, _RANDAUGMENT)
     randaugment_magnitude: float = only(10.0, _RANDAUGMENT)

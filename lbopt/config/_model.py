@@ -12,11 +12,11 @@ from lbopt.config._fields import NOT_GLOBAL, PLACE, only, only_default
 from lbopt.errors import require, require_choice
 from lbopt.models import (
     REMATS,
+    STEMS,
     BatchNorm,
     check_bert,
     check_fold_examples,
     check_running_statistics,
-    check_stem,
     make_bert,
     make_efficientnet,
     make_lstm_language_model,
@@ -43,6 +43,8 @@ OWN_REMATS = ("none", "dots", "all")
 """Rematerialisations of the user's own models, see `lbopt.models.with_remat`."""
 BATCH_NORMED = ("cnn", "efficientnet", "resnet")
 _REMATERIALISED = tuple(name for name in REMATS if name != "none")
+AUTOMATIC_STEM = "auto"
+"""The stem "conv7", computed as suits the devices."""
 WIDEST = 2**14
 """Largest width of a layer; the kernels of a wider one would fit no device."""
 
@@ -68,14 +70,14 @@ class ModelConfig:
       dtype: Dtype of the computation, "float32" or "bfloat16"; parameters are fp32.
       size: Published network: resnet "18" to "152", efficientnet "b0" to "b7", bert "tiny", "base"
         or "large", lstm_lm "small", "medium" or "large".
-      stem: "conv7", "space_to_depth" (the same function, faster on TPU) or "conv3" (for small
-        images).
+      stem: "conv7", "space_to_depth" (the same function, faster on TPU), "auto" (the faster of
+        these two on the devices that train) or "conv3" (for small images).
       patch_convolutions: Whether convolutions are written as patches times matrices, which is
         faster on CPU; False for TPU.
       fold_columns: Whether the same function is computed on folded columns where channels are few;
-        for TPU.
+        None for True on TPU and False elsewhere.
       fold_examples: Number of examples that are folded into one where channels are few, for the
-        same function; for TPU.
+        same function; None for 8 on a TPU that has a multiple of 64 examples, and 1 elsewhere.
       width_coefficient: Channels as a multiple of those of resnet or of efficientnet-b0, or hidden
         width as a multiple of that of lstm_lm.
       depth_coefficient: Blocks as a multiple of those of efficientnet-b0.
@@ -108,10 +110,10 @@ class ModelConfig:
     batch_norm_unbiased_var: bool = only(False, name=("efficientnet", "resnet"))
     dtype: str = "float32"
     size: str = only("", name=tuple(_BY_SIZE))
-    stem: str = only("conv7", name=("resnet",))
+    stem: str = only(AUTOMATIC_STEM, name=("resnet",))
     patch_convolutions: bool = only(True, name=("cnn",))
-    fold_columns: bool = only(False, name=("resnet",))
-    fold_examples: int = only(1, name=("efficientnet",))
+    fold_columns: bool | None = only(None, name=("resnet",))
+    fold_examples: int | None = only(None, name=("efficientnet",))
     width_coefficient: float | None = only(None, name=("efficientnet", "lstm_lm", "resnet"))
     depth_coefficient: float | None = only(None, name=("efficientnet",))
     dropout_rate: float | None = only(None, name=("bert", "efficientnet", "lstm_lm"))
@@ -137,7 +139,7 @@ def check_model(model: ModelConfig) -> None:
     _check_widths(model)
     # Fields of other networks are checked too: a misspelt value is refused as such, and not as a
     # field without effect.
-    check_stem(model.stem)
+    require_choice("stem", model.stem, (AUTOMATIC_STEM, *STEMS))
 
     own = is_place(model.name)
     if own:
@@ -146,7 +148,8 @@ def check_model(model: ModelConfig) -> None:
     check_bert(model.max_length, model.activation, remat, model.remat_layers)
     with errors.about("stacked", model.stacked):
         tree.check_patterns(model.stacked or ("",))
-    check_fold_examples(model.fold_examples)
+    if model.fold_examples is not None:
+        check_fold_examples(model.fold_examples)
     momentum = model.batch_norm_momentum
     with errors.under("", momentum="batch_norm_momentum", running_from="batch_norm_running_from"):
         check_running_statistics(

@@ -16,7 +16,7 @@ from lbopt.config._data import DataConfig, check_data, task_of
 from lbopt.config._fields import NOT_EMPTY, only
 from lbopt.config._from_text import FromText
 from lbopt.config._loss import LossConfig, check_loss
-from lbopt.config._model import FAMILIES, ModelConfig, check_model
+from lbopt.config._model import AUTOMATIC_STEM, FAMILIES, ModelConfig, check_model
 from lbopt.config._optimizer import OptimizerConfig, check_optimizer, check_optimizer_kind
 from lbopt.config._parallel import BY_COMPILER, ParallelConfig, check_parallel
 from lbopt.config._phase import ELSEWHERE, PhaseConfig, check_phase
@@ -316,7 +316,8 @@ def _check_model_fits_data(config: TrainConfig) -> None:
     also = {"data": "data.name"}
     require(fits, "model.name", model.name, fix, code="conflict", also=also)
     folded = data.space_to_depth
-    fits = not folded or (model.name == "resnet" and model.stem == "space_to_depth")
+    stems = ("space_to_depth", AUTOMATIC_STEM)
+    fits = not folded or (model.name == "resnet" and model.stem in stems)
     fix = "only {stem} = 'space_to_depth' of resnet takes folded images; set one or the other"
     also = {"stem": "model.stem"}
     require(fits, "data.space_to_depth", folded, fix, code="conflict", also=also)

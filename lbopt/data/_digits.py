@@ -12,7 +12,7 @@ import pathlib
 import numpy as np
 
 from lbopt.data._arrays import ArrayDataset, Splits
-from lbopt.errors import EnvironmentProblem
+from lbopt.errors import EnvironmentProblem, MissingPackage
 
 NUM_CLASSES = 10
 SIDE = 8
@@ -63,7 +63,7 @@ def _read() -> np.ndarray:
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         fix = "it is not installed, and the digits ship with it: pip install 'lbopt[demo]'"
-        raise EnvironmentProblem("scikit-learn", reason=fix, code="installation")
+        raise MissingPackage("scikit-learn", reason=fix)
     file = pathlib.Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not file.is_file():
         fix = "the file with the digits is missing; install scikit-learn again"

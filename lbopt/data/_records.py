@@ -17,7 +17,7 @@ from lbopt import paths
 from lbopt._regular import check_regular
 from lbopt._shown import shell_line
 from lbopt.data._damaged import DamagedRecord
-from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.errors import EnvironmentProblem, MissingPackage, UserError, require
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _INFO = "dataset_info.json"
@@ -305,5 +305,5 @@ def _tfds() -> Any:
         fix = (
             f"it reads data sets on disk, and is not installed ({error}): pip install 'lbopt[tfds]'"
         )
-        raise EnvironmentProblem("tensorflow-datasets", reason=fix, code="installation") from error
+        raise MissingPackage("tensorflow-datasets", reason=fix) from error
     return tensorflow_datasets

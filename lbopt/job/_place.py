@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lbopt.errors import NO_VALUE, EnvironmentProblem, require
+from lbopt.job._local_devices import given_devices, local_devices
 
 JOB_FLAGS = {
     "coordinator_address": "HOST:PORT of process 0 in a job of several processes; PORT+1 is used "
@@ -127,7 +128,8 @@ def find_place(flags: Mapping[str, str], environ: Mapping[str, str]) -> Place | 
 
     Raises:
       UserError: If a flag or variable has a wrong value, or only some of `_IDENTITY` are given.
-      EnvironmentProblem: If JAX recognizes a cluster but cannot find this process's place in it.
+      EnvironmentProblem: If JAX recognizes a cluster but cannot find this process's place in it, or
+        `JAX_LOCAL_DEVICE_IDS` has no numbers.
     """
     # An error names what the user set: the flag if it is given, or else the variable.
     shown = {name: f"--{name}" if name in flags else VARIABLES[name] for name in JOB_FLAGS}
@@ -135,6 +137,7 @@ def find_place(flags: Mapping[str, str], environ: Mapping[str, str]) -> Place | 
         name: environ[variable] for name, variable in VARIABLES.items() if environ.get(variable)
     } | dict(flags)
 
+    own = given_devices(environ)
     options: dict[str, Any] = {
         name: _seconds(shown[name], given[name])
         for name in ("start_timeout_s", "hang_timeout_s")
@@ -147,7 +150,7 @@ def find_place(flags: Mapping[str, str], environ: Mapping[str, str]) -> Place | 
 
     identity = [name for name in _IDENTITY if name in given]
     if not identity:
-        return _detected(options) if _may_be_in_a_cluster(environ) else None
+        return _detected(options, environ, own) if _may_be_in_a_cluster(environ) else None
     for name in _IDENTITY:
         require(
             name in given,
@@ -160,7 +163,7 @@ def find_place(flags: Mapping[str, str], environ: Mapping[str, str]) -> Place | 
     host, port = _address(shown["coordinator_address"], given["coordinator_address"])
     count = _number(shown["num_processes"], given["num_processes"], 1, 1 << 20)
     index = _number(shown["process_id"], given["process_id"], 0, count - 1)
-    return Place(host, port, count, index, None, **options) if count > 1 else None
+    return Place(host, port, count, index, own, **options) if count > 1 else None
 
 
 def _may_be_in_a_cluster(environ: Mapping[str, str]) -> bool:
@@ -174,8 +177,13 @@ def _may_be_in_a_cluster(environ: Mapping[str, str]) -> bool:
     return cloud_tpu_init.running_in_cloud_tpu_vm or in_cluster
 
 
-def _detected(options: Mapping[str, Any]) -> Place | None:
-    """Return the place that JAX finds in a Cloud TPU slice, a GKE or Slurm job, or MPI; or None."""
+def _detected(
+    options: Mapping[str, Any], environ: Mapping[str, str], own: tuple[int, ...] | None
+) -> Place | None:
+    """Return the place that JAX finds in a Cloud TPU slice, a GKE or Slurm job, or MPI; or None.
+
+    `own` has the devices that the user has named for this process; None if they are not named.
+    """
     from jax._src import clusters  # the public way would start JAX's runtime
 
     seconds = int(options.get("start_timeout_s", 60))
@@ -195,7 +203,9 @@ def _detected(options: Mapping[str, Any]) -> Place | None:
         return None
 
     host, port = _address("--coordinator_address", address)
-    return Place(host, port, count, index, None if local is None else tuple(local), **options)
+    # JAX finds a process's rank on its host under Slurm and MPI only.
+    devices = own or (None if local is None else local_devices(environ))
+    return Place(host, port, count, index, devices, **options)
 
 
 def _address(field: str, value: str) -> tuple[str, int]:

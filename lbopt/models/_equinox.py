@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from lbopt import replicas, tree, types
-from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.errors import MissingPackage, UserError, require
 from lbopt.models._seam import MODES, Model, call_arguments, signature
 
 Path = tuple[str, ...]
@@ -102,7 +102,7 @@ def _equinox() -> Any:
         import equinox
     except ImportError as error:
         fix = "the model needs it, and it is not installed: pip install 'lbopt[models]'"
-        raise EnvironmentProblem("equinox", reason=fix, code="installation") from error
+        raise MissingPackage("equinox", reason=fix) from error
     return equinox
 
 

@@ -17,6 +17,7 @@ from ._table import (
 from ._topology import (
     Topology as Topology,
     open_topology as open_topology,
+    parse_topology as parse_topology,
     planning as planning,
     prepare_environment as prepare_environment,
 )

@@ -10,6 +10,7 @@ from lbopt.plan import _interconnect
 from lbopt.plan._collectives import Collective
 from lbopt.plan._hardware import HOP_SECONDS
 from lbopt.plan._make import EvaluationPlan, PhasePlan, Plan
+from lbopt.recipes import with_layout
 
 _ROUND = 6
 """Decimal places of a time; the compiler's estimates are less precise."""
@@ -54,13 +55,13 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "compile_seconds": _rounded(sum(step.compile_seconds for step in plan.compiled), 1),
         "phases": [_phase(plan, phase) for phase in plan.phases],
         "assumptions": assumptions(plan),
-        "config": settings(plan.config),
+        "config": settings(plan.config, "tpu", plan.num_devices),
     }
 
 
-def settings(config: TrainConfig) -> dict[str, Any]:
-    """Return the fields of the config that determine the plan."""
-    found = dataclasses.asdict(config)
+def settings(config: TrainConfig, platform: str, num_devices: int) -> dict[str, Any]:
+    """Return the fields of the config that determine the plan, as chosen for these devices."""
+    found = dataclasses.asdict(with_layout(config, platform, num_devices))
     del found["about"]
     return found
 

@@ -261,7 +261,7 @@ def count_forward(config: TrainConfig) -> _count.OperationCount:
     Options that compute more to run faster (folding, space to depth, rematerialisation) are off.
     """
     data = dataclasses.replace(config.data, space_to_depth=False)
-    stem = "conv7" if config.model.stem == "space_to_depth" else config.model.stem
+    stem = "conv3" if config.model.stem == "conv3" else "conv7"
     model = dataclasses.replace(
         config.model,
         stem=stem,

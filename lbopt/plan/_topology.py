@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError, require
+from lbopt.errors import NO_VALUE, EnvironmentProblem, MissingPackage, UserError, require
 from lbopt.plan._hardware import CHIPS, Chip
 
 _PLANES = ("1x1", "2x2", "4x4", "4x8", "8x8", "8x16", "16x16")
@@ -92,12 +92,11 @@ def prepare_environment() -> None:
       EnvironmentProblem: If libtpu is not installed.
     """
     if importlib.util.find_spec("libtpu") is None:
-        raise EnvironmentProblem(
+        raise MissingPackage(
             "libtpu",
             NO_VALUE,
             "its compiler makes the plan, and it is not installed: pip install 'lbopt[plan]' "
             "(Linux on x86-64)",
-            code="installation",
         )
     os.environ.update(_ENVIRONMENT)
     jax.config.update("jax_platforms", "cpu")
@@ -123,15 +122,17 @@ def planning() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def open_topology(name: str) -> Topology:
-    """Return the topology of a name.
+def parse_topology(name: str) -> tuple[Chip, tuple[int, ...]]:
+    """Return the chip and the number of chips along each axis; needs no compiler.
 
     Args:
-      name: Generation, colon, and the number of chips along each axis: "v3:16x32", "v5p:4x4x8".
+      name: As `open_topology` takes it.
 
     Raises:
-      UserError: If there is no such topology; the message lists the usual ones.
-      EnvironmentProblem: If the compiler fails for one of the usual ones.
+      UserError: If no pod has this many chips along these axes.
+
+    >>> parse_topology("v3:16x32")[1]
+    (16, 32)
     """
     found = _NAME.fullmatch(name)
     if found is None or found[1] not in CHIPS:
@@ -146,12 +147,25 @@ def open_topology(name: str) -> Topology:
         f"{found[1]} has {chip.axes} axes of 1 or more chips and up to {chip.most_chips:,} of "
         f"them; use one of {_listed()}",
     )
+    return chip, shape
 
+
+def open_topology(name: str) -> Topology:
+    """Return the topology of a name.
+
+    Args:
+      name: Generation, colon, and the number of chips along each axis: "v3:16x32", "v5p:4x4x8".
+
+    Raises:
+      UserError: If there is no such topology; the message lists the usual ones.
+      EnvironmentProblem: If the compiler fails for one of the usual ones.
+    """
+    chip, shape = parse_topology(name)
     try:
         described = _describe(name, chip)
     except Exception as error:  # libtpu raises errors of many types
         cause = " ".join(str(error).split())[:160]
-        if found[2] in SHAPES[found[1]]:
+        if name.partition(":")[2] in SHAPES[chip.generation]:
             raise EnvironmentProblem(
                 "libtpu",
                 NO_VALUE,

@@ -8,6 +8,7 @@ from ._build import (
 from ._classification import check_pairs as check_pairs
 from ._initial import TEXT_NORMALIZATION_KEY as TEXT_NORMALIZATION_KEY
 from ._language_model import CARRY as CARRY
+from ._layout import with_layout as with_layout
 from ._make_step import make_step as make_step
 from ._networks import make_network as make_network
 from ._patterns import check_patterns as check_patterns

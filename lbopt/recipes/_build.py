@@ -37,7 +37,7 @@ from lbopt.parallel import (
     split_seed,
     torus_grid,
 )
-from lbopt.recipes import _initial, _make_step, _patterns, _problem
+from lbopt.recipes import _initial, _layout, _make_step, _patterns, _problem
 from lbopt.replicas import Replicas
 from lbopt.train import Cadence, Run, Target
 from lbopt.transforms import evaluated_params, has_evaluated_params
@@ -116,6 +116,7 @@ def _build_phase(
     keep_optimizer: bool = True,
     trains: bool = True,
 ) -> Run:
+    config = _layout.with_layout(config, mesh.devices.flat[0].platform, mesh.size)
     size = config.global_batch_size
     problem = _problem.make_problem(
         config.data, config.model, config.loss, size, config.init_from, load

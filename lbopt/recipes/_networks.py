@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from lbopt import _user_code, errors, stacks, types
-from lbopt.config import ModelConfig
+from lbopt.config import AUTOMATIC_STEM, ModelConfig
 from lbopt.models import (
     CNN,
     LSTM_SIZES,
@@ -105,8 +105,8 @@ def _resnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
     return make_resnet(
         model.size,
         num_classes=outputs,
-        stem=model.stem,
-        fold_columns=model.fold_columns,
+        stem="conv7" if model.stem == AUTOMATIC_STEM else model.stem,
+        fold_columns=bool(model.fold_columns),
         batch_norm_scope=model.batch_norm_scope,
         batch_norm_running_from=model.batch_norm_running_from,
         batch_norm_unbiased_var=model.batch_norm_unbiased_var,
@@ -123,7 +123,7 @@ def _efficientnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
         batch_norm_scope=model.batch_norm_scope,
         batch_norm_running_from=model.batch_norm_running_from,
         batch_norm_unbiased_var=model.batch_norm_unbiased_var,
-        fold_examples=model.fold_examples,
+        fold_examples=model.fold_examples or 1,
         dtype=_dtype(model),
         **_given(
             width_coefficient=model.width_coefficient,

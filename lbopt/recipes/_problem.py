@@ -207,7 +207,7 @@ def check_batch(model: ModelConfig, here: Replicas, num_examples: int) -> None:
     """Raise `UserError` if folds or batch norm's groups do not fit the replicas or a microstep."""
     if model.name not in BATCH_NORMED:
         return
-    folded = model.fold_examples if model.name == "efficientnet" else 1
+    folded = (model.fold_examples or 1) if model.name == "efficientnet" else 1
     with _naming_model():
         with errors.about("fold_examples", folded, "fold_examples", code="mismatch"):
             check_fold_examples(folded, num_examples // here.count)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lbopt._shown import printable
-from lbopt.errors import EnvironmentProblem
+from lbopt.errors import MissingPackage
 from lbopt.report._colours import GREY, GRID, INK, PAPER, SOFT_INK, dark_colours
 from lbopt.report._template import PAGE, STYLE
 from lbopt.workdir import environment_changes, write_bytes, write_text
@@ -357,4 +357,4 @@ def need(package: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         fix = "the report needs it, and it is not installed: pip install 'lbopt[demo]'"
-        raise EnvironmentProblem(package, reason=fix, code="installation") from error
+        raise MissingPackage(package, reason=fix) from error

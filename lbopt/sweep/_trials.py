@@ -21,7 +21,7 @@ from lbopt.config import (
     step_options,
 )
 from lbopt.errors import require
-from lbopt.parallel import on_one_device, splits_evenly
+from lbopt.parallel import available_devices, on_one_device, splits_evenly
 from lbopt.recipes import (
     LoadedProblem,
     check_batch,
@@ -29,6 +29,7 @@ from lbopt.recipes import (
     check_patterns,
     check_size,
     make_problem,
+    with_layout,
 )
 from lbopt.replicas import Replicas
 from lbopt.schedules import Units
@@ -142,13 +143,13 @@ def make_problems(config: SweepConfig) -> list[LoadedProblem]:
       EnvironmentProblem: If data cannot be loaded.
     """
     known: dict[str, LoadedProblem] = {}
-    for index in range(len(config.arms)):
-        train = config.arm_train(index)
+    platform = available_devices()[0].platform
+    trains = [with_layout(config.arm_train(each), platform) for each in range(len(config.arms))]
+    for index, train in enumerate(trains):
         name = repr((train.data, train.model, train.loss))
         if name not in known:
             with config.naming_trials(index):
                 known[name] = make_problem(train.data, train.model, train.loss)
-    trains = map(config.arm_train, range(len(config.arms)))
     return [known[repr((train.data, train.model, train.loss))] for train in trains]
 
 

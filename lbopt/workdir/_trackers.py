@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from lbopt import _typed_json, _user_code, paths
 from lbopt.config import TRACKERS
-from lbopt.errors import EXIT_PREEMPTED, EnvironmentProblem, LboptError, UserError
+from lbopt.errors import EXIT_PREEMPTED, EnvironmentProblem, LboptError, MissingPackage, UserError
 from lbopt.job import Job
 from lbopt.workdir import _bucket, _folder
 from lbopt.workdir._hooks import MetricsHook, defined_in, metrics_hook
@@ -62,7 +62,7 @@ def check_trackers(trackers: Sequence[str]) -> None:
             _user_code.load(name, "trackers")
         elif importlib.util.find_spec(name) is None:
             fix = f"it is not installed; run pip install 'lbopt[{name}]'"
-            raise EnvironmentProblem("trackers", name, fix, code="installation")
+            raise MissingPackage("trackers", name, fix)
 
 
 @contextlib.contextmanager

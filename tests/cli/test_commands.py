@@ -1,22 +1,28 @@
 """Every command does what its help says."""
 
 import json
+import pathlib
 import re
 import struct
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from refusal import refused
 
 from lbopt import workdir
 from lbopt.cli import _doctor, call_get_config, config_files
+from lbopt.cli._extras import EXTRAS, Packages
+from lbopt.errors import MissingPackage
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_doctor_finds_nothing_wrong(lbopt):
     code, out, err = lbopt("doctor")
     assert (code, err) == (0, "")
-    lines = out.splitlines()
+    lines = [line for line in out.splitlines() if "not installed" not in line]
     assert len(lines) == len(_doctor.CHECKS)
     for name, line in zip(_doctor.CHECKS, lines, strict=True):
         assert re.match(rf"ok    {name} +\S", line)
@@ -33,7 +39,6 @@ def test_doctor_says_what_is_wrong_and_goes_on(lbopt, monkeypatch):
     assert code == 3
     assert re.fullmatch(r"lbopt doctor: checks: 1 of 7 .+\n", err)
     assert re.search(r"^WRONG devices +the rack is on fire$", out, re.MULTILINE)
-    assert len(out.splitlines()) == 7
     assert sum(line.startswith("ok ") for line in out.splitlines()) == 6
 
 
@@ -193,6 +198,7 @@ TOGETHER = [
         ("evaluate", ["config", "workdir", "checkpoint", *TOGETHER]),
         ("sweep", ["config", "workdir", "shard", "accept", "checksum", *TOGETHER]),
         ("diff", ["workdir", "other", "config"]),
+        ("check", ["config", "topology", "devices", "workers", "memory"]),
         ("report", ["workdir"]),
         ("recipes", ["config", "configs", "filter", "json"]),
         ("config", ["config", "json"]),
@@ -314,14 +320,35 @@ def test_of_two_overrides_of_a_field_the_last_counts(refusing, configs, tmp_path
         refusing("train", config, *flags)
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"), [("optuna", "no optuna (extra search)"), ("scipy", "scipy: not installed")]
-)
-def test_doctor_asks_for_no_package_of_an_extra(lbopt, monkeypatch, name, shown):
-    """The packages that scripts/quickstart installs are complete."""
+@pytest.mark.parametrize("name", ["optuna", "scipy"])
+def test_doctor_wants_the_packages_that_lbopt_itself_needs(lbopt, monkeypatch, name):
     versions = workdir.package_versions()
     monkeypatch.setattr(workdir, "package_versions", lambda: {**versions, name: None})
     code, out, _ = lbopt("doctor")
     (line,) = [line for line in out.splitlines() if "versions" in line]
-    assert shown in line
-    assert (line.startswith("ok"), code) == ((True, 0) if name == "optuna" else (False, 3))
+    if name == "optuna":
+        assert (code, line.startswith("ok"), name in line) == (0, True, False)
+    else:
+        assert (code, "scipy: not installed" in line) == (3, True)
+
+
+def test_doctor_lists_the_extras_that_are_not_installed(lbopt, monkeypatch):
+    """Their packages are optional, also those with which a check fails."""
+    absent = Packages(("no_such_module",), "figures of another kind")
+    monkeypatch.setattr(_doctor, "EXTRAS", {"demo": absent})
+
+    def without_matplotlib():
+        raise MissingPackage("matplotlib", reason="pip install 'lbopt[demo]'")
+
+    monkeypatch.setitem(_doctor.CHECKS, "figures", without_matplotlib)
+    code, out, err = lbopt("doctor")
+    assert (code, err) == (0, "")
+    assert re.search(r"^--    figures +optional, matplotlib: pip install", out, re.MULTILINE)
+    assert re.search(r"^--    demo +optional, not installed: figures of", out, re.MULTILINE)
+
+
+def test_every_extra_has_a_purpose():
+    """`lbopt doctor` lists the extras of pyproject.toml, but for those that combine others."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    combined = {"data", "test", "bench", "dev", "docs"}
+    assert {*EXTRAS, "tpu", "cuda"} == project["optional-dependencies"].keys() - combined

@@ -110,6 +110,7 @@ VARIABLES = {
 """Environment variables with a path."""
 LIKE_A_PLACE = re.compile(r"(.*_)?(path|dir|directory|file|folder|output)|init_from")
 NO_PATHS = {
+    "check": ("topology", "devices", "workers", "memory"),
     "config": ("json",),
     "evaluate": ("checkpoint",),
     "export": ("checkpoint", "format"),

@@ -8,7 +8,7 @@ import pytest
 
 from lbopt.cli import call_get_config
 from lbopt.config import TrainConfig, completed_json
-from lbopt.plan._document import settings
+from lbopt.plan._document import settings as settings_on
 
 ROOT = pathlib.Path(__file__).parents[2]
 PLANS = {
@@ -27,6 +27,11 @@ def as_now(config):
     }
 
 
+def settings(config, found):
+    """Return a recipe's settings on the devices of its plan."""
+    return json.loads(json.dumps(settings_on(config, "tpu", found["num_devices"])))
+
+
 def planned(name):
     return json.loads(PLANS[f"configs/{name}"].read_text())
 
@@ -42,7 +47,7 @@ def test_a_plan_is_of_the_recipe_as_it_is(recipe):
     config = call_get_config(str(ROOT / recipe))
     assert found["topology"] == config.about.topology
     assert found["published_seconds"] == config.about.published_seconds
-    assert as_now(found["config"]) == json.loads(json.dumps(settings(config))), "run scripts/plans"
+    assert as_now(found["config"]) == settings(config, found), "run scripts/plans"
     assert config.about.status == "planned by the TPU compiler"
 
 
@@ -71,7 +76,7 @@ def test_the_plan_of_a_study_is_of_its_cells_as_they_are(monkeypatch):
     ]
     for (index, size), cell in zip(cells, found["cells"], strict=True):
         train = config.cell_train(index, size, cell["run"]["num_devices"])
-        assert as_now(cell["run"]["config"]) == json.loads(json.dumps(settings(train))), (
+        assert as_now(cell["run"]["config"]) == settings(train, cell["run"]), (
             "run scripts/plans imagenet_limit"
         )
         assert (cell["arm"], cell["num_microsteps"]) == (

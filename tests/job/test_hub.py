@@ -591,10 +591,51 @@ def test_a_place_is_found_by_jax(monkeypatch):
     for name, value in slurm.items():
         monkeypatch.setenv(name, value)
     place = find_place({}, slurm)
-    assert (place.host, place.count, place.index, place.local_device_ids) == ("node003", 4, 2, (0,))
+    assert (place.host, place.count, place.index, place.local_device_ids) == ("node003", 4, 2, None)
     monkeypatch.setenv("SLURM_NTASKS", "1")
     assert find_place({}, slurm) is None
     assert find_place({}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) is None
+
+
+ON_SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "node[003-004]",
+    "SLURM_NTASKS": "16",
+    "SLURM_PROCID": "11",
+    "SLURM_LOCALID": "3",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_NODEID": "1",
+}
+ALL_GPUS = {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "devices"),
+    [
+        (ALL_GPUS, (3,)),
+        ({}, (3,)),
+        (ALL_GPUS | {"SLURM_STEP_TASKS_PER_NODE": "15,1", "SLURM_LOCALID": "0"}, None),
+        (ALL_GPUS | {"SLURM_NTASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (6, 7)),
+        # The scheduler shows each task its own.
+        (ALL_GPUS | {"SLURM_GPUS_PER_TASK": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, None),
+        ({"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "6,7"}, None),
+        (ALL_GPUS | {"JAX_LOCAL_DEVICE_IDS": "4,5"}, (4, 5)),
+    ],
+)
+def test_tasks_of_a_node_share_its_gpus(monkeypatch, variables, devices):
+    environ = ON_SLURM | variables
+    for name in (*ON_SLURM, *ALL_GPUS, "SLURM_GPUS_PER_TASK", "JAX_LOCAL_DEVICE_IDS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert find_place({}, environ).local_device_ids == devices
+
+
+def test_devices_that_are_no_numbers():
+    told = {"coordinator_address": "host:1", "num_processes": "2", "process_id": "0"}
+    with troubled("JAX_LOCAL_DEVICE_IDS", "all", "value"):
+        find_place(told, {"JAX_LOCAL_DEVICE_IDS": "all"})
 
 
 def test_on_gke_too(monkeypatch):

@@ -32,7 +32,8 @@ NUM_VALIDATION = 21
 SMALL = (
     "--config.model.size=18",
     "--config.model.width_coefficient=0.125",
-    "--config.model.fold_columns=False",
+    "--config.model.stem=space_to_depth",
+    "--config.data.space_to_depth=True",
     "--config.model.dtype=float32",
     "--config.model.batch_norm_scope=global",
     "--config.data.image_size=32",
@@ -223,17 +224,17 @@ BAD = {
         ("config.data.train_split", "train[:0]", "choice"),
     ),
     "an odd size to fold": (
-        ["--config.data.image_size=33"],
+        ["--config.data.space_to_depth=True", "--config.data.image_size=33"],
         ("config.data.space_to_depth", True, "conflict"),
         "config.data.image_size",
     ),
     "a stem that does not fold": (
-        ["--config.model.stem=conv7"],
+        ["--config.data.space_to_depth=True", "--config.model.stem=conv7"],
         ("config.data.space_to_depth", True, "conflict"),
         "config.model.stem",
     ),
     "no crop for images of all sizes": (
-        ["--config.data.train_crop=padded", "--config.data.space_to_depth=False"],
+        ["--config.data.train_crop=padded"],
         ("config.data.train_crop", "padded", "mismatch"),
     ),
     "a smaller image than the network takes": (
@@ -263,8 +264,9 @@ def test_what_cannot_be_is_one_line_before_anything_is_compiled(
     overrides, fault, *named = BAD[name]
     monkeypatch.setattr(Step, "lower", lambda *arguments: pytest.fail("lowered"))
     with refused(*fault) as caught:
-        # Padded crops have no reader threads.
-        kept = [flag for flag in flags() if "reader_threads" not in flag]
+        # Padded crops have no reader threads, and fold no pixels.
+        unused = ("reader_threads", "data.space_to_depth")
+        kept = [flag for flag in flags() if not any(name in flag for name in unused)]
         run_refused(capsys, "train", *kept, *overrides, f"--workdir={tmp_path / 'run'}")
     for part in named:
         assert part.format(data_dir=data_dir) in str(caught.value)

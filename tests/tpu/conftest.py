@@ -41,8 +41,28 @@ case "$1 $2" in
     echo "$@" >>"$FAKE_CLOUD/pip.txt"
     exit ;;
 esac
-exec REAL "$@"
+[ "$1 $2" = "-m lbopt" ] || exec REAL "$@"
+[ "$3" = check ] || exit 64
+case " $* " in
+*bad.py*) echo "ok    config" && echo "WRONG batch     config.global_batch_size = 3" && exit 2 ;;
+*missing.py*) echo "WRONG data      it is not there" && exit 3 ;;
+esac
 """
+
+
+# What mounts data: the files are copied, and a file beside the folder marks it.
+MOUNTING = {
+    "gcsfuse": """
+[ "$1 $2 $3 $4 $5" = "--implicit-dirs -o ro -o allow_other" ] || exit 64
+shift 5
+folder=
+[ "$1" != --only-dir ] || { folder=$2 && shift 2; }
+cp -r "$FAKE_CLOUD/buckets/$1/$folder/." "$2" && touch "$2.mounted"
+""",
+    "mount": '[ "$1 $2" = "-o ro,noload" ] && cp -r "$3/." "$4" && touch "$4.mounted"',
+    "mountpoint": '[ "$1" = -q ] && [ -f "$2.mounted" ]',
+    "umount": 'rm -rf "$1"/* "$1.mounted"',
+}
 
 
 class Cloud:
@@ -237,6 +257,8 @@ def _programs(folder):
             )
     _program(folder / "sudo", '#!/bin/sh\n[ "$1" = -n ] && shift\nexec "$@"\n')
     _program(folder / "apt-get", '#!/bin/sh\necho "$@" >>"$FAKE_CLOUD/apt.txt"\nexit 100\n')
+    for name, text in MOUNTING.items():
+        _program(folder / name, f"#!/usr/bin/env bash\nset -e\n{text}")
     _program(folder / "python3.11", PYTHON.replace("REAL", sys.executable))
     return folder
 

@@ -1,7 +1,7 @@
 """A stand-in for a training program that counts steps, saves every fifth, and can resume.
 
     python stand_in.py WORKDIR STEPS [--sleep=S] [--hold-at=STEP] [--fail-at=STEP:CODE]
-                       [--preempt-every=STEPS]
+                       [--preempt-every=STEPS] [--data=FOLDER]
 
 Its metrics depend on every earlier step, so a run that lost or repeated a step ends with other
 numbers. On SIGTERM it saves and exits with 75. With --hold-at it passes that step once WORKDIR/go
@@ -26,10 +26,15 @@ def main():
     parser.add_argument("--hold-at", type=int)
     parser.add_argument("--fail-at", default="")
     parser.add_argument("--preempt-every", type=int, default=0)
+    parser.add_argument("--data", default="")
     arguments = parser.parse_args()
 
     asked = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    if arguments.data:
+        arguments.workdir.mkdir(parents=True, exist_ok=True)
+        seen = f"{os.environ['TFDS_DATA_DIR']} {arguments.data}"
+        (arguments.workdir / "data").write_text(seen)
     process = int(os.environ.get("JAX_PROCESS_ID", "0"))
     arguments.workdir.mkdir(parents=True, exist_ok=True)
     saved = arguments.workdir / f"state-{process}.json"

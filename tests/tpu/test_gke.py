@@ -77,6 +77,40 @@ def test_manifest_fits_the_schema(cloud, capacity):
     assert selector == expected[capacity]
 
 
+@pytest.mark.parametrize("data_dir", ["gs://data/tfds", "disk:claim/tfds", ""])
+def test_the_data_are_a_volume(cloud, data_dir):
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    manifest = _manifest(cloud, DATA_DIR=data_dir)
+    _strictly(models.JobsetV1alpha2JobSet, manifest)
+    pod = _pod(manifest)
+    (container,) = pod["containers"]
+    values = {each["name"]: each.get("value") for each in container["env"]}
+    if not data_dir:
+        assert "volumes" not in pod
+        assert "TFDS_DATA_DIR" not in values
+        return
+
+    (volume,) = pod["volumes"]
+    (mounted,) = container["volumeMounts"]
+    assert (mounted["mountPath"], mounted["readOnly"]) == ("/data", True)
+
+    if data_dir.startswith("gs:"):
+        attributes = {"bucketName": "data", "mountOptions": "implicit-dirs,only-dir=tfds"}
+        assert volume["csi"]["volumeAttributes"] == attributes
+        assert values["TFDS_DATA_DIR"] == values["DATA_DIR"] == "/data"
+    else:
+        assert volume["persistentVolumeClaim"] == {"claimName": "claim", "readOnly": True}
+        assert values["TFDS_DATA_DIR"] == "/data/tfds"
+
+
+@pytest.mark.parametrize(("script", "value"), [("submit", "/data"), ("xpk", "gs://data")])
+def test_data_that_pods_do_not_have(cloud, script, value):
+    cloud.set(**SETTINGS, DATA_DIR=value)
+    done = cloud.tpu(f"gke/{script}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "DATA_DIR=" in done.stderr
+
+
 def test_the_schema_check_is_strict(cloud):
     models = pytest.importorskip("kubeflow_trainer_api.models")
     manifest = _manifest(cloud)

@@ -82,6 +82,14 @@ def test_what_is_queued_again(batch, code, restarts, again):
     assert asked == ("requeue JOB\n" if again else "")
 
 
+def test_the_data_are_handed_to_the_command(batch, tmp_path):
+    show = ("sh", "-c", "echo $TFDS_DATA_DIR")
+    done, _ = batch(*show, DATA_DIR=str(tmp_path))
+    assert (done.returncode, done.stdout.split()) == (0, [str(tmp_path)] * 2)
+    done, asked = batch(*show, DATA_DIR=str(tmp_path / "nowhere"))
+    assert (done.returncode, done.stderr.count("\n"), asked) == (2, 1, "")
+
+
 def test_no_command(batch):
     done, _ = batch()
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -65,6 +65,7 @@ echo "$home" >"$root/home"
 
 fetch source.tar.gz "$root/source.tar.gz.new"
 fetch extras "$root/extras"
+fetch data "$root/data"
 if [ ! -d "$root/source" ] || ! cmp --silent "$root/source.tar.gz.new" "$root/source.tar.gz"; then
     # A running program still reads modules and configs from the old source.
     flock --shared --nonblock "$root/run/lock" true ||
@@ -83,5 +84,7 @@ for try in 1 2 3; do # package archives sometimes fail
     [ "$try" -lt 3 ] || fail "$(tail -n1 "$root/setup.log")"
     sleep "$((try * ${FETCH_PAUSE_S:-5}))"
 done
+reason=$(bash "$root/source/tpu/worker/mount" "$(cat "$root/data")" 2>&1 8>&-) ||
+    fail "${reason##*$'\n'}"
 echo "lbopt $id setup done"
 if [ "$mode" = boot ]; then "$root/source/tpu/worker/start" 8>&-; fi

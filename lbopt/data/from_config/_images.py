@@ -178,7 +178,7 @@ def _preparation(data: DataConfig, shape: tuple) -> Preparation:
         data.interpolation,
         data.eval_fraction,
         _policy(data),
-        data.space_to_depth,
+        bool(data.space_to_depth),
     )
 
 

@@ -123,7 +123,7 @@ def _images(data: DataConfig) -> Source | None:
         side = data.image_size or shape[0]
         if side is None:
             return None
-        shape = image_shape(side, data.space_to_depth)
+        shape = image_shape(side, bool(data.space_to_depth))
     elif shape[-1] == 1:
         shape = shape[:-1]
     example = {"image": (shape, np.uint8), "label": ((), np.int32)}

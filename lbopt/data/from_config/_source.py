@@ -21,7 +21,7 @@ from lbopt.data.text import (
     load_pydoc_masked_lm,
     load_pydoc_topics,
 )
-from lbopt.errors import EnvironmentProblem
+from lbopt.errors import MissingPackage
 
 
 class Source(NamedTuple):
@@ -197,7 +197,7 @@ def _image_packages(name: str) -> Iterator[None]:
         yield
     except ImportError as error:
         fix = f"a package that decodes them is not installed ({error}): pip install 'lbopt[images]'"
-        raise EnvironmentProblem("name", name, fix, code="installation") from error
+        raise MissingPackage("name", name, fix) from error
 
 
 def _squad(data: DataConfig, learned: _text.Learned | None) -> Source:

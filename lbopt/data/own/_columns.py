@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.errors import MissingPackage, UserError, require
 
 TABLES = (".csv", ".tsv", ".parquet", ".feather", ".arrow")
 """Suffixes of tables, whose columns are one feature each."""
@@ -116,7 +116,7 @@ def _read_table(file: pathlib.Path) -> Any:
         import pyarrow.parquet
     except ImportError as error:
         fix = f"it reads tables, and is not installed ({error}): pip install 'lbopt[tables]'"
-        raise EnvironmentProblem("pyarrow", reason=fix, code="installation") from error
+        raise MissingPackage("pyarrow", reason=fix) from error
     if file.suffix in (".csv", ".tsv"):
         separator = {".csv": ",", ".tsv": "\t"}[file.suffix]
         return pyarrow.csv.read_csv(

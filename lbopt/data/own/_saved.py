@@ -13,7 +13,7 @@ import numpy as np
 from lbopt.data._damaged import DamagedRecord
 from lbopt.data.own._joined import JoinedArrays, OtherColumn, TextColumn
 from lbopt.data.own._split_names import stated_splits
-from lbopt.errors import EnvironmentProblem, UserError, require
+from lbopt.errors import MissingPackage, UserError, require
 
 _WHOLE = "state.json"
 _FEATURES = "dataset_info.json"
@@ -104,7 +104,7 @@ class SavedTable:
             import pyarrow
         except ImportError as error:
             fix = f"it reads tables, and is not installed ({error}): pip install 'lbopt[tables]'"
-            raise EnvironmentProblem("pyarrow", reason=fix, code="installation") from error
+            raise MissingPackage("pyarrow", reason=fix) from error
         state = folder / _WHOLE
         fix = "its rows have an index beside them; save it again after flatten_indices()"
         plain = not self._entry(state, "_indices_data_files", None)

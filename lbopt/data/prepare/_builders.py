@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lbopt.data.prepare._generated import GeneratedDataset
-from lbopt.errors import EnvironmentProblem, UserError
+from lbopt.errors import EnvironmentProblem, MissingPackage, UserError
 
 _FORMAT = "array_record"
 UNFINISHED = "incomplete."
@@ -234,7 +234,7 @@ def _explained(error: BaseException, name: str) -> EnvironmentProblem | None:
         if isinstance(cause, ImportError):
             missing = (cause.name or str(cause)).partition(".")[0]
             fix = f"it is needed to prepare {name}, and is not installed: pip install {missing}"
-            return EnvironmentProblem(missing, reason=fix, code="installation")
+            return MissingPackage(missing, reason=fix)
     for cause in causes:
         text = " ".join(str(cause).split())
         from_network = isinstance(cause, OSError) and cause.errno is None
@@ -261,5 +261,5 @@ def _tfds() -> Any:
         import tensorflow_datasets
     except ImportError as error:
         fix = f"it prepares data sets, and is not installed ({error}): pip install 'lbopt[tfds]'"
-        raise EnvironmentProblem("tensorflow-datasets", reason=fix, code="installation") from error
+        raise MissingPackage("tensorflow-datasets", reason=fix) from error
     return tensorflow_datasets

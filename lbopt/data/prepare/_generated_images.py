@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lbopt.data.prepare._generated import Examples, GeneratedDataset
-from lbopt.errors import EnvironmentProblem
+from lbopt.errors import MissingPackage
 
 NUM_CLASSES = 10
 SIZES = {"train": 96, "validation": 40}
@@ -60,7 +60,7 @@ def _jpeg(pixels: np.ndarray, mode: str) -> bytes:
         from PIL import Image
     except ImportError as error:
         fix = "it writes the images, and is not installed: pip install 'lbopt[images]'"
-        raise EnvironmentProblem("Pillow", reason=fix, code="installation") from error
+        raise MissingPackage("Pillow", reason=fix) from error
     stream = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(stream, "JPEG", quality=90)
     return stream.getvalue()

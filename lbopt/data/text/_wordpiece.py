@@ -20,7 +20,7 @@ from lbopt.data.text._vocabulary import (
     decide_normalization,
     read_vocabulary,
 )
-from lbopt.errors import EnvironmentProblem, require
+from lbopt.errors import MissingPackage, require
 
 _RULES = re.compile(r"([^\w\s])\1{2,}")
 """Lines drawn with characters: three or more equal marks."""
@@ -313,5 +313,5 @@ def _tokenizers() -> Any:
         import tokenizers.pre_tokenizers
     except ImportError as error:
         fix = "it splits text into pieces, and is not installed: pip install 'lbopt[text]'"
-        raise EnvironmentProblem("tokenizers", reason=fix, code="installation") from error
+        raise MissingPackage("tokenizers", reason=fix) from error
     return tokenizers

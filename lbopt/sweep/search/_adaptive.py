@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from lbopt.config import SearchConfig
-from lbopt.errors import EnvironmentProblem
+from lbopt.errors import MissingPackage
 from lbopt.sweep.search._halving import num_halvings
 from lbopt.sweep.search._searcher import Factors, Proposal, Rounds, Score
 from lbopt.sweep.search._space import Space, make_space
@@ -144,7 +144,7 @@ def _make_study(config: SearchConfig, steps: int) -> Any:
         import optuna
     except ImportError as error:
         fix = "optuna is not installed; run pip install 'lbopt[search]'"
-        raise EnvironmentProblem("method", "optuna", fix, code="installation") from error
+        raise MissingPackage("method", "optuna", fix) from error
 
     # Optuna prints a line for every new study.
     verbosity = optuna.logging.get_verbosity()

@@ -154,4 +154,4 @@ def test_a_corpus_takes_no_memory():
 
 def test_folded_images_are_those_of_the_data_set():
     assert image_shape(32, True) == (16, 16, 12)
-    assert dataclasses.asdict(DataConfig())["space_to_depth"] is False
+    assert dataclasses.asdict(DataConfig())["space_to_depth"] is None

@@ -10,7 +10,7 @@ WIDE = ("--project", "--zone", "--format", "--filter")
 CREATE = (
     *WIDE, "--accelerator-type", "--runtime-version", "--node-id", "--node-count",
     "--node-prefix", "--metadata", "--metadata-from-file", "--scopes", "--valid-until-duration",
-    "--service-account", "--network", "--subnetwork",
+    "--service-account", "--network", "--subnetwork", "--data-disk",
 )  # fmt: skip
 TPU = ("--project", "--zone")
 

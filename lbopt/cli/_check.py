@@ -1,0 +1,323 @@
+"""`lbopt check`: whether a recipe or a study can run here, before anything is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from lbopt._shown import one_line, show
+from lbopt.cli import _flags
+from lbopt.config import SweepConfig, TrainConfig, naming, naming_phase2
+from lbopt.errors import EXIT_USER, EnvironmentProblem, UserError, require, under
+from lbopt.parallel import available_devices
+from lbopt.plan import parse_topology
+from lbopt.recipes import LoadedProblem, build_mesh, build_run, check_batch_fits, make_problem
+from lbopt.report import new_figure
+from lbopt.sweep import make_cells, make_problems
+from lbopt.sweep.search import search_cost
+from lbopt.workdir import check_trackers
+
+FLAGS = {
+    "config": "FILE[:ROW] of the recipe or study; --config.field=VALUE changes it",
+    "topology": "chips of the TPU pod that will run it: v4:2x2x4, ... (default: the pod of the "
+    "publication, for the memory alone)",
+    "devices": "number of devices of the job, if it is no TPU pod (default: those here)",
+    "workers": "number of processes of the job (default 1)",
+    "memory": "false: do not compile the steps for the pod to see whether they fit",
+}
+_MOST_READ = 512
+"""Examples of a batch that are read; they show what is wrong with the data as well as all do."""
+_GIB = 2**30
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Device:
+    """Stands for a device of a job that is not here.
+
+    Attributes:
+      process_index: Index of its process.
+    """
+
+    process_index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Core(_Device):
+    """Stands for a device of a TPU pod.
+
+    Attributes:
+      coords: Place of its chip in the torus.
+      core_on_chip: Index among the devices of its chip.
+    """
+
+    coords: tuple[int, int, int]
+    core_on_chip: int
+
+
+class _Report:
+    """Prints a line for each check, and keeps the exit codes of those that failed."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+
+    def add(self, name: str, check: Callable[[], tuple[str, T]]) -> T | None:
+        """Run a check that returns its line and a result; None if it fails."""
+        try:
+            line, result = check()
+        except (UserError, EnvironmentProblem) as error:
+            self.codes.append(error.exit_code)
+            show(f"WRONG {name:<10}{one_line(str(error))}")
+            return None
+        show(f"ok    {name:<10}{line}")
+        return result
+
+    def skip(self, name: str, why: str) -> None:
+        """Say why a check was left out."""
+        show(f"--    {name:<10}not checked: {why}")
+
+
+def run(argv: Sequence[str]) -> None:
+    """Check what a run needs, print a line for each part, and train nothing.
+
+    Args:
+      argv: Arguments after the command, see `FLAGS`.
+
+    Raises:
+      UserError: If a flag is wrong, or a check failed by what the user can mend: config, packages,
+        batch, memory.
+      EnvironmentProblem: If a check failed by the machine: data that cannot be read, devices.
+    """
+    given, overrides = _flags.parse("check", argv, FLAGS, required=("config",))
+    workers = _whole(given, "workers") or 1
+    _whole(given, "devices")
+    asks_memory = given.get("memory", "true").lower()
+    if asks_memory not in ("true", "false"):
+        raise UserError("--memory", given["memory"], "give true or false")
+    if "topology" in given and "devices" in given:
+        fix = "--topology says it already; give one of the two"
+        raise UserError("--devices", given["devices"], fix, code="conflict")
+
+    report = _Report()
+    loaded = _flags.load_config(given["config"], overrides, (TrainConfig, SweepConfig))
+    config = report.add("config", functools.partial(_valid, loaded))
+    if config is not None:
+        report.add("packages", functools.partial(_packages, config))
+        problems = report.add("data", functools.partial(_data, config, workers))
+        if problems is not None:
+            report.add("model", functools.partial(_model, config, problems))
+            report.add("batch", functools.partial(_batch, config, problems, given, workers))
+        if report.codes and asks_memory == "true":
+            report.skip("memory", "mend the lines above first")
+        elif asks_memory == "true":
+            _check_memory(report, config, given, overrides)
+
+    if report.codes:
+        kind = UserError if EXIT_USER in report.codes else EnvironmentProblem
+        fix = f"{len(report.codes)} failed; follow the lines marked WRONG above"
+        raise kind("checks", reason=fix)
+
+
+def _whole(given: Mapping[str, str], name: str) -> int | None:
+    """Return the number of a flag; None if it is not given."""
+    text = given.get(name)
+    if text is None:
+        return None
+    if not (text.isdecimal() and int(text[:9]) >= 1 and len(text) < 9):
+        raise UserError(f"--{name}", text, "give a whole number >= 1")
+    return int(text)
+
+
+def _valid(config: TrainConfig | SweepConfig) -> tuple[str, TrainConfig | SweepConfig]:
+    config.validate()
+    if isinstance(config, TrainConfig):
+        return f"{config.name}: a recipe", config
+    cells = f"{len(config.arms)} arms x {len(config.global_batch_sizes)} batch sizes"
+    return f"{config.name}: a study of {cells}", config
+
+
+def _packages(config: TrainConfig | SweepConfig) -> tuple[str, None]:
+    """Import packages that only a part of the run needs; those for the data are imported there."""
+    if isinstance(config, TrainConfig):
+        with naming("config", TrainConfig):
+            check_trackers(config.trackers)
+        what = "those of the trackers are installed" if config.trackers else "no others needed"
+        return what, None
+    new_figure()
+    for index in range(len(config.arms)):
+        search_cost(config.arm_search(index))
+    return "those of the search and the report are installed", None
+
+
+def _data(config: TrainConfig | SweepConfig, workers: int) -> tuple[str, list[LoadedProblem]]:
+    """Open the data of every phase or arm, trace the model on them, and read a batch."""
+    if isinstance(config, SweepConfig):
+        problems = make_problems(config)
+        size = max(config.global_batch_sizes)
+    else:
+        problems = []
+        size = config.global_batch_size
+        for number, phase in enumerate(config.phases()):
+            with _naming_phase(number):
+                options = (phase.data, phase.model, phase.loss)
+                problems.append(make_problem(*options, phase.global_batch_size, phase.init_from))
+
+    begin = time.monotonic()
+    lines = []
+    for splits in {id(problem.splits): problem.splits for problem in problems}.values():
+        count = min(-(-size // workers), _MOST_READ, len(splits.train))
+        with naming("config", TrainConfig):
+            splits.train.draw(np.arange(count), np.zeros(count, int), 0)
+            splits.validation.take(np.arange(1))
+        sizes = "/".join(f"{len(split):,}" for split in splits)
+        lines.append(f"{sizes} examples (train/validation/test), {count} read")
+    seconds = time.monotonic() - begin
+    return f"{'; '.join(lines)} in {seconds:.1f} s", problems
+
+
+@contextlib.contextmanager
+def _naming_phase(number: int) -> Iterator[None]:
+    """Let errors of a phase, counted from 0, name the fields of the whole config."""
+    with naming("config", TrainConfig), naming_phase2() if number else contextlib.nullcontext():
+        yield
+
+
+def _model(
+    config: TrainConfig | SweepConfig, problems: Sequence[LoadedProblem]
+) -> tuple[str, None]:
+    """Build model, loss, optimizer and schedule; nothing is compiled."""
+    if isinstance(config, SweepConfig):
+        make_cells(config, problems)
+    else:
+        build_run(config, available_devices()[:1], trains=False)
+    counts = [
+        sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(problem.params))
+        for problem in problems
+    ]
+    shown = " and ".join(f"{count:,}" for count in dict.fromkeys(counts))
+    return f"{shown} parameters, with their optimizer and schedule", None
+
+
+def _devices(given: Mapping[str, str], workers: int) -> Sequence[Any]:
+    """Return the devices of the job; those that are not here are stood for."""
+    if "topology" not in given and "devices" not in given:
+        return available_devices()
+    places: list[tuple[Any, ...]] = [()] * (_whole(given, "devices") or 0)
+    if "topology" in given:
+        with under("", topology="--topology"):
+            chip, shape = parse_topology(given["topology"])
+        x, y, z = (*shape, 1)[:3]
+        corners = itertools.product(range(z), range(y), range(x), range(chip.cores_per_chip))
+        places = [((column, row, layer), core) for layer, row, column, core in corners]
+
+    each, left = divmod(len(places), workers)
+    fix = f"as many processes do not share {len(places)} devices evenly; give a divisor"
+    require(not left, "--workers", workers, fix, code="mismatch")
+    return [
+        _Core(index // each, *place) if place else _Device(index // each)
+        for index, place in enumerate(places)
+    ]
+
+
+def _batch(
+    config: TrainConfig | SweepConfig,
+    problems: Sequence[LoadedProblem],
+    given: Mapping[str, str],
+    workers: int,
+) -> tuple[str, None]:
+    """Divide the batches by replicas, microsteps and groups of batch norm."""
+    if isinstance(config, SweepConfig) and config.trial_devices == "one":
+        return "each trial runs on one device", None
+    devices = _devices(given, workers)
+    if isinstance(config, TrainConfig):
+        with naming("config", TrainConfig):
+            mesh = build_mesh(config.parallel, devices)
+            _check_processes(mesh.devices.flat, workers)
+        for number, (phase, problem) in enumerate(zip(config.phases(), problems, strict=True)):
+            with _naming_phase(number):
+                check_batch_fits(phase, problem, mesh)
+        sizes = [phase.global_batch_size for phase in config.phases()]
+    else:
+        mesh = build_mesh(config.train.parallel, devices)
+        sizes = [*config.global_batch_sizes]
+        for index, size in itertools.product(range(len(config.arms)), sizes):
+            with config.naming_trials(index):
+                train = config.cell_train(index, size, mesh.size)
+                check_batch_fits(train, problems[index], mesh)
+
+    shown = ", ".join(f"{size:,}" for size in sizes)
+    each = ", ".join(f"{size // mesh.size:,}" for size in sizes)
+    of = f" of {workers} processes" if workers > 1 else ""
+    return f"{shown} examples over {mesh.size:,} devices{of}: {each} a device", None
+
+
+def _check_processes(devices: Iterable[Any], workers: int) -> None:
+    """Raise `UserError` if some process of the job would have no device of the mesh."""
+    taking_part = len({device.process_index for device in devices})
+    fix = f"{taking_part} of {workers} processes would have some; use more, or fewer processes"
+    fits = taking_part == workers
+    require(fits or workers == 1, "parallel.num_devices", None, fix, code="mismatch")
+
+
+def _check_memory(
+    report: _Report,
+    config: TrainConfig | SweepConfig,
+    given: Mapping[str, str],
+    overrides: Sequence[str],
+) -> None:
+    """Compile the steps for the pod, if it is known and its compiler is here."""
+    published = "" if "devices" in given else config.about.topology
+    topology = given.get("topology") or published
+    if isinstance(config, SweepConfig) and config.trial_devices == "one":
+        report.skip("memory", "each trial runs on one device")
+    elif not topology:
+        report.skip("memory", "no TPU pod is stated; --topology=v4:2x2x4 names one")
+    elif importlib.util.find_spec("libtpu") is None:
+        report.skip("memory", "the TPU compiler is not installed; pip install 'lbopt[plan]'")
+    else:
+        if isinstance(config, SweepConfig):  # the largest batch needs the most
+            largest = config.global_batch_sizes[-1]
+            overrides = [*overrides, f"--config.global_batch_sizes=({largest},)"]
+        report.add("memory", functools.partial(_memory, given["config"], overrides, topology))
+
+
+def _memory(flag: str, overrides: Sequence[str], topology: str) -> tuple[str, None]:
+    """Make the plan in another process: it needs JAX on the CPU, and the compiler may crash."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = pathlib.Path(folder) / "plan.json"
+        flags = [f"--config={flag}", *overrides, f"--topology={topology}", f"--output={output}"]
+        command = [sys.executable, "-m", "lbopt", "plan", *flags]
+        ended = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
+        if ended.returncode:
+            line = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+            kind = UserError if ended.returncode == EXIT_USER else EnvironmentProblem
+            raise kind(line.removeprefix("lbopt plan: "))
+        written = json.loads(output.read_text())
+
+    plans = [cell["run"] for cell in written["cells"]] if "cells" in written else [written]
+    most = max(plans, key=lambda plan: plan["hbm_bytes_per_device"])
+    needed = most["hbm_bytes_per_device"] / _GIB
+    limit = most["hbm_limit_bytes"] / _GIB
+    shown = f"{needed:.1f} GiB of {limit:.1f} GiB on each device of {topology}"
+    if not all(plan["fits"] for plan in plans):
+        advice = f"lbopt plan --config={flag} --topology={topology} names changes that fit"
+        raise UserError(f"memory: {shown}: it does not fit; {advice}", code="resource")
+    return f"{shown}, by the compiler's plan", None

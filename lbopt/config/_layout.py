@@ -1,0 +1,31 @@
+"""What of a config is layout: fields that change no parameter, and updates by rounding only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_OF_MODEL = ("fold_columns", "fold_examples")
+_SAME_STEMS = ("auto", "space_to_depth")
+"""Stems that compute the function of "conv7"."""
+
+
+def without_layout(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config, as JSON data, without the fields that suit it to its devices.
+
+    Runs whose configs differ in these alone can resume each other.
+
+    >>> without_layout({"model": {"stem": "auto", "fold_columns": None}, "seed": 0})
+    {'model': {'stem': 'conv7'}, 'seed': 0}
+    """
+    found = dict(config)
+    if isinstance(found.get("model"), Mapping):
+        model = {name: value for name, value in found["model"].items() if name not in _OF_MODEL}
+        if model.get("stem") in _SAME_STEMS:
+            model["stem"] = "conv7"
+        found["model"] = model
+    if isinstance(found.get("data"), Mapping):
+        found["data"] = {
+            name: value for name, value in found["data"].items() if name != "space_to_depth"
+        }
+    return found

@@ -1,0 +1,103 @@
+"""`lbopt check` finds what is wrong with a run before it starts, on devices that are not here."""
+
+import importlib.util
+import re
+
+import pytest
+from refusal import refused
+
+from lbopt.cli import _check, main
+
+CNN = "digits_cnn.py:smoke"
+STUDY = "sweeps/digits_limit.py:smoke"
+
+
+def checked(lbopt, *flags):
+    """Return the exit code, and the mark of each line by its name."""
+    code, out, _ = lbopt("check", *flags)
+    lines = re.findall(r"^(ok|WRONG|--) +(\w+) ", out, re.MULTILINE)
+    return code, {name: mark for mark, name in lines}, out
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "code", "wrong"),
+    [
+        (CNN, ["--devices=8", "--workers=2"], 0, None),
+        (STUDY, ["--devices=8"], 0, None),
+        (CNN, ["--topology=v3:2x2", "--memory=false"], 0, None),
+        (CNN, ["--devices=3"], 2, "batch"),
+        (CNN, ["--devices=8", "--workers=3"], 2, "batch"),
+        (CNN, ["--devices=8", "--workers=2", "--config.parallel.num_devices=4"], 2, "batch"),
+        (CNN, ["--config.model.name=mlpp"], 2, "config"),
+        (CNN, ["--config.trackers=('no_such_file.py:f',)"], 2, "packages"),
+        (STUDY, ["--devices=3", "--config.trial_devices=all"], 2, "batch"),
+        ("resnet50_lamb.py:smoke", ["--config.data.data_dir=nowhere"], 3, "data"),
+    ],
+)
+def test_what_is_wrong_is_named(lbopt, configs, file, flags, code, wrong):
+    found, marks, out = checked(lbopt, f"--config={configs / file}", *flags)
+    assert found == code, out
+    assert [name for name, mark in marks.items() if mark == "WRONG"] == ([wrong] if wrong else [])
+
+
+def test_tiles_need_a_torus(lbopt, configs):
+    flags = (f"--config={configs / CNN}", "--config.parallel.order=torus", "--memory=false")
+    assert checked(lbopt, *flags, "--devices=8")[1]["batch"] == "WRONG"
+    tiles = "--config.model.batch_norm_scope=tiles:2x2"
+    code, marks, out = checked(lbopt, *flags, tiles, "--topology=v3:2x2")
+    assert (code, marks["batch"]) == (0, "ok"), out
+
+
+def test_a_project_of_ones_own(lbopt, tmp_path, monkeypatch):
+    """The project of `lbopt new` has its own data, model and loss."""
+    assert lbopt("new", tmp_path / "mine")[0] == 0
+    monkeypatch.chdir(tmp_path / "mine")
+    for config in ("config.py", "study.py"):
+        code, _, out = checked(lbopt, f"--config={config}")
+        assert code == 0, out
+
+
+def test_a_batch_that_does_not_fit_the_pod(lbopt, configs, monkeypatch):
+    """The plan is made by another process; here it is a file that a plan has written."""
+    plan = '{"hbm_bytes_per_device": 34359738368, "hbm_limit_bytes": 17179869184, "fits": false}'
+
+    def planned(command, **options):
+        (output,) = [word.partition("=")[2] for word in command if word.startswith("--output=")]
+        with open(output, "w") as file:
+            file.write(plan)
+        return _check.subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(_check.subprocess, "run", planned)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    code, marks, out = checked(lbopt, f"--config={configs / CNN}", "--topology=v3:2x2")
+    assert (code, marks["memory"]) == (2, "WRONG")
+    assert "32.0 GiB of 16.0 GiB" in out
+
+
+@pytest.mark.tpu_compiler
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_plan_is_made_in_another_process(lbopt, configs):
+    code, marks, out = checked(lbopt, f"--config={configs / CNN}", "--topology=v4:2x2x1")
+    assert (code, marks["memory"]) == (0, "ok"), out
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "value"),
+    [
+        (["--devices=0"], "--devices", "0"),
+        (["--workers=two"], "--workers", "two"),
+        (["--memory=perhaps"], "--memory", "perhaps"),
+        (["--devices=4", "--topology=v3:2x2"], "--devices", "4"),
+    ],
+)
+def test_wrong_flags(refusing, configs, flags, field, value):
+    with refused(field, value):
+        refusing("check", f"--config={configs / CNN}", *flags)
+
+
+def test_a_pod_that_does_not_exist(lbopt, configs):
+    code, _, out = checked(lbopt, f"--config={configs / CNN}", "--topology=v9:2x2")
+    assert code == 2
+    assert "--topology = 'v9:2x2'" in out
+    assert main(["check"]) == 2
