@@ -44,9 +44,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import jax
 import pytest
-from jax._src import compiler  # there is no public way to give options to all that is compiled
-from jax._src.interpreters import mlir
 from jax.experimental.compilation_cache import compilation_cache
+from jax_internals import compiler, mlir
 
 # JAX makes a context for each program, which takes a fifth of the time that a small one needs.
 mlir.make_ir_context = functools.cache(mlir.make_ir_context)

@@ -598,8 +598,7 @@ def test_a_place_is_found_by_jax(monkeypatch):
 
 
 def test_on_gke_too(monkeypatch):
-    from jax._src import cloud_tpu_init
-    from jax._src.clusters import cloud_tpu_cluster
+    from jax_internals import cloud_tpu_cluster, cloud_tpu_init
 
     monkeypatch.setattr(cloud_tpu_init, "running_in_cloud_tpu_vm", True)
     monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
