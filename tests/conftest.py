@@ -21,7 +21,8 @@ def _is_known(flag):
     if not library.exists():
         return False
     with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-        return content.find(flag.encode()) >= 0
+        # The name alone is also in the schema of all options, those that are no flags any more too.
+        return content.find(b"\0" + flag.encode() + b"\0") >= 0
 
 
 DEVICES = "--xla_force_host_platform_device_count=4"
