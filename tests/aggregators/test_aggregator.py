@@ -269,7 +269,7 @@ def test_replicas_have_to_fit_the_mesh():
     with refused("num_replicas", 6, "value"):
         _aggregator.as_optax(_aggregator.plain_mean(), 6, lbopt.make_mesh(4))
     for mesh in (
-        jax.make_mesh((4,), ("data",)),
+        jax.make_mesh((4,), ("data",), (AxisType.Explicit,)),
         jax.make_mesh((2, 2), ("a", "b"), (AxisType.Auto,) * 2),
     ):
         with refused("mesh", mesh, "value"):
