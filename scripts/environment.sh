@@ -1,13 +1,15 @@
 # Sourced by the scripts beside it. Makes .venv, and reuses it until its requirements change.
+# A script may set VENV and CONSTRAINTS to another folder and other versions.
 # shellcheck shell=bash
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV="$ROOT/.venv"
+CONSTRAINTS="$ROOT/scripts/constraints.txt"
 
 # Tests start hundreds of processes. Without bytecode each would compile JAX for two seconds.
 unset PYTHONDONTWRITEBYTECODE
 
-# use_environment EXTRAS: install lbopt with these extras, at the versions in constraints.txt.
+# use_environment EXTRAS: install lbopt with these extras, at the versions in $CONSTRAINTS.
 use_environment() {
     local extras=$1 python=${PYTHON:-python3} wanted stamp made
     local check='import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'
@@ -18,7 +20,7 @@ use_environment() {
     fi
 
     stamp="$VENV/.lbopt-$extras"
-    wanted=$(cat "$ROOT/pyproject.toml" "$ROOT/scripts/constraints.txt" | cksum)
+    wanted=$(cat "$ROOT/pyproject.toml" "$CONSTRAINTS" | cksum)
     wanted="$("$python" --version) $wanted"
     local stamps=("$stamp")
     case $extras in
@@ -36,6 +38,6 @@ use_environment() {
     fi
     # Python compiles a module when it is imported. Compiling all packages here takes half a minute.
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
-        --constraint "$ROOT/scripts/constraints.txt" --editable "${ROOT}[$extras]"
+        --constraint "$CONSTRAINTS" --editable "${ROOT}[$extras]"
     echo "$wanted" >"$stamp"
 }

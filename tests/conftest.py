@@ -21,7 +21,8 @@ def _is_known(flag):
     if not library.exists():
         return False
     with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-        return content.find(flag.encode()) >= 0
+        # The name alone is also in the schema of all options, those that are no flags any more too.
+        return content.find(b"\0" + flag.encode() + b"\0") >= 0
 
 
 DEVICES = "--xla_force_host_platform_device_count=4"
@@ -44,9 +45,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import jax
 import pytest
-from jax._src import compiler  # there is no public way to give options to all that is compiled
-from jax._src.interpreters import mlir
 from jax.experimental.compilation_cache import compilation_cache
+from jax_internals import compiler, mlir
 
 # JAX makes a context for each program, which takes a fifth of the time that a small one needs.
 mlir.make_ir_context = functools.cache(mlir.make_ir_context)

@@ -30,6 +30,7 @@ LEVELS = {
         "_user_code",
         "_given",
         "_installed",
+        "_jax_internals",
     },
     1: {"job", "transforms", "schedules", "losses", "metrics", "models", "aggregators"},
     2: {"parallel", "config", "data", "interchange"},
@@ -273,6 +274,15 @@ def test_libraries_stay_in_their_package():
     assert not any(outside.values()), outside
     unused = [library for library, found in users.items() if not found]
     assert not unused, f"nothing imports {unused}: take them out of the table"
+
+
+def test_private_modules_of_jax_are_used_in_one_file():
+    users = {
+        file.relative_to(PACKAGE.parent).as_posix()
+        for file in [*FILES, *USERS, *TESTS]
+        if any(f"{name}.".startswith("jax._src.") for name in imported(file))
+    }
+    assert users == {"lbopt/_jax_internals.py", "tests/oracles/jax_internals.py"}
 
 
 def test_the_core_can_be_vendored_alone():

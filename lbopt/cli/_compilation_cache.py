@@ -9,9 +9,8 @@ import time
 import warnings
 
 import jax
-from jax._src import compilation_cache  # no public function tells whether an entry can be read
 
-from lbopt import paths
+from lbopt import _jax_internals, paths
 
 MIN_COMPILE_S = 0.2
 """Seconds of compilation from which a program is kept; JAX's own default is 1 s."""
@@ -49,10 +48,8 @@ def _remove_incomplete(folder: pathlib.Path) -> None:
     last_check = stamp.stat().st_mtime if stamp.exists() else 0.0
     now = time.time()
     for entry in folder.glob("*-cache"):
-        if entry.stat().st_mtime >= last_check:
-            try:
-                compilation_cache.decompress_executable(entry.read_bytes())
-            except Exception:  # three libraries raise their own exceptions here
-                entry.unlink(missing_ok=True)
+        is_new = entry.stat().st_mtime >= last_check
+        if is_new and not _jax_internals.is_whole_program(entry):
+            entry.unlink(missing_ok=True)
     stamp.touch()
     os.utime(stamp, (now, now))

@@ -7,6 +7,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lbopt import _jax_internals
 from lbopt.errors import NO_VALUE, EnvironmentProblem, require
 from lbopt.job._local_devices import given_devices, local_devices
 
@@ -171,10 +172,8 @@ def _may_be_in_a_cluster(environ: Mapping[str, str]) -> bool:
 
     It fails, instead of answering "no", in a single container of Kubernetes for instance.
     """
-    from jax._src import cloud_tpu_init
-
     in_cluster = any(name in environ for name in _CLUSTER_VARIABLES)
-    return cloud_tpu_init.running_in_cloud_tpu_vm or in_cluster
+    return in_cluster or _jax_internals.runs_on_cloud_tpu()
 
 
 def _detected(
@@ -184,13 +183,9 @@ def _detected(
 
     `own` has the devices that the user has named for this process; None if they are not named.
     """
-    from jax._src import clusters  # the public way would start JAX's runtime
-
     seconds = int(options.get("start_timeout_s", 60))
     try:
-        address, count, index, local = clusters.ClusterEnv.auto_detect_unset_distributed_params(
-            None, None, None, None, None, seconds
-        )
+        address, count, index, local = _jax_internals.find_in_cluster(seconds)
     except Exception as error:  # whatever metadata servers and schedulers answer
         raise EnvironmentProblem(
             "--coordinator_address",

@@ -349,7 +349,7 @@ def need(package: str) -> Any:
     """Import a package of the `demo` extra.
 
     Raises:
-      EnvironmentProblem: If it is not installed; the message has the command that installs it.
+      MissingPackage: If it is not installed; the message has the command that installs it.
     """
     import importlib
 

@@ -12,7 +12,6 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType
-from optax.experimental import aggregating
 from refusal import names_in, refused
 
 import lbopt
@@ -176,6 +175,7 @@ def test_no_array_gets_more_axes_from_the_parameters_containers_than_it_has(
 
 @pytest.mark.parametrize("name", ["mean", "agvm", "ef", "powersgd"])
 def test_with_and_without_the_module_of_optax(name, gradients, params, largest_gap):
+    aggregating = pytest.importorskip("optax.experimental.aggregating")  # Optax 0.2.8 and newer
     ours = lbopt.aggregate(ALL[name], behind(name), 8)
     there = _aggregator.as_optax(ALL[name], 8)
     assert isinstance(there, aggregating.Aggregator)
@@ -269,7 +269,7 @@ def test_replicas_have_to_fit_the_mesh():
     with refused("num_replicas", 6, "value"):
         _aggregator.as_optax(_aggregator.plain_mean(), 6, lbopt.make_mesh(4))
     for mesh in (
-        jax.make_mesh((4,), ("data",)),
+        jax.make_mesh((4,), ("data",), (AxisType.Explicit,)),
         jax.make_mesh((2, 2), ("a", "b"), (AxisType.Auto,) * 2),
     ):
         with refused("mesh", mesh, "value"):

@@ -2,7 +2,7 @@
 
 import jax
 import pytest
-from jax._src import compilation_cache
+from jax_internals import compilation_cache
 
 from lbopt.cli import _compilation_cache, main
 

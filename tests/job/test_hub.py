@@ -639,8 +639,7 @@ def test_devices_that_are_no_numbers():
 
 
 def test_on_gke_too(monkeypatch):
-    from jax._src import cloud_tpu_init
-    from jax._src.clusters import cloud_tpu_cluster
+    from jax_internals import cloud_tpu_cluster, cloud_tpu_init
 
     monkeypatch.setattr(cloud_tpu_init, "running_in_cloud_tpu_vm", True)
     monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax._src import tree_util
+from jax_internals import tree_util
 from refusal import refused
 
 import lbopt

@@ -213,6 +213,7 @@ def test_an_average_of_other_parameters_is_refused():
         lbopt.ema_params(tx.init(PARAMS), like=jax.tree.map(lambda leaf: leaf[None], PARAMS))
 
 
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")  # orbax below 0.12
 def test_metrics_come_out_of_what_orbax_restored_without_a_target(tmp_path):
     lans = lbopt.lans(0.5, weight_decay=0.1)  # the fields' order differs from that of their names
     guarded = lbopt.skip_bad_updates(lbopt.lamb(optax.constant_schedule(0.5)))
