@@ -41,7 +41,7 @@ class Module:
 MODULES = {
     "lbopt": Module(
         "Runs and studies from Python",
-        "`import lbopt` gives 63 names. These train a model, run a study, plan a run for a TPU pod "
+        f"`import lbopt` gives {len(lbopt.__all__)} names. These train a model, run a study, plan a run for a TPU pod "
         "and measure first numbers, as the commands do. The other names are listed below; their "
         "entries are on the pages of the modules that they belong to.",
         {
