@@ -6,7 +6,7 @@ import sys
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 
-from _site import facts, mathml  # noqa: E402
+from _site import api, config_fields, facts, mathml  # noqa: E402
 
 import lbopt  # noqa: E402
 
@@ -37,11 +37,13 @@ nb_merge_streams = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
+autodoc_preserve_defaults = False  # `_site.api.signature` writes them
+toc_object_entries_show_parents = "hide"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_custom_sections = [("Attributes", "params_style")]
 
 html_title = "lbopt"
 html_theme = "sphinx_book_theme"
@@ -71,4 +73,6 @@ copybutton_prompt_is_regexp = True
 def setup(app):
     """Add what is the site's own: facts from files in the pages, and formulas as MathML."""
     app.connect("source-read", facts.fill_in)
+    api.setup(app)
+    config_fields.setup(app)
     mathml.setup(app)

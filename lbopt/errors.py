@@ -111,13 +111,28 @@ class LboptError(Exception):
 
 
 class UserError(LboptError, ValueError):
-    """A request of the user that cannot be carried out: exit code 2."""
+    """A request of the user that cannot be carried out: exit code 2.
+
+    >>> import lbopt
+    >>> try:
+    ...     lbopt.lamb(0.01, b1=1.5)
+    ... except UserError as error:
+    ...     print(error.field, error.code, error.exit_code)
+    b1 value 2
+    """
 
     exit_code = EXIT_USER
 
 
 class EnvironmentProblem(LboptError, RuntimeError):
-    """The machine, disk or installation is at fault: exit code 3."""
+    """The machine, disk or installation is at fault: exit code 3.
+
+    >>> try:
+    ...     raise EnvironmentProblem("scikit-learn", reason="it is not installed; pip install it")
+    ... except EnvironmentProblem as error:
+    ...     print(error, error.exit_code)
+    scikit-learn: it is not installed; pip install it 3
+    """
 
     exit_code = EXIT_ENVIRONMENT
 
@@ -140,7 +155,15 @@ class MissingPackage(EnvironmentProblem):
 
 
 class Preempted(RuntimeError):
-    """The run was asked to stop and saved its state: exit code 75, run the same command again."""
+    """The run was asked to stop and saved its state: exit code 75, run the same command again.
+
+    >>> import lbopt
+    >>> def train(problem):  # 75 asks a job scheduler to run the same program again
+    ...     try:
+    ...         return lbopt.run_training(problem, "lamb", 0.01, workdir="runs/one")
+    ...     except Preempted as error:
+    ...         raise SystemExit(error.exit_code)
+    """
 
     exit_code = EXIT_PREEMPTED
 
@@ -272,7 +295,18 @@ def require(
 
 
 def require_choice(field: str, value: Any, choices: Iterable[str]) -> None:
-    """Raise `UserError` with the choices, and the nearest one, unless `value` is among them."""
+    """Raise `UserError` with the choices, and the nearest one, unless `value` is among them.
+
+    Args:
+      field: Name of the field in the error.
+      value: Value of the field.
+      choices: Accepted values.
+
+    >>> require_choice("rule", "sqr", ("linear", "sqrt"))
+    Traceback (most recent call last):
+      ...
+    lbopt.errors.UserError: rule = 'sqr': use one of linear, sqrt (did you mean 'sqrt'?)
+    """
     known = sorted(choices)
     if isinstance(value, str) and value in known:
         return

@@ -69,6 +69,11 @@ def l2_penalty(params: types.Params, weight: float) -> jax.Array:
 
     Returns:
       An fp32 scalar.
+
+    >>> import jax.numpy as jnp
+    >>> params = {"kernel": jnp.array([[3.0, 4.0]]), "norm": {"scale": jnp.ones(2)}}
+    >>> float(l2_penalty(params, weight=0.1))
+    1.25
     """
     counted = masks.exclude_roles("norm")(params)
     squares = [

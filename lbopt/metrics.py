@@ -24,6 +24,11 @@ def summed(values: jax.Array, mask: jax.Array | None = None) -> tuple[jax.Array,
 
     Raises:
       UserError: For complex values, whose imaginary part fp32 would drop.
+
+    >>> import jax.numpy as jnp
+    >>> total, count = summed(jnp.array([1.0, 2.0, 9.0]), jnp.array([True, True, False]))
+    >>> float(total), float(count)
+    (3.0, 2.0)
     """
     if jnp.iscomplexobj(values):
         fix = f"its dtype is {values.dtype}; give real values, jnp.abs(values) for instance"
@@ -44,6 +49,12 @@ def classification(
       labels: [batch] int class indices.
       losses: [batch] losses of the examples.
       mask: [batch] bool, False on padding; None without padding.
+
+    >>> import jax.numpy as jnp
+    >>> logits = jnp.array([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
+    >>> found = classification(logits, jnp.array([0, 1, 1]), losses=jnp.array([0.1, 0.3, 3.0]))
+    >>> means([found])["accuracy"]
+    0.6666666666666666
     """
     correct = jnp.argmax(logits, axis=-1) == labels
     return {"loss": summed(losses, mask), "accuracy": summed(correct, mask)}
@@ -60,6 +71,14 @@ def of_each_example(metric_fn: types.MetricFn) -> types.MetricFn:
 
     Returns:
       (params, model_state, batch) -> metric -> (sums, counts) of each example [batch].
+
+    >>> import jax.numpy as jnp
+    >>> def metric_fn(params, model_state, batch):
+    ...     return {"error": summed(jnp.abs(params * batch["x"] - batch["y"]))}
+    >>> batch = {"x": jnp.array([1.0, 2.0]), "y": jnp.array([2.0, 7.0])}
+    >>> sums, counts = of_each_example(metric_fn)(2.0, {}, batch)["error"]
+    >>> print(sums, counts)
+    [0. 3.] [1. 1.]
     """
 
     def each(

@@ -69,7 +69,22 @@ def tracing_for(
     grid: tuple[int, int] | None = None,
     own_keys: bool = False,
 ) -> Iterator[None]:
-    """State the replicas while a step function is traced, for instance in a step of one's own."""
+    """State the replicas while a step function is traced, for instance in a step of one's own.
+
+    Args:
+      count: Number of replicas that share the global batch.
+      axis_name: Mapped axis if the function sees the examples of one replica (`pmap`, `shard_map`);
+        None if it sees the global batch (`jit`).
+      grid: (rows, columns) of the torus of replicas, for batch norm over tiles; None for no torus.
+      own_keys: Whether each replica has a random key of its own.
+
+    >>> import jax, jax.numpy as jnp, lbopt
+    >>> norm = lbopt.BatchNorm(stats_scope="replicas:2", use_running_average=False)
+    >>> with tracing_for(4):  # the batch is that of 4 replicas, normalized two by two
+    ...     found = jax.eval_shape(norm.init, jax.random.key(0), jnp.zeros((8, 3)))
+    >>> found["batch_stats"]["mean"].shape
+    (3,)
+    """
     with _CURRENT(Replicas(count, axis_name, grid, own_keys)):
         yield
 

@@ -24,6 +24,10 @@ class LayerAxes(int):
     Attributes:
       axes: The axes, ascending; 0, 1, ... if only their number is given. Negative axes count from
         the end; `resolve_stacked` makes them positive.
+
+    >>> axes = LayerAxes((1,))
+    >>> axes.layers((4, 12, 8)), axes.one((4, 12, 8))
+    ((12,), (4, 8))
     """
 
     axes: tuple[int, ...]
@@ -168,6 +172,13 @@ def stacked_from_metadata(boxed: types.PyTree, axis_name: str = "layers") -> Sta
 
     Raises:
       UserError: If no leaf has such an axis, or if Flax wrote its name in the wrong place.
+
+    >>> import flax.linen as nn, lbopt, numpy as np
+    >>> kernel = nn.Partitioned(np.ones((12, 4, 4)), names=("layers", None, None))
+    >>> stacked = stacked_from_metadata({"kernel": kernel, "bias": np.ones(4)})
+    >>> stacked("kernel"), stacked("bias")
+    (1, 0)
+    >>> tx = lbopt.lamb(0.01, stacked=stacked)  # twelve layers, each with a ratio of its own
     """
     found: dict[str, LayerAxes] = {}
     shapes: dict[str, tuple[int, ...]] = {}

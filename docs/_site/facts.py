@@ -14,18 +14,27 @@ import tomllib
 import jinja2
 
 from _site import fields
+from _site.api import api, api_table
+from _site.command import commands, flags, job_flags
+from _site.config_fields import field_groups
 from lbopt.transforms import VARIANTS
 from lbopt.transforms._describe import variants_table
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 __all__ = [
+    "api",
+    "api_table",
     "arm",
     "claim",
     "collectives",
+    "commands",
     "extras",
+    "field_groups",
     "finding",
+    "flags",
     "gain",
+    "job_flags",
     "number",
     "percent",
     "plan",

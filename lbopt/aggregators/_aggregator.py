@@ -33,6 +33,12 @@ class AggregatorState(NamedTuple):
       local: Pytree of arrays [replicas, ...], sharded over the replicas.
       mirrored: Pytrees shaped like the parameters, the same for all replicas.
       shared: Small arrays, the same for all replicas.
+
+    >>> import jax.numpy as jnp
+    >>> from lbopt.aggregators import ef, topk
+    >>> state = ef(topk(0.01)).first_state({"w": jnp.zeros(3)}, num_replicas=2)
+    >>> state.local.error["w"].shape, state.mirrored
+    ((2, 3), ())
     """
 
     local: Any = ()
@@ -47,6 +53,13 @@ class Aggregated(NamedTuple):
       updates: Pytree like the parameters: the mean gradient, or the aggregator's estimate of it.
       state: The new state.
       aux: Keyword arguments for the optimizer's `update`.
+
+    >>> import jax.numpy as jnp
+    >>> from lbopt.aggregators import Group
+    >>> rows = {"w": jnp.array([[1.0], [3.0]])}
+    >>> found = plain_mean().update(rows, AggregatorState(), Group(num_replicas=2), Extra())
+    >>> print(found.updates["w"], found.aux)
+    [2.] {}
     """
 
     updates: types.PyTree
@@ -60,6 +73,9 @@ class Extra(NamedTuple):
     Attributes:
       second_moment: Adam's running mean of squared gradients, like the parameters; None if not
         given.
+
+    >>> Extra(), Extra(second_moment={"w": 1.0}).second_moment
+    (Extra(second_moment=None), {'w': 1.0})
     """
 
     second_moment: Any = None
@@ -89,6 +105,15 @@ class Aggregator:
         the parameters, or several such trees.
       compresses: Whether the aggregator's purpose is to send fewer bytes.
       takes_complex: Whether parameters may be complex.
+
+    >>> import dataclasses, jax.numpy as jnp, lbopt, optax
+    >>> def update(rows, state, group, extra):  # the largest of each number, not the mean
+    ...     return Aggregated(group.max(rows), state, {})
+    >>> largest = dataclasses.replace(plain_mean(), name="largest()", update=update)
+    >>> tx = lbopt.aggregate(largest, optax.sgd(1.0), num_replicas=2)
+    >>> updates, _ = tx.update({"w": jnp.array([[1.0], [3.0]])}, tx.init({"w": jnp.zeros(1)}))
+    >>> print(largest, updates["w"])
+    largest() [-3.]
     """
 
     name: str
@@ -127,6 +152,11 @@ def plain_mean() -> Aggregator:
     """Return the plain mean, summed in fp32 or wider.
 
     It computes the same as `make_train_step(..., reduction=AllReduce(jnp.float32))`.
+
+    >>> import jax.numpy as jnp
+    >>> aggregator = plain_mean()
+    >>> aggregator, aggregator.wire_bytes({"w": jnp.zeros(1000)}, 8).sent
+    (mean(), 7000.0)
     """
 
     def update(
@@ -163,6 +193,14 @@ def keep_finite(aggregator: Aggregator) -> Aggregator:
 
     Returns:
       An `Aggregator` with the same state, updates and bytes.
+
+    >>> import jax, jax.numpy as jnp, lbopt, optax
+    >>> tx = lbopt.skip_bad_updates(optax.sgd(0.1))
+    >>> tx = lbopt.aggregate(keep_finite(plain_mean()), tx, num_replicas=2)
+    >>> grads = {"w": jnp.array([[1.0], [jnp.nan]])}  # one row for each replica
+    >>> updates, state = jax.jit(tx.update)(grads, tx.init({"w": jnp.zeros(1)}))
+    >>> print(updates["w"], state[1].skipped_nonfinite)
+    [0.] 1
     """
 
     def update(
@@ -265,6 +303,11 @@ def rebuilt_state(state: AggregatorState, num_replicas: int) -> AggregatorState:
 
     Returns:
       A state whose `local` arrays are [num_replicas, ...], in the same dtypes.
+
+    >>> import jax.numpy as jnp
+    >>> state = AggregatorState(local={"w": jnp.array([[1.0], [3.0]])})
+    >>> print(rebuilt_state(state, num_replicas=3).local["w"][:, 0])
+    [2. 2. 2.]
     """
 
     def spread(x: jax.Array) -> jax.Array:
@@ -325,6 +368,13 @@ def as_optax(
     Raises:
       UserError: If the devices do not divide the replicas or the mesh is of another kind. Its
         `update` raises it, naming the parameter, for gradients without that axis.
+
+    >>> import jax.numpy as jnp
+    >>> first = as_optax(plain_mean(), num_replicas=2)
+    >>> grads = {"w": jnp.array([[1.0, 2.0], [3.0, 4.0]])}
+    >>> (updates, aux), _ = first.update(grads, first.init({"w": jnp.zeros(2)}))
+    >>> print(updates["w"], aux)
+    [2. 3.] {}
     """
     devices = 1 if mesh is None else mesh.size
     require_aggregator("aggregator", aggregator)

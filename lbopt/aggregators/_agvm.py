@@ -94,6 +94,14 @@ def agvm(
       UserError: For an argument that is out of range; by its `init`, for an odd number of replicas,
         an anchor that is no module, or labels that do not fit the parameters.
 
+    >>> import jax.numpy as jnp, lbopt, optax
+    >>> labels = {"head": "^head/", "body": ""}
+    >>> tx = optax.chain(optax.sgd(0.1), lbopt.scale_by_agvm(labels))
+    >>> tx = lbopt.aggregate(agvm(labels, anchor="body"), tx, num_replicas=2)
+    >>> state = tx.init({"conv": {"kernel": jnp.ones(2)}, "head": {"kernel": jnp.ones(2)}})
+    >>> sorted(state[0].shared.scale)
+    ['body', 'head']
+
     Note:
       The published hook compares the gradients of two of its ranks, which are the means of the
       halves too. It divides by R once more before v' mixes them in, and so does this. The paper

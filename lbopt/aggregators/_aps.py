@@ -64,6 +64,11 @@ def aps(
     Raises:
       UserError: For an argument that is out of range.
 
+    >>> import jax.numpy as jnp
+    >>> aggregator = aps(exponent_bits=5, mantissa_bits=2)
+    >>> aggregator.wire_bytes({"w": jnp.zeros(1000)}, 8).ratio  # against the mean in fp32
+    3.9840637450199203
+
     Note:
       The published code rounds gradients before the sum only where it shifts. Here they are also
       rounded without a shift, since nothing else could travel in few bits. The published sums are

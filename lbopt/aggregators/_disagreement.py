@@ -43,6 +43,12 @@ def phi_layers(one: types.Params, other: types.Params) -> dict[str, jax.Array]:
       Path, "Dense_0/kernel" for instance -> fp32 scalar in [0, 2], NaN if one of the gradients of
       the leaf is zero. A stack of scanned layers is one leaf.
 
+    >>> import jax.numpy as jnp
+    >>> one = {"a": jnp.array([1.0, 0.0]), "b": jnp.array([1.0, 0.0])}
+    >>> other = {"a": jnp.array([0.0, 2.0]), "b": jnp.array([5.0, 0.0])}
+    >>> {name: float(value) for name, value in phi_layers(one, other).items()}
+    {'a': 1.0, 'b': 0.0}
+
     Note:
       AGVM takes whole modules (`phi_modules`). Leaves can be compared with their trust ratios.
     """
@@ -63,6 +69,13 @@ def phi_modules(
     Returns:
       Module -> fp32 scalar in [0, 2], NaN if one of its gradients is zero; in the order of the
       leaves.
+
+    >>> import jax.numpy as jnp
+    >>> one = {"conv": jnp.array([1.0, 0.0]), "head": jnp.array([1.0])}
+    >>> other = {"conv": jnp.array([0.0, 2.0]), "head": jnp.array([5.0])}
+    >>> found = phi_modules({"conv": "body", "head": "head"}, one, other)
+    >>> {module: float(value) for module, value in found.items()}
+    {'body': 1.0, 'head': 0.0}
     """
     modules: dict[str, tuple[list[jax.Array], list[jax.Array]]] = {}
     for label, ours, theirs in zip(*map(jax.tree.leaves, (labels, one, other)), strict=True):

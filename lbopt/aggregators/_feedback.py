@@ -54,6 +54,14 @@ def ef(compressor: Compressor, stacked: types.Stacked = None) -> Aggregator:
     Raises:
       UserError: If `compressor` is no compressor.
 
+    >>> import jax, jax.numpy as jnp, lbopt, optax
+    >>> from lbopt.aggregators import topk
+    >>> tx = lbopt.aggregate(ef(topk(k=1)), optax.sgd(1.0), num_replicas=2)
+    >>> grads = {"w": jnp.array([[4.0, 1.0], [4.0, 3.0]])}  # one row for each replica
+    >>> updates, (memory, _) = jax.jit(tx.update)(grads, tx.init({"w": jnp.zeros(2)}))
+    >>> print(updates["w"], memory.local.error[0][:, 1])  # what a later step sends
+    [-4. -0.] [1. 3.]
+
     References:
       Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al.,
       arXiv:1901.09847v1; in the form of Gao et al., ICLR 2024, arXiv:2311.05645.
@@ -95,6 +103,12 @@ def ef21(
 
     Raises:
       UserError: For an argument that is out of range.
+
+    >>> import jax.numpy as jnp
+    >>> from lbopt.aggregators import sign
+    >>> aggregator = ef21(sign(), momentum=0.9)
+    >>> aggregator, round(aggregator.wire_bytes({"w": jnp.zeros(10_000)}, 8).ratio, 2)
+    (ef21(sign(), momentum=0.9), 7.97)
 
     References:
       Richtarik et al., EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
@@ -144,6 +158,11 @@ def econtrol(
 
     Raises:
       UserError: For an argument that is out of range.
+
+    >>> from lbopt import Aggregate
+    >>> from lbopt.aggregators import topk
+    >>> Aggregate(econtrol(topk(0.01), eta=0.1), over=4).aggregator  # between slices of 4 devices
+    econtrol(topk(0.01), eta=0.1)
 
     References:
       Gao, Islamov, Stich, EControl: Fast Distributed Optimization with Compression and Error

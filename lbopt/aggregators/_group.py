@@ -27,6 +27,11 @@ class Group:
       num_replicas: Number of replicas R, a multiple of the number of devices.
       axis_name: Mapped axis over which the replicas are spread; None if all are on this device.
       part_axis: Mapped axis over which the gradient of each replica is split; None if it is whole.
+
+    >>> import jax.numpy as jnp
+    >>> rows = jnp.array([[1.0, 2.0], [3.0, 4.0]])  # the gradients of two replicas
+    >>> print(Group(num_replicas=2).mean(rows))
+    [2. 3.]
     """
 
     num_replicas: int

@@ -70,6 +70,11 @@ def powersgd(
     Raises:
       UserError: For an argument that is out of range.
 
+    >>> import jax.numpy as jnp
+    >>> params = {"kernel": jnp.zeros((256, 256)), "bias": jnp.zeros(256)}
+    >>> round(powersgd(rank=4).wire_bytes(params, 8).ratio)
+    51
+
     Note:
       The published code first subtracted the mean's reconstruction P Q^T from each e, which leaves
       the mean of e the same. But where replicas differ, each e then grows without end, and in fp32

@@ -21,6 +21,12 @@ class WireBytes(NamedTuple):
     Attributes:
       sent: Bytes that the aggregator sends.
       ring: Bytes of a ring all-reduce of fp32 gradients, 2 (R - 1) / R x 4 bytes an element.
+
+    >>> import jax.numpy as jnp
+    >>> from lbopt.aggregators import ef, topk
+    >>> wire = ef(topk(0.01)).wire_bytes({"w": jnp.zeros(10_000)}, 8)
+    >>> wire, round(wire.ratio, 1)
+    (WireBytes(sent=5600.0, ring=70000.0), 12.5)
     """
 
     sent: float

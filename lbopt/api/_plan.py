@@ -43,6 +43,16 @@ def run_plan(
       UserError: Naming the argument and the fix; in a program that computes on other devices than
         CPUs.
       EnvironmentProblem: If there is no TPU compiler.
+
+    >>> import flax.linen as nn, lbopt, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(1280, 2)).astype(np.float32)
+    >>> label = (x[:, 0] > x[:, 1]).astype(np.int32)
+    >>> problem = lbopt.Problem({"x": x, "label": label}, nn.Dense(2))
+    >>> plan = run_plan(  # doctest: +SKIP
+    ...     problem, "lamb", 0.02, topology="v5e:2x2", global_batch_size=128, num_epochs=5
+    ... )
+    >>> plan.fits, plan.num_steps, plan.num_devices  # doctest: +SKIP
+    (True, 40, 4)
     """
     with in_python():
         config = train_config(

@@ -45,6 +45,14 @@ class Problem(FromText):
         `ModelConfig`.
       loss: Function (outputs, batch) -> the loss of each example, or (sum, weight), and perhaps a
         dict of metrics in these forms; a `LossConfig`; or None for the loss of the data's task.
+
+    >>> import flax.linen as nn, numpy as np
+    >>> x = np.linspace(-1, 1, 600, dtype=np.float32)[:, None]
+    >>> problem = Problem({"x": x, "label": (x[:, 0] > 0).astype(np.int32)}, nn.Dense(2))
+    >>> problem.data.name, problem.loss.label_smoothing
+    ('arrays', 0.0)
+    >>> Problem("digits", "cnn").model.name  # what the recipes use, by name
+    'cnn'
     """
 
     data: DataConfig

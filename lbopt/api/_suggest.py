@@ -35,6 +35,16 @@ def suggest(
 
     Raises:
       UserError: Naming the argument; if no learning rate lowers the loss.
+
+    >>> import flax.linen as nn, lbopt, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(1280, 2)).astype(np.float32)
+    >>> label = (x[:, 0] > x[:, 1]).astype(np.int32)
+    >>> problem = lbopt.Problem({"x": x, "label": label}, nn.Dense(2))
+    >>> advice = suggest(  # doctest: +SKIP
+    ...     problem, base_batch_size=16, global_batch_size=128, steps=30, num_epochs=5
+    ... )
+    >>> advice.asked.global_batch_size, advice.asked.total_steps  # doctest: +SKIP
+    (128, 40)
     """
     with in_python():
         schedule = ScheduleConfig(base_batch_size=base_batch_size)

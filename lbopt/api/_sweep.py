@@ -35,6 +35,18 @@ class StudyResult:
         a table.
       findings: What was found, a sentence each.
       summary: The content of `summary.json`: scores, limits and claims.
+
+    >>> import flax.linen as nn, lbopt, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(640, 2)).astype(np.float32)
+    >>> label = (x[:, 0] > x[:, 1]).astype(np.int32)
+    >>> problem = lbopt.Problem({"x": x, "label": label}, nn.Dense(2))
+    >>> study = lbopt.run_sweep(  # doctest: +SKIP
+    ...     problem, {"LAMB": ("lamb", 0.02)}, (64,), num_epochs=1, final_seeds=(7,)
+    ... )
+    >>> sorted({record["phase"] for record in study.records})  # doctest: +SKIP
+    ['final', 'search']
+    >>> print(str(study).splitlines()[0])  # doctest: +SKIP
+    test accuracy, % (mean over seeds)
     """
 
     config: SweepConfig
@@ -98,6 +110,17 @@ def run_sweep(
       UserError: Naming the argument and the fix, before anything is compiled.
       EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
       Preempted: On SIGTERM; finished trials are saved, and the same call resumes.
+
+    >>> import flax.linen as nn, lbopt, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(1280, 2)).astype(np.float32)
+    >>> label = (x[:, 0] > x[:, 1]).astype(np.int32)
+    >>> problem = lbopt.Problem({"x": x, "label": label}, nn.Dense(2))
+    >>> arms = {"LAMB": ("lamb", 0.02), "momentum": ("momentum", 0.1)}
+    >>> study = run_sweep(  # doctest: +SKIP
+    ...     problem, arms, (64, 256), num_epochs=2, final_seeds=(7,)
+    ... )
+    >>> len(study.records)  # doctest: +SKIP
+    24
     """
     with in_python():
         fix = "give a list of numbers, for instance (64, 256)"

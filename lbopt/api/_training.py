@@ -30,6 +30,16 @@ class TrainingResult:
       state: The final state: parameters, optimizer state, model state, step.
       metrics: The lines of `metrics.jsonl`, a dict each; `pandas.DataFrame(result.metrics)` is a
         table.
+
+    >>> import flax.linen as nn, lbopt, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(640, 2)).astype(np.float32)
+    >>> label = (x[:, 0] > x[:, 1]).astype(np.int32)
+    >>> problem = lbopt.Problem({"x": x, "label": label}, nn.Dense(2))
+    >>> result = lbopt.run_training(problem, num_steps=8)  # doctest: +SKIP
+    >>> int(result.state.step), result.metrics[-1]["step"]  # doctest: +SKIP
+    (8, 8)
+    >>> result.report("report.html").name  # doctest: +SKIP
+    'report.html'
     """
 
     config: TrainConfig
@@ -123,6 +133,16 @@ def run_training(
       UserError: Naming the argument and the fix, before anything is compiled.
       EnvironmentProblem: If data, devices, workdir or an installed package are at fault.
       Preempted: On SIGTERM; the state is saved, and the same call resumes.
+
+    >>> import flax.linen as nn, lbopt, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(1280, 2)).astype(np.float32)
+    >>> label = (x[:, 0] > x[:, 1]).astype(np.int32)
+    >>> problem = lbopt.Problem({"x": x, "label": label}, nn.Dense(2))
+    >>> result = run_training(  # doctest: +SKIP
+    ...     problem, "lamb", 0.02, global_batch_size=128, num_epochs=5
+    ... )
+    >>> result.evaluate("test")["accuracy"] > 0.9  # doctest: +SKIP
+    True
     """
     with in_python(), PreemptionWatch() as watch:
         fix = "give a list of functions (step, metrics)"

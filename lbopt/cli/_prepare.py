@@ -46,6 +46,12 @@ _TEXT_FLAGS = {
     "max_damaged_records": "maximum number of unreadable articles that are left out (0)",
 }
 _SAME_NAME = ("data_dir", "folder", "lowercase", "max_damaged_records", "name")
+FLAGS_OF = {
+    "DATASET": _DATA_DIR | _MANUAL_DIR,
+    "folder": _FOLDER_FLAGS | _DATA_DIR,
+    "text": _TEXT_FLAGS | _DATA_DIR,
+}
+"""Flags by the word after the command; DATASET is any other data set."""
 _TEXT_PARAMETERS = {
     **{name: f"--{name}" for name in _SAME_NAME},
     "builder": "--tfds",
@@ -119,13 +125,13 @@ def _usage() -> str:
             *(f"  {name:<{width}}{what}" for name, what in LISTED.items()),
             f"  {'NAME':<{width}}any other of TensorFlow Datasets: name, name/config or "
             "name/config:1.0.0\n",
-            *(f"  --{name:<12}{what}" for name, what in (_DATA_DIR | _MANUAL_DIR).items()),
+            *(f"  --{name:<12}{what}" for name, what in FLAGS_OF["DATASET"].items()),
         ]
     )
 
 
 def _named(name: str, argv: Sequence[str]) -> None:
-    given, _ = _flags.parse(f"prepare {name}", argv, _DATA_DIR | _MANUAL_DIR)
+    given, _ = _flags.parse(f"prepare {name}", argv, FLAGS_OF["DATASET"])
     _show(prepare_named(name, given.get("data_dir"), given.get("manual_dir"), say))
 
 
@@ -135,7 +141,7 @@ def _source(source: GeneratedDataset, argv: Sequence[str]) -> None:
 
 
 def _folder(argv: Sequence[str]) -> None:
-    given, _ = _flags.parse("prepare folder", argv, _FOLDER_FLAGS | _DATA_DIR, required=("images",))
+    given, _ = _flags.parse("prepare folder", argv, FLAGS_OF["folder"], required=("images",))
     images = paths.local(given["images"], "images")
     prepared = prepare_image_folder(images, given.get("name"), given.get("data_dir"), _images)
     _show(prepared, f"config.data = ImageFolderConfig({str(prepared.folder.folder)!r})")
@@ -151,7 +157,7 @@ def _show(prepared: Prepared, setting: str = "") -> None:
 
 
 def _text(argv: Sequence[str]) -> None:
-    given, _ = _flags.parse("prepare text", argv, _TEXT_FLAGS | _DATA_DIR, required=("name",))
+    given, _ = _flags.parse("prepare text", argv, FLAGS_OF["text"], required=("name",))
     data_dir = given.get("data_dir")
     lowercase = _lowercase(given)
     store = store_folder(given["name"], data_dir)

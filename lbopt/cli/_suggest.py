@@ -80,6 +80,11 @@ class Advice:
       range_test: (learning rate, smoothed loss) of the range test.
       trials: (learning rate, warmup steps, validation loss) of each trial; None where it diverged.
       steps: Steps of each trial.
+
+    >>> import lbopt
+    >>> advice = lbopt.suggest(lbopt.Problem("digits", "cnn"), steps=30)  # doctest: +SKIP
+    >>> advice.flags[0]  # doctest: +SKIP
+    '--config.global_batch_size=1024'
     """
 
     base_batch_size: int

@@ -52,6 +52,10 @@ class AggregatorConfig:
       alpha: Decay of agvm's running mean, in [0, 1].
       scale_bounds: Bounds (low, high) of the quotient under agvm's root.
       of_adam: Whether agvm compares gradients as Adam divides them.
+
+    >>> from lbopt.config import TrainConfig
+    >>> aggregator = AggregatorConfig("ef", compressor="topk", fraction=0.01)
+    >>> TrainConfig(data="digits", model="cnn", aggregator=aggregator).validate()
     """
 
     name: str = "none"
@@ -104,6 +108,10 @@ def make_aggregator(
 
     Raises:
       UserError: Naming a field of the config, "aggregator.rank" for instance.
+
+    >>> from lbopt.config import OptimizerConfig
+    >>> make_aggregator(AggregatorConfig("powersgd", rank=2), OptimizerConfig("momentum"))
+    powersgd(2)
     """
     if config.name == "none":
         return None

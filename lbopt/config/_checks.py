@@ -135,7 +135,15 @@ def _spell(hint: Any) -> str:
 
 
 def config_to_json(config: Any) -> dict[str, Any]:
-    """Return a config dataclass as plain JSON data (tuples become lists)."""
+    """Return a config dataclass as plain JSON data (tuples become lists).
+
+    Args:
+      config: A config, or one of its groups.
+
+    >>> from lbopt.config import CheckpointConfig
+    >>> config_to_json(CheckpointConfig(every_steps=50))
+    {'every_steps': 50, 'keep': 3, 'best_metric': 'eval/accuracy'}
+    """
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 

@@ -165,6 +165,15 @@ class DataConfig:
       test_fraction: Fraction of the examples in the test split, where none is stated.
       split_seed: Seed by which these splits are drawn.
       normalize: Whether features have mean 0 and standard deviation 1 on the training split.
+
+    >>> from lbopt.config import TrainConfig
+    >>> from lbopt.errors import UserError
+    >>> TrainConfig(data=DataConfig("digits"), model="cnn").validate()
+    >>> try:
+    ...     TrainConfig(data=DataConfig("digits", sequence_length=64), model="cnn").validate()
+    ... except UserError as error:
+    ...     print(error.field, error.code)
+    config.data.sequence_length unused
     """
 
     name: str = "digits"

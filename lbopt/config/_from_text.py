@@ -98,6 +98,10 @@ class FromText:
 
     `config.model = "net.py:make"` is `config.model = ModelConfig("net.py:make")`, and so is
     `config.model = make`. An object that is not in a file has a place in this program only.
+
+    >>> from lbopt.config import ModelConfig, TrainConfig
+    >>> TrainConfig(model="cnn").model == TrainConfig(model=ModelConfig("cnn")).model
+    True
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

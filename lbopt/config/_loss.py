@@ -30,6 +30,9 @@ class LossConfig:
         name, and returns the loss of each example [batch] or (sum over the batch, weight); and
         perhaps, as a second result, a dict of metrics in these forms.
       options: Arguments of the function.
+
+    >>> from lbopt.config import TrainConfig
+    >>> TrainConfig(data="digits", model="cnn", loss=LossConfig(label_smoothing=0.1)).validate()
     """
 
     label_smoothing: float = only(0.0, {"data.name": OF_CLASSES, "name": ("",)})

@@ -25,6 +25,10 @@ class MeasureConfig:
       phi_modules: (name, regular expression) of each module of the model whose phi is probed, in
         the form that AGVM takes; the first expression found in a parameter's path counts. Phi of
         each parameter is probed in any case.
+
+    >>> measure = MeasureConfig(num_probes=12, probe_parts=8)
+    >>> measure.probe_part_size
+    32
     """
 
     distance: bool = True

@@ -95,6 +95,10 @@ class ModelConfig:
       options: Arguments of `make`.
       stacked: Regular expressions of your own parameters that are stacks of layers, the layers on
         the leading axis: each layer has a trust ratio of its own.
+
+    >>> from lbopt.config import TrainConfig
+    >>> model = ModelConfig("cnn", widths=(8, 16), batch_norm_scope="examples:64")
+    >>> TrainConfig(data="digits", model=model).validate()
     """
 
     name: str = "cnn"

@@ -133,6 +133,10 @@ class OptimizerConfig:
         replicas.
       monitor_layers: Whether every layer's weight norm, update norm and their quotient are logged.
       options: Other arguments of an optimizer of Optax, or of your own; dtypes by name.
+
+    >>> from lbopt.config import TrainConfig
+    >>> optimizer = OptimizerConfig("lars", weight_decay=1e-4, momentum=0.9)
+    >>> TrainConfig(data="digits", model="cnn", optimizer=optimizer).validate()
     """
 
     name: str = "lamb"
@@ -270,6 +274,10 @@ def make_optimizer(
 
     Raises:
       UserError: Naming a field of the config, "optimizer.b1" for instance.
+
+    >>> tx = make_optimizer(OptimizerConfig("lamb", weight_decay=0.01), learning_rate=0.02)
+    >>> isinstance(tx, optax.GradientTransformation)
+    True
     """
     with errors.under("optimizer"):
         check_optimizer_kind(config)

@@ -29,6 +29,10 @@ class ParallelConfig:
         `lbopt.make_train_step`.
       reduce_scatter: Whether each device receives only the sums that it updates, along one axis of
         the torus at a time.
+
+    >>> from lbopt.config import TrainConfig
+    >>> parallel = ParallelConfig(num_microsteps=4, shard_update=True)
+    >>> TrainConfig(data="digits", model="cnn", parallel=parallel).validate()
     """
 
     backend: str = "jit"

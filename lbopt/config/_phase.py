@@ -28,6 +28,13 @@ class PhaseConfig:
         `ModelConfig`.
       schedule: Learning rate of this phase.
       optimizer_state: "keep" the moments (and the averaged parameters), or "reset" them.
+
+    >>> from lbopt.config import TrainConfig
+    >>> phase = PhaseConfig(num_steps=100, global_batch_size=512)
+    >>> config = TrainConfig(data="digits", model="cnn", num_steps=900, phase2=phase)
+    >>> config.validate()
+    >>> [one.global_batch_size for one in config.phases()]
+    [256, 512]
     """
 
     num_steps: int = 1

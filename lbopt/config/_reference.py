@@ -59,6 +59,11 @@ class FieldEntry:
       group: Dotted name of the group that has the field; "" for the config itself.
       kind: Name of the dataclass of that group.
       root: Name of the dataclass of the config.
+
+    >>> from lbopt.config import TrainConfig
+    >>> entries = config_fields(TrainConfig(data="digits", model="cnn", num_epochs=5))
+    >>> [one.name for one in entries if one.changed]
+    ['num_epochs']
     """
 
     name: str
@@ -109,6 +114,11 @@ def config_fields(config: Any) -> list[FieldEntry]:
 
     Returns:
       The fields in the order of the dataclasses. Groups that nothing reads have no fields here.
+
+    >>> from lbopt.config import TrainConfig
+    >>> entry = next(one for one in config_fields(TrainConfig) if one.name == "optimizer.b1")
+    >>> entry.type, entry.default
+    ('float', 0.9)
     """
     given = not isinstance(config, type)
     root = config if given else config()

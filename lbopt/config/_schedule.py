@@ -78,6 +78,11 @@ class ScheduleConfig:
       decay_rate: Factor of a stair.
       stair_epochs: Epochs between two stairs, one number, for "exponential"; epoch of each stair,
         ascending, for "step". Stairs past the end of the run have no effect.
+
+    >>> schedule = ScheduleConfig(base_learning_rate=0.01, base_batch_size=64)
+    >>> found = resolve_schedule(schedule, 1024, num_examples=51_200, num_epochs=20)
+    >>> found.learning_rate, found.warmup_steps, found.num_steps
+    (0.04, 400, 1000)
     """
 
     base_learning_rate: float = 0.01
@@ -134,6 +139,9 @@ class ResolvedSchedule:
       warmup_steps: Optimizer steps of warmup.
       num_steps: Optimizer steps of the whole run.
       steps_per_epoch: Optimizer steps of one epoch, not rounded.
+
+    >>> resolve_schedule(ScheduleConfig(), 64, num_examples=640, num_epochs=2).steps_per_epoch
+    10.0
     """
 
     learning_rate: float
@@ -160,6 +168,11 @@ def resolve_schedule(
 
     Raises:
       UserError: If the warmup does not end before training does.
+
+    >>> config = ScheduleConfig(base_learning_rate=0.01, base_batch_size=64)
+    >>> resolved = resolve_schedule(config, 256, num_examples=2560, num_epochs=4)
+    >>> resolved.learning_rate, resolved.warmup_steps, resolved.num_steps
+    (0.02, 20, 40)
     """
     warms_up = config.warmup_steps is None and config.warmup_rule != "none"
     base_epochs = config.base_warmup_epochs if warms_up else 0.0
@@ -226,6 +239,18 @@ def make_schedule(
     """Build the schedule; rate and warmup may be given instead of the resolved ones, also traced.
 
     With `num_steps`, also traced, all of it is rescaled from the resolved length to that one.
+
+    Args:
+      config: The rule.
+      resolved: The rule worked out for one batch size.
+      learning_rate: Peak instead of the resolved one; may be traced.
+      warmup_steps: Steps of warmup instead of the resolved ones; may be traced.
+      num_steps: Length to which the whole schedule is rescaled; None for the resolved one.
+
+    >>> config = ScheduleConfig(base_learning_rate=0.01, decay="constant", warmup_rule="none")
+    >>> resolved = resolve_schedule(config, 256, num_examples=2560, num_epochs=2)
+    >>> print(make_schedule(config, resolved)(0))  # 0.01 * sqrt(256 / 64)
+    0.02
     """
     steps = _steps(config)
     whole = warmup_schedule(

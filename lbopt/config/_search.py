@@ -52,6 +52,10 @@ class SearchConfig:
         of the first of them.
       seeds: Seeds with which every candidate is run.
       seed: Seed of the search itself.
+
+    >>> search = SearchConfig("halton", num_candidates=8, learning_rate_range=(0.1, 10.0))
+    >>> search.has_rungs
+    False
     """
 
     method: str = "grid"

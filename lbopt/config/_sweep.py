@@ -66,6 +66,11 @@ class Arm(FromText):
       aggregator: Aggregator instead of the study's; None for that.
       search: Search instead of the study's; None for that. Arms whose searches differ are not
         compared on equal terms, and the report says so.
+
+    >>> from lbopt.config import OptimizerConfig, ScheduleConfig
+    >>> arm = Arm("LARS", OptimizerConfig("lars"), ScheduleConfig(base_learning_rate=0.1))
+    >>> Arm("LAMB", "lamb", 0.01).schedule.scaling_rule  # groups as text, or as a number
+    'none'
     """
 
     name: str = "LAMB + LEGW"
@@ -120,6 +125,11 @@ class SweepConfig:
         that your own loss gives; whether lower is better, its name tells as for
         `train.checkpoint.best_metric`. "" for that of the task: accuracy of classes and labels,
         perplexity of a language model, R^2 of a regression, the loss of a loss of your own.
+
+    >>> arms = (Arm("LAMB", "lamb", 0.01), Arm("momentum", "momentum", 0.1))
+    >>> train = TrainConfig(data="digits", model="cnn", num_epochs=5)
+    >>> study = SweepConfig(train=train, arms=arms, global_batch_sizes=(64, 256, 1024))
+    >>> study.validate()
     """
 
     name: str = "unnamed"

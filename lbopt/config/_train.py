@@ -52,6 +52,10 @@ class About:
         named.
       note: Numbers of the recipe that are recalled from memory, or our own choice.
       status: "measured here", "planned by the TPU compiler" or "not yet run".
+
+    >>> about = About(paper="arXiv 1904.00962v5", hardware="1024 TPUv3 chips", time="76.19 min")
+    >>> about.published_seconds
+    4571.4
     """
 
     paper: str = "-"
@@ -89,6 +93,9 @@ class CheckpointConfig:
       best_metric: Evaluation metric that says which is best. Higher is better unless its name ends
         in "loss", "perplexity", "error", "mse" or "mae". Where the evaluation has no accuracy, the
         default means the metric of the task: perplexity, R^2 or the loss.
+
+    >>> checkpoint = CheckpointConfig(every_steps=50, best_metric="eval/loss")
+    >>> TrainConfig(data="digits", model="cnn", checkpoint=checkpoint).validate()
     """
 
     every_steps: int = 100
@@ -131,6 +138,11 @@ class TrainConfig(FromText):
       trackers: Trackers that get the lines of metrics.jsonl: "wandb" (Weights & Biases), "mlflow",
         or `module:name` or `file.py:name` of a function (workdir, config) that returns a function
         (step, metrics), or a writer with `write_scalars(step, metrics)` like those of CLU.
+
+    >>> config = TrainConfig(data="digits", model="cnn", optimizer="lamb", global_batch_size=1024)
+    >>> config.validate()
+    >>> config.optimizer.name, config.schedule.scaling_rule
+    ('lamb', 'sqrt')
     """
 
     name: str = "unnamed"

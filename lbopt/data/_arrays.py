@@ -18,6 +18,12 @@ class Reading(NamedTuple):
       processes: Number of reading processes beside the training process; 0 to read in it.
       examples_per_slice: Number of consecutive examples of a batch that a thread reads at a time.
       in_order: Whether training reads the examples in order, epoch after epoch, not shuffled.
+
+    >>> import numpy as np
+    >>> dataset = ArrayDataset({"x": np.arange(10)})
+    >>> dataset.reading = Reading(threads=4, in_order=True)
+    >>> dataset.reading.examples_per_slice
+    4096
     """
 
     threads: int = 2
@@ -33,6 +39,15 @@ class Dataset(Protocol):
     built for those. One that a function of the user returns needs `__len__` and `take` alone.
     A batch may have `mask`, False for examples that evaluation leaves out, and a list of damaged
     records under `lbopt.data.DAMAGED`.
+
+    >>> import numpy as np
+    >>> class Squares:
+    ...     def __len__(self):
+    ...         return 100
+    ...     def take(self, indices):
+    ...         return {"x": indices.astype(np.float32), "target": indices.astype(np.float32) ** 2}
+    >>> Squares().take(np.arange(3))["target"]
+    array([0., 1., 4.], dtype=float32)
     """
 
     reading: Reading
@@ -60,6 +75,11 @@ class ArrayDataset:
 
     Raises:
       UserError: If there is no example, or if the arrays differ in length.
+
+    >>> import numpy as np
+    >>> dataset = ArrayDataset({"x": np.arange(10), "label": np.arange(10) % 2})
+    >>> len(dataset), dataset.take(np.array([3, 4]))
+    (10, {'x': array([3, 4]), 'label': array([1, 0])})
     """
 
     reading = Reading()
@@ -90,6 +110,17 @@ class Splits(NamedTuple):
     """Training, validation and test set.
 
     Choices are made on the validation set. The test set is read once, at the end.
+
+    Attributes:
+      train: Training set.
+      validation: Validation set.
+      test: Test set.
+
+    >>> import numpy as np
+    >>> parts = ({"x": np.arange(n), "label": np.arange(n) % 2} for n in (80, 10, 10))
+    >>> splits = Splits(*map(ArrayDataset, parts))
+    >>> len(splits.train), len(splits.test)
+    (80, 10)
     """
 
     train: Dataset

@@ -81,6 +81,13 @@ class TrainBatches:
 
     Raises:
       ValueError: If the number of shards does not divide the batch.
+
+    >>> import numpy as np
+    >>> from lbopt.data import ArrayDataset
+    >>> dataset = ArrayDataset({"x": np.arange(6)})
+    >>> batches = TrainBatches(dataset, seed=0, global_batch_size=3, num_steps=4)
+    >>> sorted([*batches[0]["x"].tolist(), *batches[1]["x"].tolist()])  # an epoch is two steps
+    [0, 1, 2, 3, 4, 5]
     """
 
     def __init__(
@@ -122,6 +129,17 @@ def train_iterator(batches: TrainBatches, start_step: int = 0) -> Iterator[Batch
     """Return the batches from a step to the end of the run, read ahead.
 
     A batch is a function of its step, so the step in a checkpoint is the whole data position.
+
+    Args:
+      batches: The batches of the run.
+      start_step: Step of the first batch.
+
+    >>> import numpy as np
+    >>> from lbopt.data import ArrayDataset
+    >>> dataset = ArrayDataset({"x": np.arange(6)})
+    >>> batches = TrainBatches(dataset, seed=0, global_batch_size=3, num_steps=4)
+    >>> len(list(train_iterator(batches, start_step=1)))
+    3
     """
     return read_batches(batches, start_step)
 
@@ -141,6 +159,12 @@ class EvalBatches:
 
     Raises:
       UserError: If the batch size is below 1.
+
+    >>> import numpy as np
+    >>> from lbopt.data import ArrayDataset
+    >>> batches = EvalBatches(ArrayDataset({"x": np.arange(5)}), global_batch_size=3)
+    >>> len(batches), batches.slice(1, 0, 3)
+    (2, {'x': array([3, 4, 4]), 'mask': array([ True,  True, False])})
     """
 
     def __init__(
@@ -173,7 +197,19 @@ def eval_batches(
     multiple_of: int = 1,
     parts: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """Return the batches of `EvalBatches`, read ahead."""
+    """Return the batches of `EvalBatches`, read ahead.
+
+    Args:
+      dataset: Data set of any size.
+      global_batch_size: Examples of a batch over all processes, >= 1.
+      multiple_of: Number of devices that share a batch.
+      parts: Indices of this process's shards; None for all.
+
+    >>> import numpy as np
+    >>> from lbopt.data import ArrayDataset
+    >>> [batch["mask"].tolist() for batch in eval_batches(ArrayDataset({"x": np.arange(5)}), 3)]
+    [[True, True, True], [True, True, False]]
+    """
     return read_batches(EvalBatches(dataset, global_batch_size, multiple_of, parts))
 
 
@@ -183,6 +219,16 @@ def read_batches(batches: Batches, start: int = 0) -> Iterator[Batch]:
     Memory is bounded. Beside the batch that is being joined, one more batch or four slices for each
     thread are held, whichever is larger. Reading processes share that number; each has a few slices
     more in its threads and on the way to this process.
+
+    Args:
+      batches: `TrainBatches`, `EvalBatches` or another object with their methods.
+      start: Number of the first batch.
+
+    >>> import numpy as np
+    >>> from lbopt.data import ArrayDataset
+    >>> batches = EvalBatches(ArrayDataset({"x": np.arange(5)}), global_batch_size=3)
+    >>> [batch["x"].tolist() for batch in read_batches(batches)]
+    [[0, 1, 2], [3, 4, 4]]
     """
     reading = batches.dataset.reading
     edges = [*range(0, batches.part_size, reading.examples_per_slice), batches.part_size]

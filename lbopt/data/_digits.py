@@ -40,6 +40,10 @@ def load_digits(image_size: int | None = None) -> Splits:
 
     Raises:
       EnvironmentProblem: If scikit-learn is not installed.
+
+    >>> digits = load_digits()  # doctest: +SKIP
+    >>> digits.train.arrays["image"].shape, digits.train.arrays["label"].dtype  # doctest: +SKIP
+    ((1024, 8, 8), dtype('int32'))
     """
     scans = _read()
     order = np.argsort(np.random.Philox(key=_SPLIT_KEY).random_raw(len(scans)), kind="stable")

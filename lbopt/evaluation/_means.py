@@ -31,6 +31,16 @@ def evaluate(
 
     Returns:
       The mean of each metric by its name, for instance `{"loss": 0.13, "accuracy": 0.97}`.
+
+    >>> import jax.numpy as jnp, lbopt, numpy as np, optax
+    >>> from lbopt.metrics import summed
+    >>> from lbopt.data import ArrayDataset
+    >>> def metric_fn(params, model_state, batch):
+    ...     return {"error": summed(jnp.abs(params - batch["x"]), batch["mask"])}
+    >>> step = lbopt.make_eval_step(metric_fn, lbopt.make_mesh(1))
+    >>> state = lbopt.TrainState.create(jnp.float32(1), {}, optax.sgd(0.1), 0)
+    >>> evaluate(step, state, ArrayDataset({"x": np.arange(5.0)}), global_batch_size=2)
+    {'error': 1.4}
     """
     mesh = eval_step.mesh
     batches = eval_batches(dataset, global_batch_size, mesh.size, local_parts(mesh))

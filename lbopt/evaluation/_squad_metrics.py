@@ -16,6 +16,10 @@ def exact_match(prediction: str, gold: str) -> bool:
 
     The punctuation is ASCII's.
 
+    Args:
+      prediction: The answer that is judged.
+      gold: The answer that it is compared with.
+
     References:
       Rajpurkar et al., arXiv 1606.05250v3, section 6.1; the official evaluate-v1.1.py. They are the
       sources of `f1_score` and `score_answers`, too.
@@ -31,6 +35,10 @@ def f1_score(prediction: str, gold: str) -> float:
 
     Words are compared without the differences that `exact_match` ignores, and counted as often as
     they occur. The score is 0 if the answers have no word in common, or no word at all.
+
+    Args:
+      prediction: The answer that is judged.
+      gold: The answer that it is compared with.
 
     >>> f1_score("a red red car", "the red car!")
     0.8

@@ -58,6 +58,11 @@ def load_huggingface(directory: paths.GivenPath) -> tuple[nn.Module, dict[str, A
         missing, unexpected or of another shape. The error names the file or the field.
       EnvironmentProblem: If the files cannot be read, or exceed this machine's memory.
 
+    >>> import jax.numpy as jnp
+    >>> folder = "models/bert-base-uncased"  # saved by transformers' save_pretrained
+    >>> model, variables = load_huggingface(folder)  # doctest: +SKIP
+    >>> model = model.clone(dtype=jnp.bfloat16)  # doctest: +SKIP
+
     Note:
       EfficientNet's `batch_norm_momentum` has TensorFlow's meaning (0.99), which its authors used.
       Its `stochastic_depth_rate` is `drop_connect_rate`, but lbopt drops whole examples, as the
@@ -102,6 +107,19 @@ def save_huggingface(
     Raises:
       UserError: If the folder is not new, or `transformers` has no such network.
       EnvironmentProblem: If the folder cannot be written.
+
+    >>> import jax, lbopt, os, tempfile
+    >>> from lbopt.models import Bert
+    >>> model = Bert(vocab_size=20, num_layers=1, width=8, num_heads=2, max_length=4)
+    >>> inputs = {"input_ids": np.zeros((1, 4), int)}
+    >>> shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), inputs, train=False))
+    >>> variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    >>> folder = f"{tempfile.mkdtemp()}/bert"
+    >>> save_huggingface(folder, model, variables)
+    >>> sorted(os.listdir(folder))
+    ['config.json', 'model.safetensors']
+    >>> lbopt.load_huggingface(folder)[0].width
+    8
     """
     _folders.require_new_folder(directory, field)
     family = next((family for family in FAMILIES if family.describes(module)), None)

@@ -33,6 +33,12 @@ def save_safetensors(
 
     Raises:
       EnvironmentProblem: If the file cannot be written.
+
+    >>> import numpy as np, tempfile
+    >>> file = f"{tempfile.mkdtemp()}/model.safetensors"
+    >>> save_safetensors(file, {"params": {"w": np.ones(2)}}, metadata={"run": "7"})
+    >>> load_safetensors(file)[1]["run"]
+    '7'
     """
     place = paths.local_or_bucket(file, "file")
     arrays = {name: np.asarray(leaf) for name, leaf in _names.flatten(variables).items()}
@@ -50,12 +56,22 @@ def save_safetensors(
 def load_safetensors(file: paths.GivenPath) -> tuple[dict[str, Any], dict[str, str]]:
     """Read a file of `save_safetensors`; the arrays are bit for bit the ones that were written.
 
+    Args:
+      file: The file to read, or gs://BUCKET/FILE.
+
     Returns:
       The variables and the metadata.
 
     Raises:
       UserError: If the file does not exist, is damaged, or was not written by `save_safetensors`.
       EnvironmentProblem: If the file cannot be read.
+
+    >>> import numpy as np, tempfile
+    >>> file = f"{tempfile.mkdtemp()}/model.safetensors"
+    >>> save_safetensors(file, {"params": {"w": np.ones(2, np.float32)}})
+    >>> variables, metadata = load_safetensors(file)
+    >>> print(variables["params"]["w"])
+    [1. 1.]
     """
     path = paths.readable(file, "file")
     with _opened(path) as (handle, metadata):
@@ -66,7 +82,17 @@ def load_safetensors(file: paths.GivenPath) -> tuple[dict[str, Any], dict[str, s
 
 
 def read_safetensors_metadata(file: paths.GivenPath) -> dict[str, str]:
-    """Return the metadata of a file of `save_safetensors`, without reading its arrays."""
+    """Return the metadata of a file of `save_safetensors`, without reading its arrays.
+
+    Args:
+      file: The file to read, or gs://BUCKET/FILE.
+
+    >>> import numpy as np, tempfile
+    >>> file = f"{tempfile.mkdtemp()}/model.safetensors"
+    >>> save_safetensors(file, {"params": {"w": np.ones(2)}}, metadata={"step": "100"})
+    >>> read_safetensors_metadata(file)["step"]
+    '100'
+    """
     with _opened(paths.readable(file, "file")) as (_, metadata):
         return metadata
 

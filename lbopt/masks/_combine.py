@@ -19,7 +19,14 @@ from lbopt.masks._roles import check_known_roles, resolve_known_roles, tree_role
 
 
 class LeafMask(abc.ABC):
-    """A mask that combines with others: `&`, `|` and `~`, also with functions of the parameters."""
+    """A mask that combines with others: `&`, `|` and `~`, also with functions of the parameters.
+
+    >>> import numpy as np
+    >>> params = {"body": {"kernel": np.ones((2, 2))}, "head": {"kernel": np.ones((2, 2))}}
+    >>> mask = weights_only & ~select_paths("^head/")
+    >>> isinstance(mask, LeafMask), mask(params)
+    (True, {'body': {'kernel': True}, 'head': {'kernel': False}})
+    """
 
     @abc.abstractmethod
     def __call__(self, params: types.Params) -> types.PyTree:
@@ -241,6 +248,9 @@ def select_roles(*roles: Role) -> RoleMask:
 def exclude_roles(*roles: Role) -> RoleMask:
     """Return a mask that selects all leaves except those of these roles; see `select_roles`.
 
+    Args:
+      *roles: Roles that are left out, in the form of `select_roles`.
+
     >>> import numpy as np
     >>> table = {"embedding": np.zeros((5, 2))}
     >>> (weights_only & exclude_roles("embedding"))({"embed": table, "kernel": np.zeros((2, 2))})
@@ -266,7 +276,13 @@ a leaf that is not decayed is not adapted either.
 
 
 all_leaves = RoleMask(ROLES)
-"""Every leaf. `all_leaves & exclude_paths("embed")` says that biases and norms are meant too."""
+"""Every leaf. `all_leaves & exclude_paths("embed")` says that biases and norms are meant too.
+
+>>> import numpy as np
+>>> table = {"kernel": np.zeros((2, 2))}
+>>> all_leaves({"embed": table, "bias": np.zeros(2)})
+{'bias': True, 'embed': {'kernel': True}}
+"""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -348,6 +364,9 @@ def exclude_paths(*patterns: str) -> PathMask:
     Alone it selects biases and normalization leaves too. Where lbopt's default leaves those out,
     write `weights_only & exclude_paths(...)`, or `all_leaves & exclude_paths(...)` if they are
     meant; `weight_decay_mask` and `trust_ratio_mask` warn of an exclusion alone.
+
+    Args:
+      *patterns: Regular expressions, searched (`re.search`) in the full path of each leaf.
 
     >>> import numpy as np
     >>> kernel = np.zeros((2, 2))

@@ -18,6 +18,11 @@ class LeafRole(NamedTuple):
       role: `bias`, `embedding`, `norm`, `vector` or `weight`.
       rule: "by type" (the class of the leaf's module, or a known role), "by name" (its path, or the
         names and shapes of the leaves beside it), or "by shape" (its name says nothing).
+
+    >>> import numpy as np
+    >>> from lbopt.masks import explain_roles
+    >>> explain_roles({"norm": {"scale": np.ones(4)}})["norm/scale"]
+    LeafRole(role='norm', rule='by name')
     """
 
     role: Role

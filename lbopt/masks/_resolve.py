@@ -40,6 +40,13 @@ def resolve_mask(
     Raises:
       UserError: If a tree or function selects no leaf at all (give False if that is meant), if its
         structure differs from that of `params`, or if one of its leaves is not a bool.
+
+    >>> import numpy as np
+    >>> params = {"kernel": np.ones((2, 2)), "bias": np.ones(2)}
+    >>> resolve_mask(weights_only, params, "weight_decay_mask")
+    {'bias': False, 'kernel': True}
+    >>> resolve_mask(None, params, "weight_decay_mask")
+    {'bias': True, 'kernel': True}
     """
     if isinstance(mask, types.Default):
         mask = mask.value

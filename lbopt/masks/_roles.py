@@ -36,6 +36,10 @@ def leaf_role(name: str, leaf: Any) -> Role:
     `b1` is the bias of `w1`, and that a gain and a shift of one shape belong to a norm, as in a
     list of layers.
 
+    Args:
+      name: Path of the leaf, with slashes.
+      leaf: The leaf, or its shape as a `jax.ShapeDtypeStruct`.
+
     >>> import numpy as np
     >>> leaf_role("Dense_0/kernel", np.zeros((3, 3))), leaf_role("Dense_0/bias", np.zeros(3))
     ('weight', 'bias')
@@ -51,6 +55,10 @@ def tree_roles(params: types.Params, known_roles: types.PyTree = None) -> types.
     Args:
       params: The parameters.
       known_roles: Roles that are known, as in `with_known_roles`; None for none.
+
+    >>> import numpy as np
+    >>> tree_roles({"dense": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}})
+    {'dense': {'bias': 'bias', 'kernel': 'weight'}}
     """
     structure: Any = jax.tree.structure(params)
     return structure.unflatten(found.role for found in explain_roles(params, known_roles).values())

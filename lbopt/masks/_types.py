@@ -73,6 +73,11 @@ def module_roles(module: Any, stacked: types.Stacked = None) -> dict[str, Any]:
 
     Raises:
       UserError: If `module` is a dict of parameters, say, where the types of modules are lost.
+
+    >>> from flax import nnx
+    >>> layer = nnx.LayerNorm(4, rngs=nnx.Rngs(0))
+    >>> module_roles(layer)
+    {'bias': 'norm', 'scale': 'norm'}
     """
     nnx: Any = sys.modules.get("flax.nnx")
     is_nnx = nnx is not None and isinstance(module, nnx.Module)

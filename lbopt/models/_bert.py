@@ -91,6 +91,15 @@ class Bert(nn.Module):
         None with `scan`.
       dtype: Dtype of matmuls and of activations between layers; parameters, softmax, norms and
         logits are fp32.
+
+    >>> import jax, jax.numpy as jnp
+    >>> model = Bert(vocab_size=100, num_layers=1, width=16, num_heads=2)
+    >>> inputs = {"input_ids": jnp.zeros((2, 8), int)}
+    >>> logits, _ = jax.eval_shape(
+    ...     lambda: model.init_with_output(jax.random.key(0), inputs, train=False)
+    ... )
+    >>> logits["prediction_logits"].shape, logits["next_sentence_logits"].shape
+    ((2, 8, 100), (2, 2))
     """
 
     vocab_size: int = 30522
@@ -233,6 +242,10 @@ def check_bert(max_length: int, activation: str, remat: str, remat_layers: int |
 
 def make_bert(size: str, **options: Any) -> Bert:
     """Build the network of a published size; `options` are attributes of `Bert`.
+
+    Args:
+      size: "tiny", "base" or "large".
+      **options: Attributes of `Bert` that differ from its defaults.
 
     Raises:
       UserError: If `size` is not a published size.
@@ -403,6 +416,14 @@ def stack_layers(params: types.Params) -> types.Params:
     """Turn the parameters of an unscanned network into those of a scanned one.
 
     The parameters under `layer0`, `layer1`, ... are stacked under `layers`: [layers, ...].
+
+    Args:
+      params: Parameters of an unscanned network, with modules `layer0`, `layer1` and so on.
+
+    >>> import numpy as np
+    >>> params = {f"layer{n}": {"output": {"bias": np.full(3, n)}} for n in range(2)}
+    >>> stack_layers(params)["layers"]["output"]["bias"].shape
+    (2, 3)
     """
     names = bert_layer_names(params)
     rest = {name: value for name, value in params.items() if name not in names}
@@ -420,7 +441,16 @@ def bert_layer_names(params: types.Params) -> list[str]:
 
 
 def unstack_layers(params: types.Params) -> types.Params:
-    """Turn the parameters of a scanned network into those of an unscanned one."""
+    """Turn the parameters of a scanned network into those of an unscanned one.
+
+    Args:
+      params: Parameters of a scanned network, whose stacks are under `layers`.
+
+    >>> import numpy as np
+    >>> params = {"layers": {"output": {"bias": np.zeros((2, 3))}}}
+    >>> unstack_layers(params)["layer1"]["output"]["bias"].shape
+    (3,)
+    """
     stacked = params["layers"]
     rest = {name: value for name, value in params.items() if name != "layers"}
     count = jax.tree.leaves(stacked)[0].shape[0]

@@ -31,9 +31,17 @@ class CNN(nn.Module):
       batch_norm_scope: `stats_scope` of `lbopt.BatchNorm`.
       batch_norm_momentum: Momentum of the running statistics.
       dtype: Dtype of the computation; parameters and statistics are fp32.
-      by_patches: True computes convolutions as patch matmuls, see `PatchConv`. If False, trials
-        under `jax.vmap` are packed side by side in the channels (see `lbopt.models._packed`) where
-        each has one replica and the "global" scope, or replicas run in turn and the "local" scope.
+      by_patches: True computes convolutions as products of patches and kernels. If False, trials
+        under `jax.vmap` are packed side by side in the channels where each has one replica and the
+        "global" scope, or replicas run in turn and the "local" scope.
+
+    >>> import jax, jax.numpy as jnp
+    >>> images = jnp.zeros((2, 8, 8, 1))
+    >>> variables = jax.eval_shape(
+    ...     lambda: CNN(num_classes=10).init(jax.random.key(0), images, train=False)
+    ... )
+    >>> sorted(variables)
+    ['batch_stats', 'params']
     """
 
     num_classes: int = 10

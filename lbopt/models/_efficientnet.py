@@ -117,11 +117,15 @@ class EfficientNet(nn.Module):
       batch_norm_unbiased_var: `unbiased_running_var` of `lbopt.BatchNorm`; True in networks that
         `load_huggingface` returns.
       fold_examples: Number of examples folded into channels in training, in the blocks before the
-        first whose input has half of `lbopt.models._fold.LANES` channels or more. It must divide
-        each replica's examples. The result is the same up to rounding. `scripts/bench models`
-        compiles 8 of 64 for TPU v3; on a CPU folding only adds work.
+        first whose input has 64 channels or more, half of a TPU's lanes. It must divide each
+        replica's examples. The result is the same up to rounding. `scripts/bench models` compiles 8
+        of 64 for TPU v3; on a CPU folding only adds work.
       dtype: Dtype of convolutions and of activations between layers; parameters, statistics and
         logits are fp32.
+
+    >>> model = EfficientNet(num_classes=10, width_coefficient=0.5, dropout_rate=0.1)
+    >>> model.depth_coefficient
+    1.0
     """
 
     width_coefficient: float = 1.0
@@ -240,6 +244,10 @@ class EfficientNet(nn.Module):
 
 def make_efficientnet(size: str, **options: Any) -> EfficientNet:
     """Build the network of a published size; `options` are attributes of `EfficientNet`.
+
+    Args:
+      size: "b0" to "b7".
+      **options: Attributes of `EfficientNet` that differ from the published ones.
 
     Raises:
       UserError: If `size` is not a published size.

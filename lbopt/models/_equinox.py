@@ -46,6 +46,12 @@ def from_equinox(build: Callable[[jax.Array], Any], *, batched: bool = False) ->
     Raises:
       UserError: If `build` makes something else, or the call needs an argument that is not given.
       EnvironmentProblem: If Equinox is not installed.
+
+    >>> import equinox as eqx, jax, jax.numpy as jnp  # doctest: +SKIP
+    >>> model = from_equinox(lambda key: eqx.nn.MLP(3, 2, 16, 1, key=key))  # doctest: +SKIP
+    >>> params, state = model.init(jax.random.key(0), jnp.ones((4, 3)))  # doctest: +SKIP
+    >>> model.apply(params, state, jnp.ones((4, 3)), train=False)[0].shape  # doctest: +SKIP
+    (4, 2)
     """
     eqx = _equinox()
     if isinstance(build, eqx.Module):

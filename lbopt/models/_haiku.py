@@ -26,6 +26,12 @@ def from_haiku(transformed: Any) -> Model:
 
     Args:
       transformed: The pair of functions.
+
+    >>> import haiku as hk, jax, jax.numpy as jnp  # doctest: +SKIP
+    >>> model = from_haiku(hk.transform(lambda x: hk.Linear(2)(x)))  # doctest: +SKIP
+    >>> params, state = model.init(jax.random.key(0), jnp.ones((4, 3)))  # doctest: +SKIP
+    >>> params["linear"]["w"].shape  # doctest: +SKIP
+    (3, 2)
     """
     fix = f"a {type(transformed).__name__} is no pair of hk.transform or hk.transform_with_state"
     if not is_made_by("haiku", transformed, "Transformed", "TransformedWithState"):

@@ -29,6 +29,14 @@ class LSTMClassifier(nn.Module):
       num_classes: Size of the output.
       hidden: Width of the LSTM; 128 in the paper [recalled 65%].
       dtype: Dtype of the computation; parameters are fp32.
+
+    >>> import jax, jax.numpy as jnp
+    >>> model = LSTMClassifier(num_classes=10, hidden=16)
+    >>> logits, _ = jax.eval_shape(
+    ...     lambda: model.init_with_output(jax.random.key(0), jnp.zeros((2, 4, 8)), train=False)
+    ... )
+    >>> logits.shape
+    (2, 10)
     """
 
     num_classes: int = 10
@@ -88,6 +96,15 @@ class LSTMLanguageModel(nn.Module):
       dropout_rate: Dropout rate of each layer's input and of the last layer's output.
       init_scale: Bound of the uniform initial values.
       dtype: Dtype of matmuls; gates, parameters and logits are fp32.
+
+    >>> import jax, jax.numpy as jnp
+    >>> model = LSTMLanguageModel(vocab_size=100, hidden=16)
+    >>> tokens = {"tokens": jnp.zeros((2, 5), int)}
+    >>> found, _ = jax.eval_shape(
+    ...     lambda: model.init_with_output(jax.random.key(0), tokens, train=False)
+    ... )
+    >>> sorted(found), found["logits"].shape
+    (['carry', 'logits'], (2, 5, 100))
     """
 
     vocab_size: int = 10000
@@ -133,6 +150,10 @@ def make_lstm_language_model(size: str, **options: Any) -> LSTMLanguageModel:
     """Build the language model of a published size.
 
     `options` are attributes of `LSTMLanguageModel`.
+
+    Args:
+      size: "small", "medium" or "large".
+      **options: Attributes of `LSTMLanguageModel` that differ from the published ones.
 
     Raises:
       UserError: If `size` is not a published size.

@@ -50,6 +50,13 @@ def make_model(
 
     Raises:
       UserError: Naming `model` or `options`.
+
+    >>> import flax.linen as nn, jax, jax.numpy as jnp
+    >>> model = make_model(lambda outputs, width: nn.Sequential([nn.Dense(width), nn.relu,
+    ...     nn.Dense(outputs)]), outputs=10, options={"width": 32})
+    >>> params, _ = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((4, 3)))
+    >>> params["layers_2"]["kernel"].shape
+    (32, 10)
     """
     given = dict(options or {})
     taken: Mapping[str, inspect.Parameter] = {}

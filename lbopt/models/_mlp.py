@@ -21,6 +21,14 @@ class MLP(nn.Module):
       num_classes: Size of the output.
       widths: Widths of the hidden layers.
       dtype: Dtype of the computation; parameters are fp32.
+
+    >>> import jax, jax.numpy as jnp
+    >>> images = jnp.zeros((2, 8, 8))
+    >>> logits, variables = jax.eval_shape(
+    ...     lambda: MLP(10, widths=(64,)).init_with_output(jax.random.key(0), images, train=False)
+    ... )
+    >>> logits.shape, sorted(variables["params"])
+    ((2, 10), ['Dense_0', 'head'])
     """
 
     num_classes: int = 10

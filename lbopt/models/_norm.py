@@ -52,7 +52,7 @@ class BatchNorm(nn.Module):
       scale_init: Initializer of the scale.
       bias_init: Initializer of the bias.
       dtype: Dtype of the output; None for that of the input.
-      fold: Numbers of columns and examples folded into the last axis, see `lbopt.models._fold`.
+      fold: Numbers of columns and examples that the input has folded into its last axis.
       running_from: Groups whose statistics the running statistics follow: "all" or "first".
       unbiased_running_var: True keeps the running variance with a divisor of n - 1, as PyTorch and
         TensorFlow's fused kernel do. The batch is always normalized with a divisor of n.
@@ -63,6 +63,12 @@ class BatchNorm(nn.Module):
       UserError: If the scope, `momentum` or `running_from` is not one of the above, if the scope
         counts replicas whose number was not stated, or if the groups do not divide the replicas or
         the batch. Raised when the module is applied.
+
+    >>> import jax, jax.numpy as jnp
+    >>> norm = BatchNorm(stats_scope="examples:32", use_running_average=False)
+    >>> variables = jax.eval_shape(norm.init, jax.random.key(0), jnp.zeros((64, 8)))
+    >>> variables["params"]["scale"].shape, sorted(variables["batch_stats"])
+    ((8,), ['mean', 'var'])
 
     References:
       Ying et al., Image Classification at Supercomputer Scale, arXiv 1811.06992v2 (distributed

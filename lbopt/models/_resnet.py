@@ -71,11 +71,19 @@ class ResNet(nn.Module):
       batch_norm_running_from: `running_from` of `lbopt.BatchNorm`.
       batch_norm_unbiased_var: `unbiased_running_var` of `lbopt.BatchNorm`; True in networks that
         `load_huggingface` returns.
-      fold_columns: True folds columns into channels where blocks are narrow inside, see
-        `lbopt.models._fold`. The result is the same up to rounding. It is faster on a TPU and only
-        adds work on a CPU.
+      fold_columns: True folds columns of the image into channels where blocks have few channels
+        inside. The result is the same up to rounding. It is faster on a TPU and only adds work on a
+        CPU.
       dtype: Dtype of convolutions and of activations between layers; parameters, statistics and
         logits are fp32.
+
+    >>> import jax, jax.numpy as jnp
+    >>> model = ResNet(num_classes=10, depths=(1, 1), widths=(64, 128))
+    >>> variables = jax.eval_shape(
+    ...     lambda: model.init(jax.random.key(0), jnp.zeros((2, 32, 32, 3)), train=False)
+    ... )
+    >>> variables["params"]["head"]["kernel"].shape
+    (128, 10)
     """
 
     depths: Sequence[int] = (3, 4, 6, 3)
@@ -173,6 +181,10 @@ class ResNet(nn.Module):
 
 def make_resnet(size: str, **options: Any) -> ResNet:
     """Build the network of a published size; `options` are attributes of `ResNet`.
+
+    Args:
+      size: "18", "34", "50", "101" or "152".
+      **options: Attributes of `ResNet` that differ from its defaults.
 
     Raises:
       UserError: If `size` is not a published size.

@@ -36,6 +36,10 @@ class StatsScope:
       size: Number of replicas or examples in a group; 0 for the other kinds.
       tile: Rows and columns of replicas in a group; None for the other kinds.
       grid: Rows and columns of all replicas; None takes those of the mesh.
+
+    >>> scope = StatsScope.parse("replicas:4")
+    >>> scope.kind, scope.size, scope.num_groups(num_replicas=16, num_examples=256)
+    ('replicas', 4, 4)
     """
 
     kind: str

@@ -25,6 +25,16 @@ class Model(NamedTuple):
       module: The NNX or Equinox module that was wrapped, with `jax.ShapeDtypeStruct` in place of
         arrays; the types of its layers tell the roles of parameters. None for other models, whose
         layers are no objects.
+
+    >>> import jax.numpy as jnp, jax
+    >>> def init(key, inputs):
+    ...     return {"kernel": jax.random.normal(key, (inputs.shape[-1], 2))}, {}
+    >>> def apply(params, model_state, inputs, train, rng=None):
+    ...     return inputs @ params["kernel"], model_state
+    >>> model = Model(init, apply)
+    >>> params, state = model.init(jax.random.key(0), jnp.ones((4, 3)))
+    >>> model.apply(params, state, jnp.ones((4, 3)), train=False)[0].shape
+    (4, 2)
     """
 
     init: Callable[[jax.Array, Any], tuple[types.Params, types.ModelState]]
@@ -39,8 +49,18 @@ def from_linen(module: nn.Module) -> Model:
     `inference` (the opposite), or none of them. Inputs are one array, or a dict of arrays; a call
     that names all keys of the dict gets them by name.
 
-    It gets two random streams, both from the step's key: "dropout" for Flax's own layers and
-    "example" for those of `lbopt.models._randomness`.
+    It gets two random streams, both from the step's key: "dropout" for Flax's own layers, and
+    "example" for those of lbopt's networks, whose numbers depend on each example's place in the
+    global batch.
+
+    Args:
+      module: The module; its parameters are made by the model's `init`.
+
+    >>> import flax.linen as nn, jax, jax.numpy as jnp
+    >>> model = from_linen(nn.Dense(2))
+    >>> params, state = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((4, 3)))
+    >>> params["kernel"].shape, state
+    ((3, 2), {})
     """
 
     def called(
@@ -88,6 +108,16 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     different key on each replica: train with `make_train_step(key_per_replica=True)`, the default.
     `nnx.BatchNorm` normalizes over the local batch, and its running statistics are averaged over
     replicas.
+
+    Args:
+      build: Function of random streams that returns the module. It is called for each `init`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> model = from_nnx(lambda rngs: nnx.Linear(3, 2, rngs=rngs))
+    >>> params, state = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((4, 3)))
+    >>> params["kernel"].shape
+    (3, 2)
     """
     if isinstance(build, nnx.Module):
         fix = f"{type(build).__name__}(...) is a module; give what makes it, lambda rngs: ..."

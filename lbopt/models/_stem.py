@@ -146,7 +146,15 @@ class WideConv(nn.Module):
 def space_to_depth(images: jax.Array) -> jax.Array:
     """Fold 2 x 2 pixels into channels, rows slowest.
 
-    The input is [batch, height, width, c], the result [batch, height / 2, width / 2, 4 c].
+    Args:
+      images: [batch, height, width, c], with an even height and width.
+
+    Returns:
+      [batch, height / 2, width / 2, 4 c], in the dtype of the images.
+
+    >>> import jax.numpy as jnp
+    >>> space_to_depth(jnp.zeros((2, 224, 224, 3))).shape
+    (2, 112, 112, 12)
     """
     batch, height, width, channels = images.shape
     fix = "stem 'space_to_depth' needs even sides; crop or pad the images, or use stem 'conv7'"

@@ -74,8 +74,8 @@ def make_train_step(
         `ReduceScatter`, `Aggregate` or an aggregator alone. With any of them the "jit" backend maps
         replicas. None leaves the mean to the backend.
       shard_update: Whether each device keeps and updates its shard of the optimizer's state and the
-        parameters ("jit" only; see `lbopt.parallel._shards`). Place the first state with
-        `step.place`; all states of one step have the same shapes.
+        parameters ("jit" only). Place the first state with `step.place`; all states of one step
+        have the same shapes.
       measure_noise: Whether to pass the squared gradient norms of the batch's slices (microsteps,
         and replicas if they are mapped) to the optimizer, for `lbopt.track_noise_scale`. Without
         microsteps the "jit" backend maps replicas for it.
@@ -98,6 +98,19 @@ def make_train_step(
       UserError: For an option of another type or conflicting options; when called, for a batch that
         does not split evenly, a `loss_fn` that returns something else, or, with a sharded update, a
         state with another sharding.
+
+    >>> import jax.numpy as jnp, lbopt, optax
+    >>> from lbopt.metrics import summed
+    >>> def loss_fn(params, model_state, batch, rng):
+    ...     losses = (batch["x"] @ params["w"] - batch["y"]) ** 2
+    ...     return losses.mean(), (model_state, {"loss": summed(losses)})
+    >>> tx = optax.sgd(0.5)
+    >>> step = make_train_step(loss_fn, tx, lbopt.make_mesh(1))
+    >>> state = lbopt.TrainState.create({"w": jnp.zeros(2)}, model_state={}, tx=tx)
+    >>> batch = {"x": jnp.eye(2), "y": jnp.array([1.0, 2.0])}
+    >>> state, metrics = step(step.place(state), batch)
+    >>> print(state.params["w"], *metrics["loss"])  # the loss is summed over 2 examples
+    [0.5 1. ] 5.0 2.0
     """
     options = StepOptions(
         backend=backend,
@@ -212,6 +225,17 @@ def make_eval_step(metric_fn: types.MetricFn, mesh: Mesh, backend: Backend = "ji
     Raises:
       UserError: For an unknown backend, a `metric_fn` that is no function, or a mesh that does not
         go with the backend.
+
+    >>> import jax.numpy as jnp, lbopt
+    >>> from lbopt.metrics import summed
+    >>> def metric_fn(params, model_state, batch):
+    ...     errors = jnp.abs(params * batch["x"] - batch["y"])
+    ...     return {"error": summed(errors, batch["mask"])}
+    >>> step = make_eval_step(metric_fn, lbopt.make_mesh(1))
+    >>> x = jnp.arange(4.0)
+    >>> batch = {"x": x, "y": 3 * x, "mask": jnp.array([True, True, True, False])}
+    >>> print(*step(2.0, {}, batch)["error"])
+    3.0 3.0
     """
     require_choice("backend", backend, BACKENDS)
     fix = "give a function (params, model_state, batch)"

@@ -31,6 +31,12 @@ class GradientClip:
         microstep's gradient after the mean over replicas. "accumulated": the step's whole gradient,
         after accumulation (the PyTorch ports).
       eps: Constant >= 0 added to the norm before the division by it.
+
+    >>> import lbopt, optax
+    >>> def loss_fn(params, model_state, batch, rng):
+    ...     return (batch["x"] @ params["w"]).mean(), (model_state, {})
+    >>> clip = GradientClip(max_norm=1.0, stage="mean")
+    >>> step = lbopt.make_train_step(loss_fn, optax.sgd(0.1), lbopt.make_mesh(1), clip=clip)
     """
 
     max_norm: float

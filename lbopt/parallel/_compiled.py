@@ -31,6 +31,16 @@ class Step:
       options: Options of a training step; None for an evaluation step.
       aggregation: The aggregator on the devices; None without one.
       arrange: Function from a global batch to the batch that `compiled` takes.
+
+    >>> import jax, jax.numpy as jnp, lbopt
+    >>> from lbopt.metrics import summed
+    >>> def metric_fn(params, model_state, batch):
+    ...     return {"x": summed(params * batch["x"])}
+    >>> step = lbopt.make_eval_step(metric_fn, lbopt.make_mesh(1))
+    >>> shape = jax.ShapeDtypeStruct((8,), jnp.float32)
+    >>> program = step.lower(1.0, {}, {"x": shape})  # no array is needed
+    >>> "stablehlo.multiply" in program.as_text()
+    True
     """
 
     def __init__(

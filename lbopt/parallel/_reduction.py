@@ -30,6 +30,12 @@ class AllReduce:
 
     Attributes:
       dtype: Dtype of the sum, `jnp.float32` or `jnp.bfloat16`; None for the gradients' own.
+
+    >>> import jax.numpy as jnp, lbopt, optax
+    >>> def loss_fn(params, model_state, batch, rng):
+    ...     return (batch["x"] @ params["w"]).mean(), (model_state, {})
+    >>> in_bf16 = AllReduce(jnp.bfloat16)
+    >>> step = lbopt.make_train_step(loss_fn, optax.sgd(0.1), lbopt.make_mesh(1), reduction=in_bf16)
     """
 
     dtype: Any = None
@@ -43,10 +49,16 @@ class ReduceScatter:
     """The mean over devices, of which each device gets the shard that it updates.
 
     It implies a sharded update ("jit" only). Sums and the gathers of updated parameters run along
-    one axis of the torus at a time (`lbopt.parallel._shards`).
+    one axis of the torus at a time.
 
     Attributes:
       dtype: Dtype of the sum; None for the gradients' own.
+
+    >>> import jax.numpy as jnp, lbopt, optax
+    >>> def loss_fn(params, model_state, batch, rng):
+    ...     return (batch["x"] @ params["w"]).mean(), (model_state, {})
+    >>> shares = ReduceScatter(jnp.float32)
+    >>> step = lbopt.make_train_step(loss_fn, optax.sgd(0.1), lbopt.make_mesh(1), reduction=shares)
     """
 
     dtype: Any = None
@@ -70,6 +82,12 @@ class Aggregate:
       over: "replicas"; "slices" (sums inside each slice first, then the aggregator between slices,
         each device for a shard of the gradient); or the number of neighbouring devices summed
         first.
+
+    >>> import lbopt
+    >>> from lbopt.aggregators import topk
+    >>> reduction = Aggregate(lbopt.ef(topk(0.01)), replicas_per_device=4)
+    >>> reduction.aggregator, reduction.over
+    (ef(topk(0.01)), 'replicas')
     """
 
     aggregator: Aggregator

@@ -24,6 +24,13 @@ class TrainState(flax.struct.PyTreeNode):
       opt_state: The optimizer's state.
       rng: Key data, uint32, from which each step's key is derived together with `step`.
       aggregator_state: State of the step's aggregator (see `Step.place`); () without one.
+
+    >>> import jax.numpy as jnp, optax
+    >>> state = TrainState.create(
+    ...     params={"w": jnp.zeros(2)}, model_state={}, tx=optax.sgd(0.1), seed=0
+    ... )
+    >>> int(state.step), sorted(state.params)
+    (0, ['w'])
     """
 
     step: jax.Array
@@ -101,7 +108,16 @@ def _strong(name: str, x: Any) -> Any:
 
 
 def split_seed(seed: int | jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return two independent keys: one to initialise parameters, one to derive each step's key."""
+    """Return two independent keys: one to initialise parameters, one to derive each step's key.
+
+    Args:
+      seed: A number, or a random key of JAX's default kind.
+
+    >>> import jax
+    >>> of_params, of_steps = split_seed(0)
+    >>> jax.random.key_data(of_params).shape
+    (2,)
+    """
     init_key, step_root = jax.random.split(_key(seed))
     return init_key, step_root
 

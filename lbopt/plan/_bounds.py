@@ -49,6 +49,10 @@ class Tile(NamedTuple):
       dual_arrays: s of each array. Together with `dual_loops` it is a feasible point of the dual
         program whose value is k.
       dual_loops: t of each loop.
+
+    >>> found = tile({"m": 512, "n": 512, "k": 512}, {"A": "mk", "B": "kn", "C": "mn"}, 2**12)
+    >>> found.sides, round(found.words_bound)
+    ({'m': 64, 'n': 64, 'k': 64}, 2097152)
     """
 
     exponents: dict[str, float]
@@ -188,6 +192,11 @@ class Grid(NamedTuple):
     Attributes:
       parts: Number of parts that each loop is cut into; their product is the number of processors.
       words: Number of words that a processor receives.
+
+    >>> dense = {"A": ("token", "in"), "W": ("in", "out"), "C": ("token", "out")}
+    >>> found = grid({"token": 4096, "in": 1024, "out": 1024}, dense, 4)
+    >>> found.parts, found.words
+    ({'token': 4, 'in': 1, 'out': 1}, 786432.0)
     """
 
     parts: dict[str, int]

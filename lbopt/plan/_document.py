@@ -21,6 +21,16 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
     Figures "per_step" are means over the steps of all phases, and memory is that of the largest
     compiled step. `phases` has the figures of each phase.
+
+    Args:
+      plan: The plan.
+
+    >>> import lbopt
+    >>> problem = lbopt.Problem("digits", "cnn")
+    >>> plan = lbopt.run_plan(problem, topology="v5e:2x2", num_steps=10)  # doctest: +SKIP
+    >>> found = plan_document(plan)  # doctest: +SKIP
+    >>> found["num_devices"], found["fits"]  # doctest: +SKIP
+    (4, True)
     """
     about = plan.config.about
     fits = plan.fits

@@ -84,6 +84,12 @@ class Plan:
       devices: The devices that the run uses, in the order of the mesh.
       hbm_limit_bytes: Bytes of HBM that a program may use on a device.
       phases: The plans of the run's phases.
+
+    >>> import lbopt
+    >>> problem = lbopt.Problem("digits", "cnn")
+    >>> plan = lbopt.run_plan(problem, topology="v5e:2x2", num_steps=10)  # doctest: +SKIP
+    >>> plan.fits, plan.num_steps  # doctest: +SKIP
+    (True, 10)
     """
 
     config: TrainConfig

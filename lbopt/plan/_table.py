@@ -17,7 +17,17 @@ NUM_OPERATIONS = 10
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """Yield the lines of one plan."""
+    """Yield the lines of one plan.
+
+    Args:
+      plan: The plan.
+
+    >>> import lbopt
+    >>> problem = lbopt.Problem("digits", "cnn")
+    >>> plan = lbopt.run_plan(problem, topology="v5e:2x2", num_steps=10)  # doctest: +SKIP
+    >>> next(plan_lines(plan))  # doctest: +SKIP
+    'run_plan on v5e:2x2: 4 x TPU v5 lite, 1 hosts'
+    """
     devices = f"{plan.num_devices} x {plan.topology.devices[0].device_kind}"
     yield f"{plan.recipe} on {plan.topology.name}: {devices}, {plan.num_hosts} hosts"
     for number, phase in enumerate(plan.phases, 1):
@@ -223,7 +233,14 @@ def _ms(seconds: float | None) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a time in seconds, minutes or hours, by its length."""
+    """Return a time in seconds, minutes or hours, by its length.
+
+    Args:
+      seconds: The time in seconds.
+
+    >>> duration_text(4571), duration_text(90_000)
+    ('76.2 min', '25.0 h')
+    """
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -69,7 +69,10 @@ def exponential_factor(
 ) -> DecayFn:
     """Return steps -> decay_rate^(steps / steps_per_decay).
 
-    With `staircase` the exponent is rounded down to a whole number.
+    Args:
+      decay_rate: Factor of one decay.
+      steps_per_decay: Steps of one decay, > 0; need not be whole.
+      staircase: Whether the exponent is rounded down to a whole number.
 
     >>> [float(exponential_factor(0.5, 2.5)(t)) for t in (0, 2, 3, 5)]
     [1.0, 1.0, 0.5, 0.25]
@@ -94,6 +97,10 @@ def exponential_factor(
 
 def step_factor(factor: float, boundaries: tuple[float, ...]) -> DecayFn:
     """Return steps -> factor^(number of boundaries passed).
+
+    Args:
+      factor: Factor at each boundary.
+      boundaries: Steps at which the factor is applied once more.
 
     >>> [round(float(step_factor(0.1, (2, 4))(t)), 4) for t in range(6)]
     [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]

@@ -25,6 +25,10 @@ class ScaledBatch:
       warmup_epochs: Length of the warmup in epochs.
       warmup_steps: Length of the warmup in optimizer steps, rounded to the nearest.
       total_steps: Optimizer steps of the run, rounded up.
+
+    >>> batch = scale_batch(1024, 0.01, 256, 0.1, num_examples=50_000, num_epochs=10)
+    >>> batch.learning_rate, batch.warmup_epochs, batch.warmup_steps, batch.total_steps
+    (0.02, 0.4, 20, 489)
     """
 
     global_batch_size: int
@@ -47,6 +51,16 @@ def scale_batch(
     """Apply the rules at one batch size; the arguments are those of `scaling_plan`.
 
     The caller checks that the warmup ends before training does.
+
+    Args:
+      global_batch_size: Examples per optimizer step.
+      base_learning_rate: Peak learning rate at `base_batch_size`.
+      base_batch_size: Batch size that the base values belong to.
+      base_warmup_epochs: Length of the warmup in epochs at `base_batch_size`.
+      num_examples: Number of examples in the training set.
+      num_epochs: Length of the run in epochs.
+      rule: Scaling rule of the learning rate: "sqrt", "linear" or "none".
+      warmup_rule: "legw" (warmup epochs grow with the batch), "epochs" (constant) or "none".
 
     Raises:
       UserError: If an argument is out of range; names the argument.

@@ -84,6 +84,10 @@ def global_norm(
       updates: Floating-point or complex arrays.
       axis_name: Inside `shard_map`, the mapped axis over which leaves are split.
       sharded_mask: Mask of the leaves that are split over `axis_name`; None for all.
+
+    >>> import jax.numpy as jnp
+    >>> print(global_norm({"a": jnp.array([3.0]), "b": jnp.array([4.0])}))
+    5.0
     """
     tree.check_inexact(updates, "updates")
     split = masks.resolve_split(sharded_mask, axis_name, updates)

@@ -20,6 +20,11 @@ class EmaState(NamedTuple):
     Attributes:
       count: int32 scalar, number of updates so far.
       ema: Pytree shaped like the parameters, fp32 or wider, or `ema_dtype`.
+
+    >>> import jax.numpy as jnp
+    >>> state = track_ema().init({"w": jnp.ones(2, jnp.bfloat16)})
+    >>> int(state.count), state.ema["w"].dtype.name
+    (0, 'float32')
     """
 
     count: jax.Array  # type: ignore[assignment]
@@ -125,6 +130,13 @@ def ema_params(opt_state: Any, like: types.Params | None = None) -> types.Params
 
     Raises:
       UserError: If the state holds no average or several, or one of other parameters than `like`.
+
+    >>> import jax.numpy as jnp, optax
+    >>> tx = optax.chain(optax.sgd(0.1), track_ema())
+    >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
+    >>> state = tx.init(params)
+    >>> ema_params(state)["w"].dtype.name, ema_params(state, like=params)["w"].dtype.name
+    ('float32', 'bfloat16')
     """
     found = list(_per_path.find_states(opt_state, (EmaState,)))
     if len(found) != 1:
@@ -172,6 +184,14 @@ def evaluated_params(opt_state: Any, params: types.Params) -> types.Params:
       opt_state: State of the optimizer, with one of them.
       params: The parameters that are trained.
 
+    >>> import jax.numpy as jnp, optax
+    >>> params = {"w": jnp.zeros(1)}
+    >>> tx = optax.chain(optax.sgd(1.0), track_ema(0.9, ramp=False))
+    >>> updates, state = tx.update({"w": -jnp.ones(1)}, tx.init(params), params)
+    >>> params = optax.apply_updates(params, updates)
+    >>> print(params["w"], evaluated_params(state, params)["w"].round(3))
+    [1.] [0.1]
+
     References:
       Defazio et al., The Road Less Scheduled, arXiv 2405.15682v4; `optax.contrib.schedule_free`.
     """
@@ -182,7 +202,18 @@ def evaluated_params(opt_state: Any, params: types.Params) -> types.Params:
 
 
 def has_evaluated_params(opt_state: Any) -> bool:
-    """Return whether a state, or its shapes, has parameters to evaluate, see `evaluated_params`."""
+    """Return whether a state, or its shapes, has parameters to evaluate, see `evaluated_params`.
+
+    Args:
+      opt_state: State of the optimizer, or its shapes from `jax.eval_shape`.
+
+    >>> import jax.numpy as jnp, optax
+    >>> params = {"w": jnp.zeros(1)}
+    >>> has_evaluated_params(track_ema().init(params))
+    True
+    >>> has_evaluated_params(optax.sgd(0.1).init(params))
+    False
+    """
     return any(_per_path.find_states(opt_state, (EmaState, optax.contrib.ScheduleFreeState)))
 
 

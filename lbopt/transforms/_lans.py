@@ -81,6 +81,13 @@ def scale_by_lans(
 
     Raises:
       UserError: For an argument that is out of range.
+
+    >>> import jax, jax.numpy as jnp, optax
+    >>> tx = optax.chain(scale_by_lans(weight_decay=0.01), optax.scale(-0.1))
+    >>> params = {"kernel": jnp.full((2, 2), 2.0)}
+    >>> updates, _ = jax.jit(tx.update)({"kernel": jnp.ones((2, 2))}, tx.init(params), params)
+    >>> print(updates["kernel"][0])  # a step of 0.1 times the norm of the weights
+    [-0.2 -0.2]
     """
     _moments.check_moments(b1, b2, eps, 0.0, mu_dtype, nu_dtype)
     ratio = _trust_ratio.scale_by_layerwise_trust_ratio(

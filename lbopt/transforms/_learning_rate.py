@@ -19,6 +19,12 @@ class LearningRateState(NamedTuple):
       schedule_count: int32 scalar, number of updates so far, the next argument of the schedule.
       applied_rate: fp32 scalar, rate of the last update, 0 before the first; it is for logs, and no
         update reads it.
+
+    >>> import jax.numpy as jnp
+    >>> tx = scale_by_learning_rate(lambda step: 0.5 / (step + 1))
+    >>> _, state = tx.update({"w": jnp.ones(2)}, tx.init(None))
+    >>> int(state.schedule_count), float(state.applied_rate)
+    (1, 0.5)
     """
 
     schedule_count: jax.Array

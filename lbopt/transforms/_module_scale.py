@@ -156,6 +156,12 @@ def scale_by_agvm(labels: Labels) -> optax.GradientTransformationExtraArgs:
       UserError: For labels that do not fit the parameters or differ from those of `lbopt.agvm`, or
         if `update` misses its arguments.
 
+    >>> import jax.numpy as jnp, optax
+    >>> tx = optax.chain(optax.sgd(0.1), scale_by_agvm({"head": "^head/", "body": ""}))
+    >>> state = tx.init({"conv": {"kernel": jnp.ones(2)}, "head": {"kernel": jnp.ones(2)}})
+    >>> sorted(state[-1].scale)
+    ['body', 'head']
+
     References:
       Xue et al., Large-batch Optimization for Dense Visual Predictions, arXiv:2210.11078v1;
       see `lbopt.agvm`.

@@ -26,6 +26,9 @@ PER_LAYER = ("trust_ratio", "weight_norm", "update_norm", "update_over_weight", 
 def is_per_layer(name: str) -> bool:
     """Return whether a name of `optimizer_metrics` belongs to one layer.
 
+    Args:
+      name: Name of a metric, without a prefix such as "train/".
+
     >>> [is_per_layer(name) for name in ("trust_ratio/w", "trust_ratio_1/w", "learning_rate")]
     [True, True, False]
     """
@@ -42,6 +45,13 @@ class LayerNormsState(NamedTuple):
       update_norm: Norm of the update as it is applied.
       stalled: Share of the weights with a nonzero update that rounding left unchanged; only for
         leaves narrower than fp32.
+
+    >>> import jax.numpy as jnp
+    >>> params = {"kernel": jnp.array([[3.0, 4.0]])}
+    >>> tx = monitor_layers()
+    >>> _, state = tx.update({"kernel": jnp.array([[0.0, 0.5]])}, tx.init(params), params)
+    >>> float(state.weight_norm["kernel"]), float(state.update_norm["kernel"])
+    (5.0, 0.5)
     """
 
     weight_norm: dict[str, jax.Array]

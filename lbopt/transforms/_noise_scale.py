@@ -105,6 +105,14 @@ def track_noise_scale(
     Raises:
       UserError: For an argument that is out of range, or if `update` misses its arguments.
 
+    >>> import jax.numpy as jnp, lbopt, optax
+    >>> tx = optax.chain(track_noise_scale(global_batch_size=8), optax.sgd(0.1))
+    >>> grads = {"w": jnp.array([1.0, 1.0])}  # the mean of two slices' gradients
+    >>> small = jnp.float32(3.0)  # mean squared norm of these two
+    >>> _, state = tx.update(grads, tx.init(grads), small_square_norm=small, num_small=2)
+    >>> float(lbopt.optimizer_metrics(state)["noise_scale"])
+    8.0
+
     References:
       McCandlish et al., An Empirical Model of Large-Batch Training, arXiv:1812.06162v1,
       section 2.2 and appendix A.1.

@@ -55,6 +55,13 @@ def find_states(opt_state: Any, kinds: Collection[type]) -> Iterator[Any]:
     Args:
       opt_state: Any optimizer state.
       kinds: NamedTuple classes.
+
+    >>> import jax.numpy as jnp, lbopt, optax
+    >>> from lbopt.transforms import LearningRateState
+    >>> tx = optax.chain(optax.clip(1.0), lbopt.lars(0.1))
+    >>> [state] = find_states(tx.init({"kernel": jnp.ones((2, 2))}), [LearningRateState])
+    >>> int(state.schedule_count)
+    0
     """
 
     def found(node: Any) -> Any:

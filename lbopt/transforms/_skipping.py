@@ -24,6 +24,12 @@ class SkipState(NamedTuple):
       typical_norm: fp32 scalar, running mean of the global norms of applied updates.
       applied: int32 scalar, number of applied updates.
       inner: State of the transform inside.
+
+    >>> import jax.numpy as jnp, optax
+    >>> tx = skip_bad_updates(optax.sgd(0.1))
+    >>> _, state = tx.update({"w": jnp.array([jnp.nan])}, tx.init({"w": jnp.zeros(1)}))
+    >>> int(state.skipped_nonfinite), int(state.applied), bool(state.limit_reached)
+    (1, 0, False)
     """
 
     skipped_nonfinite: jax.Array

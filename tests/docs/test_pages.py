@@ -11,7 +11,6 @@ from contextlib import redirect_stdout
 import matplotlib
 import pytest
 
-import lbopt
 from lbopt.cli import _main
 
 matplotlib.use("agg")  # as the notebooks of the site do
@@ -99,7 +98,8 @@ def test_the_commands_of_a_page_exist(page):
 
 def _check_command(line):
     """Check the command of a line, and the names of its flags."""
-    words = shlex.split(line.replace("\\\n", " "), comments=True)[1:]
+    line = line.removeprefix("$ ").replace("\\\n", " ")
+    words = shlex.split(line, comments=True)[1:]
     assert words[0] in (*_main.COMMANDS, "--version", "--help", "COMMAND"), line
     if words[0] not in _main.COMMANDS:
         return
@@ -129,9 +129,12 @@ def test_messages_of_the_troubleshooting_page_are_in_the_code():
             assert words in joined, words
 
 
-def test_every_exported_name_and_every_command_is_on_the_site():
-    text = "\n".join(PAGES.values())
-    for name in lbopt.__all__:
-        assert re.search(rf"\b{name}\b", text), name
-    for name in _main.COMMANDS:
-        assert f"lbopt {name}" in text, name
+@pytest.mark.parametrize("name", _main.COMMANDS)
+def test_every_command_has_a_section_with_its_flags_and_an_example(name):
+    section = re.search(
+        rf"^## `lbopt {name}`\n(.*?)(?=^## |^\(|\Z)", PAGES["reference/command.md"], re.S | re.M
+    )
+    assert section, f"docs/reference/command.md needs a section '## `lbopt {name}`'"
+    assert f'{{= flags("{name}"' in section[1]
+    assert re.search(rf"```(?:bash|console)\n(?:\$ )?lbopt {name}\b", section[1])
+    assert len(re.sub(r"(?s)```.*?```|{=.*?=}", "", section[1]).split()) > 10
