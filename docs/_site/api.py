@@ -41,9 +41,9 @@ class Module:
 MODULES = {
     "lbopt": Module(
         "Runs and studies from Python",
-        f"`import lbopt` gives {len(lbopt.__all__)} names. These train a model, run a study, plan a run for a TPU pod "
-        "and measure first numbers, as the commands do. The other names are listed below; their "
-        "entries are on the pages of the modules that they belong to.",
+        f"`import lbopt` gives {len(lbopt.__all__)} names. These train a model, run a study, plan "
+        "a run for a TPU pod and measure first numbers, as the commands do. The other names are "
+        "listed below; their entries are on the pages of the modules that they belong to.",
         {
             "A problem": "Problem",
             "Runs": "run_training lbopt.api.TrainingResult run_plan",
