@@ -23,9 +23,9 @@ FACTS = (
 HEADER = (
     "recipe",
     "pod, cores",
-    "GiB of",
-    "compute + communication, ms",
-    "of peak",
+    "GiB needed",
+    "compute + communication, ms a step",
+    "utilisation",
     "steps",
     "projected",
     "published",
@@ -57,20 +57,22 @@ def _row(found):
     from lbopt.plan import duration_text
 
     parts = [
-        f"{milliseconds(phase['compute_seconds_per_step'])} + "
+        f"{milliseconds(phase['compute_seconds_per_step'])}\N{NO-BREAK SPACE}+\N{NO-BREAK SPACE}"
         f"{milliseconds(phase['collective_seconds_per_step'])}"
         for phase in found["phases"]
     ]
-    held = f"{found['hbm_bytes_per_device'] / 2**30:.1f} of {found['hbm_limit_bytes'] / 2**30:.1f}"
+    held = "\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}".join(
+        f"{found[name] / 2**30:.1f}" for name in ("hbm_bytes_per_device", "hbm_limit_bytes")
+    )
     published = found["published_seconds"]
     source = (found["published_source"] or "").split(":")[-1]
     recalled = " [recalled]" if "recalled" in source else ""
     return (
-        f"`{found['recipe'].removeprefix('configs/')}`",
+        f"`{found['recipe'].removeprefix('configs/').replace('.py', '')}`",
         f"{found['topology']}, {found['num_devices']:,}",
         held if found["fits"] else f"does not fit: {held}",
         "; ".join(parts),
-        f"{100 * found['model_flops_utilization']:.1f} %",
+        f"{100 * found['model_flops_utilization']:.1f}\N{NO-BREAK SPACE}%",
         f"{found['steps']:,}",
         duration_text(found["projected_seconds"]),
         "-" if published is None else duration_text(published) + recalled,

@@ -57,12 +57,16 @@ def num_recipes(status=""):
 
 
 def recipe_table():
-    """Return the table of all recipes and studies, each linked to its page."""
-    rows = [(_link(one["config"]), *_cells(one)) for one in all_recipes()]
-    return table(("config", *_HEADER), rows)
+    """Return the table of all recipes and studies but the tiny ones, linked to their pages."""
+    rows = [
+        (_link(one["config"]), *_cells(one), one["source"])
+        for one in all_recipes()
+        if not one["config"].endswith(":smoke")
+    ]
+    return table(("config", *_HEADER, "source"), rows)
 
 
-_HEADER = ("batch", "optimizer", "source", "published result", "hardware", "time", "status")
+_HEADER = ("batch", "optimizer", "status", "published result", "hardware", "time")
 
 
 def _cells(one):
@@ -70,11 +74,10 @@ def _cells(one):
     return (
         one["batch"],
         one["optimizer"],
-        one["source"],
+        status.get(one["status"], one["status"]),
         one["published_result"],
         one["hardware"],
         one["time"],
-        status.get(one["status"], one["status"]),
     )
 
 
@@ -97,11 +100,16 @@ def page_of(stem):
 def config_rows(stem):
     """Return the table of the rows of one config file."""
     rows = [
-        (f"`{one['config'].partition(':')[2] or '(none)'}`", *_cells(one), one["note"] or "-")
+        (
+            f"`{one['config'].partition(':')[2] or '(none)'}`",
+            *_cells(one),
+            one["source"],
+            one["note"] or "-",
+        )
         for one in all_recipes()
         if one["config"].startswith(f"configs/{stem}.py")
     ]
-    return table(("row", *_HEADER, "note"), rows)
+    return table(("row", *_HEADER, "source", "note"), rows)
 
 
 def config_docstring(stem):

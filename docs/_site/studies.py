@@ -123,6 +123,12 @@ def limit_text(found):
     return f"{found['global_batch_size']:,.0f} ({low} to {high})"
 
 
+def _unbroken(text):
+    """Return a limit that breaks its line before the interval only."""
+    value, bracket, interval = text.partition(" (")
+    return value + bracket + interval.replace(" ", "\N{NO-BREAK SPACE}")
+
+
 def limits_within(name, other):
     """Return whether each study's limits lie in the intervals of the other one."""
     pairs = [(one, arm(other, one["arm"])) for one in study(name)["arms"]]
@@ -180,7 +186,7 @@ def study_facts(name):
         ("versions", f"Python {versions['python']}, JAX {versions['jax']}"),
         ("all numbers", f"`configs/sweeps/{name}.json`"),
     ]
-    return table(("", ""), rows)
+    return table(("study", f"`{name.replace('-', ':', 1)}`"), rows)
 
 
 def _command(name):
@@ -218,7 +224,7 @@ def scores(name):
     rows = []
     for arm_, values in zip(found["arms"], shown, strict=True):
         cells = [f"**{v}**" if v == top else v for v, top in zip(values, best, strict=True)]
-        last = [limit_text(arm_["limit"])] if limited else []
+        last = [_unbroken(limit_text(arm_["limit"]))] if limited else []
         rows.append((arm_["arm"], *cells, *last))
     title = "test perplexity" if best_of is min else "test accuracy, %"
     header = (title, *(f"{size:,}" for size in sizes), *(["limit"] if limited else []))
@@ -250,15 +256,17 @@ def claims(name):
 
 
 def verdicts():
-    """Return the table of claim x study: verdict, and the numbers of the study's sentence."""
-    rows = [
-        (text, _page_link(name), f"**{one['verdict']}**", short(one["sentence"]))
-        for key, text in CLAIMS.items()
-        for name in STUDIES
-        for one in study(name)["claims"]
-        if one["claim"] == key
-    ]
-    return table(("claim", "study", "verdict", "what was measured"), rows)
+    """Return each claim, and the table of its verdict and numbers in every study."""
+    parts = []
+    for key, text in CLAIMS.items():
+        rows = [
+            (_page_link(name), f"**{one['verdict']}**", short(one["sentence"]))
+            for name in STUDIES
+            for one in study(name)["claims"]
+            if one["claim"] == key
+        ]
+        parts += [f"**{text}**", table(("study", "verdict", "what was measured"), rows)]
+    return "\n\n".join(parts)
 
 
 def short(sentence):
