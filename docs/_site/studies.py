@@ -173,12 +173,11 @@ def gain(name, label):
 
 
 def study_facts(name):
-    """Return a table of how a study was run."""
+    """Return the command of a study, and a table of how it was run."""
     found = study(name)
     sizes = [one["global_batch_size"] for one in found["arms"][0]["points"]]
     versions = found["versions"]
     rows = [
-        ("command", f"`{_command(name)}`"),
         ("arms", ", ".join(one["arm"] for one in found["arms"])),
         ("batch sizes", ", ".join(f"{size:,}" for size in sizes)),
         ("trials", _trials(found)),
@@ -186,7 +185,8 @@ def study_facts(name):
         ("versions", f"Python {versions['python']}, JAX {versions['jax']}"),
         ("all numbers", f"`configs/sweeps/{name}.json`"),
     ]
-    return table(("study", f"`{name.replace('-', ':', 1)}`"), rows)
+    shown = table(("study", f"`{name.replace('-', ':', 1)}`"), rows)
+    return f"```sh\n{_command(name)}\n```\n\n{shown}"
 
 
 def _command(name):
