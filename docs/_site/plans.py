@@ -102,8 +102,8 @@ def plan_fields(name):
     found = plan(name)
     first = found["phases"][0]
     rows = [
-        ("`topology`, `num_devices`, `num_hosts`", *_pod(found)),
-        ("`fits`, `hbm_bytes_per_device`, `hbm_limit_bytes`", *_memory(found)),
+        ("`topology`", *_pod(found)),
+        ("`hbm_bytes_per_device`", *_memory(found)),
         (
             "`compute_seconds_per_step`",
             f"{milliseconds(first['compute_seconds_per_step'])} ms in phase 1",
@@ -131,12 +131,12 @@ def plan_fields(name):
             "all steps, and evaluation where the size of its data is known",
         ),
         (
-            "`published_seconds`, `published_source`",
-            f"{seconds_text(found['published_seconds'])}; {found['published_source']}",
+            "`published_seconds`",
+            f"{seconds_text(found['published_seconds'])} ({found['published_source']})",
             "what the source reports; null if it reports no time",
         ),
     ]
-    return table(("field", f"`{found['recipe']}`", "meaning"), rows)
+    return table(("field", "value", "meaning"), rows)
 
 
 def _pod(found):
@@ -146,8 +146,11 @@ def _pod(found):
 
 def _memory(found):
     needs = f"{found['hbm_bytes_per_device'] / 2**30:.2f} GiB"
-    value = f"{str(found['fits']).lower()}: {needs} of {found['hbm_limit_bytes'] / 2**30:.2f}"
-    return value, "memory of one device: the larger need of all phases, and what there is"
+    value = f"{needs} of {found['hbm_limit_bytes'] / 2**30:.2f}"
+    return (
+        value,
+        "memory that one device needs: the most of all phases; `fits` says if there is so much",
+    )
 
 
 def _roofline(phase):

@@ -98,18 +98,25 @@ def page_of(stem):
 
 
 def config_rows(stem):
-    """Return the table of the rows of one config file."""
+    """Return the table of the rows of one config file; what all have in common stands above it."""
+    found = [one for one in all_recipes() if one["config"].startswith(f"configs/{stem}.py")]
+    sources = {one["source"] for one in found}
+    header = ("row", *_HEADER, *(["source"] if len(sources) > 1 else []), "note")
     rows = [
         (
             f"`{one['config'].partition(':')[2] or '(none)'}`",
             *_cells(one),
-            one["source"],
+            *([one["source"]] if len(sources) > 1 else []),
             one["note"] or "-",
         )
-        for one in all_recipes()
-        if one["config"].startswith(f"configs/{stem}.py")
+        for one in found
     ]
-    return table(("row", *_HEADER, "source", "note"), rows)
+    columns = [place for place, name in enumerate(header) if any(row[place] != "-" for row in rows)]
+    shown = table(
+        [header[place] for place in columns], [[row[place] for place in columns] for row in rows]
+    )
+    above = f"Source: {sources.pop()}.\n\n" if len(sources) == 1 else ""
+    return above + shown
 
 
 def config_docstring(stem):
@@ -149,14 +156,14 @@ def family_table():
     trigram = f"perplexity {counted['perplexity']:.1f} (interpolated trigram)"
     baselines = {"pydoc_bert": masked, "pydoc_lstm": trigram}
 
-    runs = {}
+    runs = {stem: ["not recorded yet", "not recorded yet"] for stem in _FAMILIES}
     for one in families()["runs"]:
         stem, _, row = one["config"].removeprefix("configs/").partition(".py:")
-        runs.setdefault(stem, []).append(f"{row.partition('-')[2]}: {_family_text(one)}")
+        batch = int(row.partition("-")[2])
+        runs[stem][batch > 64] = f"{batch}: {_family_text(one)}"
     rows = [
         (model, f"`{stem}`", *runs[stem], baseline or baselines[stem])
         for stem, (model, baseline) in _FAMILIES.items()
-        if len(runs.get(stem, ())) == 2
     ]
     return table(("model and data", "config", "small batch", "large batch", "baseline"), rows)
 

@@ -193,7 +193,7 @@ def _command(name):
     config, _, row = name.partition("-")
     if row == "sse4_2":
         return "XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 scripts/quickstart runs/sse"
-    flag = f"configs/sweeps/{config}.py" + (f":{row}" if row else "")
+    flag = f"sweeps/{config}" + (f":{row}" if row else "")
     return f"lbopt sweep --config={flag} --workdir=runs/{name}"
 
 
