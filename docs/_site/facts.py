@@ -39,6 +39,8 @@ __all__ = [
 
 def fill_in(app, page, source):
     """Replace the expressions in the source of a page; Sphinx calls this as it reads the page."""
+    if "{=" in source[0]:
+        app.env.note_reread()  # the files behind a page change without it
     source[0] = rendered(source[0], page)
 
 
