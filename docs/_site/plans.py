@@ -16,6 +16,7 @@ FACTS = (
     "plan",
     "plan_fields",
     "plan_table",
+    "published_step_seconds",
     "seconds_text",
     "study_plan",
     "study_plan_table",
@@ -95,6 +96,11 @@ def over_published(name, digits=1):
     """Return the published time of a plan over its projected time."""
     found = plan(name)
     return f"{found['published_seconds'] / found['projected_seconds']:.{digits}f}"
+
+
+def published_step_seconds(name):
+    """Return the published time of a plan's recipe over its steps."""
+    return plan(name)["published_seconds"] / plan(name)["steps"]
 
 
 def plan_fields(name):

@@ -57,6 +57,7 @@ FACTS = (
     "findings",
     "format_table",
     "gain",
+    "gained",
     "limit",
     "limits_within",
     "percent",
@@ -170,6 +171,11 @@ def gain(name, label):
     """Return a step of a waterfall: its mean accuracy and its gain over the step before."""
     (found,) = (one for one in study(name)["waterfall"]["steps"] if one["arm"] == label)
     return found
+
+
+def gained(name, label):
+    """Return the points that an arm of a waterfall has more than its first arm."""
+    return 100 * (gain(name, label)["mean"] - study(name)["waterfall"]["steps"][0]["mean"])
 
 
 def study_facts(name):
