@@ -155,7 +155,7 @@ def _memory(found):
     value = f"{needs} of {found['hbm_limit_bytes'] / 2**30:.2f}"
     return (
         value,
-        "memory that one device needs: the most of all phases; `fits` says if there is so much",
+        "memory that one device needs and has; `fits` is false if it needs more",
     )
 
 

@@ -18,6 +18,7 @@ FACTS = (
     "family_table",
     "num_recipes",
     "recipe_table",
+    "small_runs",
 )
 FAMILIES = {
     "resnet": ("resnet50_lamb", "resnet50_lars", "resnet50_mlperf"),
@@ -159,8 +160,9 @@ def family_table():
     runs = {stem: ["not recorded yet", "not recorded yet"] for stem in _FAMILIES}
     for one in families()["runs"]:
         stem, _, row = one["config"].removeprefix("configs/").partition(".py:")
-        batch = int(row.partition("-")[2])
-        runs[stem][batch > 64] = f"{batch}: {_family_text(one)}"
+        optimizer, _, batch = row.partition("-")
+        if stem in runs and optimizer == "lamb":
+            runs[stem][int(batch) > 64] = f"{batch}: {_score(one, 'test').partition(',')[0]}"
     rows = [
         (model, f"`{stem}`", *runs[stem], baseline or baselines[stem])
         for stem, (model, baseline) in _FAMILIES.items()
@@ -168,7 +170,27 @@ def family_table():
     return table(("model and data", "config", "small batch", "large batch", "baseline"), rows)
 
 
-def _family_text(one):
-    if "test/perplexity" in one:
-        return f"perplexity {one['test/perplexity']:.1f}"
-    return f"{100 * one['test/accuracy']:.1f} %"
+def small_runs(stem):
+    """Return the table of what the rows of a small config reached, by scripts/families."""
+    rows = [
+        (
+            f"`{one['config'].partition(':')[2]}`",
+            one["step"],
+            _score(one, "validation"),
+            _score(one, "test"),
+            one["cpu_seconds"],
+        )
+        for one in families()["runs"]
+        if one["config"].startswith(f"configs/{stem}.py")
+    ]
+    header = ("row", "steps", "validation", "test", "CPU seconds")
+    return table(header, rows) if rows else "Not recorded yet. `scripts/families` records it."
+
+
+def _score(one, split):
+    perplexity = one.get(f"{split}/perplexity")
+    if perplexity is not None:
+        return f"perplexity {perplexity:.2f}"
+    text = f"{100 * one[f'{split}/accuracy']:.1f} %"
+    next_sentence = one.get(f"{split}/next_sentence_accuracy")
+    return text if next_sentence is None else f"{text}, next sentence {100 * next_sentence:.1f} %"

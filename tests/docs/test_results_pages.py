@@ -194,6 +194,19 @@ def test_the_benchmarks_are_those_of_the_script():
             assert row["command"] == f"scripts/bench {file.stem}"
 
 
+def test_a_benchmark_has_its_table_or_the_command_that_makes_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmarks, "FOLDER", tmp_path)
+    assert "Not recorded yet. `scripts/bench step --json=" in benchmarks.benchmark("step")
+
+    row = {"name": "CNN", "unit": "images/s", "ours": 23456.7, "peer": 23000.0, "ratio": 1.0199}
+    row |= {"peer_name": "loop", "limit": None, "command": "scripts/bench step"}
+    row |= {"device": "2 CPU cores", "versions": {"jax": "0.10.2"}, "git_revision": "a" * 40}
+    (tmp_path / "step.json").write_text(json.dumps([row]))
+    found = benchmarks.benchmark("step")
+    assert "| CNN | images/s | 23,457 | 23,000 | loop | 1.02 | - |" in found
+    assert "Machine: 2 CPU cores. Versions: JAX 0.10.2. Revision: aaaaaaaa." in found
+
+
 def test_the_commands_of_what_is_measured_exist():
     text = (DOCS / "project" / "measured.md").read_text()
     paths = re.findall(r"(?<![\w/])(?:tests|scripts|examples|tpu)(?:/[\w.]+)*", text)
