@@ -9,7 +9,7 @@ from _site.markdown import table
 
 ROOT = pathlib.Path(__file__).parents[2]
 FACTS = (
-    "collectives_table",
+    "collectives",
     "family_plans",
     "milliseconds",
     "over_published",
@@ -164,21 +164,15 @@ def _roofline(phase):
     return "-" if seconds is None else f"{milliseconds(seconds)} ms in phase 1"
 
 
-def collectives_table(name, phase=1):
-    """Return the table of the collectives of a plan that move at least 1 MB a step."""
-    rows = [
-        (
-            one["source"],
-            one["op"],
-            one["dtype"],
-            f"{one['bytes'] / 1e6:,.0f}",
-            f"{one['group_size']:,}",
-            milliseconds(one["seconds"], 2),
-        )
-        for one in plan(name)["collectives"]
-        if one["phase"] == phase and one["bytes"] >= 1e6
-    ]
-    return table(("for", "operation", "dtype", "MB a device", "devices in a group", "ms"), rows)
+def collectives(name, phase=1):
+    """Return the exchanges in a step of a plan in Markdown, added up by purpose."""
+    added = {}
+    for one in plan(name)["collectives"]:
+        if one.get("phase", 1) == phase:
+            kind = (one["source"], one["op"], one["dtype"], f"{one['group_size']:,}")
+            added[kind] = added.get(kind, 0) + one["bytes"]
+    rows = [[*kind, f"{size / 1e6:,.3f}"] for kind, size in added.items()]
+    return table(("purpose", "exchange", "dtype", "devices in a group", "MB a device"), rows)
 
 
 @functools.cache

@@ -60,8 +60,8 @@ FACTS = (
     "gained",
     "limit",
     "limits_within",
+    "number",
     "percent",
-    "plain",
     "point",
     "scores",
     "steps_table",
@@ -83,9 +83,9 @@ def percent(share, digits=1):
     return f"{100 * share:.{digits}f}"
 
 
-def plain(number, digits=0):
-    """Return a number with commas between thousands."""
-    return f"{number:,.{digits}f}"
+def number(value, digits=0):
+    """Return a number with separators of thousands."""
+    return f"{value:,.{digits}f}"
 
 
 def arm(name, label):
@@ -155,9 +155,9 @@ def ahead(name):
     return first, second, lead
 
 
-def claim(name, key):
-    """Return a claim of a study: its verdict and sentence."""
-    (found,) = (one for one in study(name)["claims"] if one["claim"] == key)
+def claim(name, of):
+    """Return a claim of a study: a dict with `verdict` and `sentence`."""
+    (found,) = (one for one in study(of)["claims"] if one["claim"] == name)
     return found
 
 

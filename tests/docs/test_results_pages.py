@@ -81,7 +81,7 @@ def test_lamb_is_ahead_at_the_largest_batch_in_all_three_and_told_apart_in_two()
 
 def test_nobody_is_shown_to_go_further():
     for name in LIMITS:
-        found = studies.claim(name, "layerwise_legw_goes_further")
+        found = studies.claim("layerwise_legw_goes_further", name)
         assert found["verdict"] == "cannot be told", name
     digits = limits("digits_limit")
     assert max(digits, key=digits.get) == "LAMB + LEGW"
@@ -115,7 +115,7 @@ def test_steps_to_the_target():
     }
     assert max(critical, key=critical.get) == "LARS + LEGW"
     studies.finding("digits_limit-target", "The median run did not reach the target: LARS")
-    diffusion = studies.claim("digits_limit-target", "diffusion_is_logarithmic")["sentence"]
+    diffusion = studies.claim("diffusion_is_logarithmic", "digits_limit-target")["sentence"]
     assert "but for LAMB + LEGW it is a power of t" in diffusion
 
 
