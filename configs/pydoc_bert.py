@@ -3,12 +3,9 @@
     lbopt train --config=configs/pydoc_bert.py:lamb-512 --workdir=runs/pydoc_bert
 
 Rows (`:ROW`): <optimizer>-<global batch size>, the optimizer is lamb; `smoke` is tiny.
-Hardware and time: about ten minutes of CPU time per run. Test accuracy of one run each, in %
-(2-core CPU, Python 3.11, JAX 0.10.2):
-
-    batch                  64    512    counting (python -m lbopt.data.baselines)
-    masked tokens        36.2   27.3     7.1
-    next sentence        71.2   67.5    50
+Hardware and time: about ten minutes of CPU time per run. `scripts/families` runs all rows, and
+writes their scores to docs/results/families.json, beside the baseline of counting
+(`python -m lbopt.data.baselines`).
 """
 
 import common
@@ -24,7 +21,7 @@ OPTIMIZERS = {
 }
 PAPER = "BERT 1810.04805v2, LAMB 1904.00962v5, LEGW 1901.08256v1"
 MEASURED = ("64", "512")
-"""The batch sizes of the table above."""
+"""The batch sizes that scripts/families runs."""
 ROWS = common.rows_of(OPTIMIZERS, MEASURED)
 
 

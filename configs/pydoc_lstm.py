@@ -3,11 +3,9 @@
     lbopt train --config=configs/pydoc_lstm.py:lamb-256 --workdir=runs/pydoc_lstm
 
 Rows (`:ROW`): <optimizer>-<global batch size>, the optimizer is lamb; `smoke` is tiny.
-Hardware and time: about eight minutes of CPU time per run. Test perplexity of one run each (2-core
-CPU, Python 3.11, JAX 0.10.2):
-
-    batch        64       256    interpolated trigram (python -m lbopt.data.baselines)
-    lamb      14.18     13.89    18.11
+Hardware and time: about eight minutes of CPU time per run. `scripts/families` runs all rows, and
+writes their scores to docs/results/families.json, beside the perplexity of an interpolated trigram
+(`python -m lbopt.data.baselines`).
 """
 
 import common
@@ -23,7 +21,7 @@ OPTIMIZERS = {
 }
 PAPER = "LSTM 1409.2329v5, LEGW 1901.08256v1, LAMB 1904.00962v5"
 MEASURED = ("64", "256")
-"""The batch sizes of the table above."""
+"""The batch sizes that scripts/families runs."""
 ROWS = common.rows_of(OPTIMIZERS, MEASURED)
 
 

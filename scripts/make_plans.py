@@ -1,4 +1,7 @@
-"""Make the plans of all recipes and studies that name a pod; see scripts/plans."""
+"""Make the plans of all recipes and studies that name a pod; see scripts/plans.
+
+The site shows them: docs/results/plans.md.
+"""
 
 import json
 import pathlib
@@ -7,24 +10,10 @@ import sys
 
 FOLDER = pathlib.Path("configs/plans")
 STUDIES = pathlib.Path("configs/sweeps")
-HEADER = (
-    "recipe",
-    "pod",
-    "GiB of",
-    "compute + communication, ms",
-    "of peak",
-    "steps",
-    "projected",
-    "published",
-)
 
 
 def main(argv: list[str]) -> int:
-    """Plan the recipes and studies whose names contain an argument, or print the table."""
-    if argv == ["--table"]:
-        print("\n".join(table()))
-        return 0
-
+    """Plan the recipes and studies whose names contain an argument."""
     known = [*recipes(), *studies()]
     wanted = [flag for flag in known if not argv or any(text in flag for text in argv)]
     if not wanted:
@@ -89,43 +78,6 @@ def plan(flag: str) -> bool:
     said = [line for line in done.stdout.splitlines() if line.startswith(kept)]
     print("\n".join(f"    {line}" for line in said), flush=True)
     return done.returncode == 0 and json.loads(output.read_text())["fits"]
-
-
-def table() -> list[str]:
-    """Return the table of all plans in Markdown."""
-    order = {flag: number for number, flag in enumerate(recipes())}
-    plans = [json.loads(file.read_text()) for file in FOLDER.glob("*.json")]
-    plans = sorted(
-        (found for found in plans if found["recipe"] in order),
-        key=lambda found: order[found["recipe"]],
-    )
-    rows = [HEADER, ("---",) * len(HEADER), *map(_row, plans)]
-    return [f"| {' | '.join(row)} |" for row in rows]
-
-
-def _row(found: dict) -> tuple[str, ...]:
-    from lbopt.plan import duration_text
-
-    assert found["fits"], f"{found['recipe']} does not fit: change it, or the pod it names"
-    parts = [
-        f"{1e3 * phase['compute_seconds_per_step']:.1f} + "
-        f"{1e3 * phase['collective_seconds_per_step']:.1f}"
-        for phase in found["phases"]
-    ]
-    held = f"{found['hbm_bytes_per_device'] / 2**30:.1f} of {found['hbm_limit_bytes'] / 2**30:.1f}"
-    published = found["published_seconds"]
-    source = (found["published_source"] or "").split(":")[-1]
-    recalled = " [recalled]" if "recalled" in source else ""
-    return (
-        f"`{found['recipe'].removeprefix('configs/')}`",
-        f"{found['topology']}, {found['num_devices']:,}",
-        held,
-        "; ".join(parts),
-        f"{100 * found['model_flops_utilization']:.1f} %",
-        f"{found['steps']:,}",
-        duration_text(found["projected_seconds"]),
-        "-" if published is None else duration_text(published) + recalled,
-    )
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
 """Numbers and tables of the site, read from the files that measured them.
 
 A page writes `{= EXPRESSION =}` where such a fact belongs. The names that an expression can use are
-the functions of this module in `__all__`, and those of `_site.fields` in its `FACTS`. A name or
-key that does not exist ends the build.
+the functions of this module in `__all__`, and those of its neighbours in their
+`FACTS`. A name or key that does not exist ends the build.
 """
 
 import functools
-import json
 import pathlib
 import re
 import tomllib
 
 import jinja2
 
-from _site import fields
+from _site import benchmarks, fields, plans, recipes, studies
 from _site.api import api, api_table
 from _site.command import commands, flags, job_flags
 from _site.config_fields import field_groups
@@ -25,21 +24,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 __all__ = [
     "api",
     "api_table",
-    "arm",
-    "claim",
-    "collectives",
     "commands",
     "extras",
     "field_groups",
-    "finding",
     "flags",
-    "gain",
     "job_flags",
-    "number",
-    "percent",
-    "plan",
-    "scores",
-    "study",
     "supported",
     "variant_entries",
     "variant_source",
@@ -50,6 +39,8 @@ __all__ = [
 
 def fill_in(app, page, source):
     """Replace the expressions in the source of a page; Sphinx calls this as it reads the page."""
+    if "{=" in source[0]:
+        app.env.note_reread()  # the files behind a page change without it
     source[0] = rendered(source[0], page)
 
 
@@ -79,51 +70,9 @@ def _environment():
         keep_trailing_newline=True,
     )
     environment.globals.update({name: globals()[name] for name in __all__})
-    environment.globals.update({name: getattr(fields, name) for name in fields.FACTS})
+    for module in (benchmarks, fields, plans, recipes, studies):
+        environment.globals.update({name: getattr(module, name) for name in module.FACTS})
     return environment
-
-
-@functools.cache
-def study(name):
-    """Return the summary of a study in `configs/sweeps/`."""
-    return json.loads((ROOT / "configs" / "sweeps" / f"{name}.json").read_text())
-
-
-@functools.cache
-def plan(name):
-    """Return a plan in `configs/plans/`."""
-    return json.loads((ROOT / "configs" / "plans" / f"{name}.json").read_text())
-
-
-def claim(name, of):
-    """Return a claim of a study: a dict with `verdict` and `sentence`."""
-    (found,) = (one for one in study(of)["claims"] if one["claim"] == name)
-    return found
-
-
-def finding(name, begins):
-    """Return the finding of a study that begins so."""
-    (found,) = (text for text in study(name)["findings"] if text.startswith(begins))
-    return found
-
-
-def gain(name, arm):
-    """Return an arm of an ablation: a dict with `mean`, `gain` and the gain's interval."""
-    (found,) = (step for step in study(name)["waterfall"]["steps"] if step["arm"] == arm)
-    return found
-
-
-def collectives(name, phase=1):
-    """Return the exchanges in a step of a plan in Markdown, added up by purpose."""
-    added = {}
-    for one in plan(name)["collectives"]:
-        if one.get("phase", 1) == phase:
-            kind = (one["source"], one["op"], one["dtype"], f"{one['group_size']:,}")
-            added[kind] = added.get(kind, 0) + one["bytes"]
-    lines = [["purpose", "exchange", "dtype", "devices in a group", "MB a device"], ["---"] * 5]
-    return "\n".join(
-        map(_cells, lines + [[*kind, f"{size / 1e6:,.3f}"] for kind, size in added.items()])
-    )
 
 
 def variants(optimizer):
@@ -172,16 +121,6 @@ def _linked(source):
     return f"[{repository}@{commit[:7]}](https://github.com/{repository}/tree/{commit}), {place}"
 
 
-def number(value, digits=0):
-    """Return a number with separators of thousands."""
-    return f"{value:,.{digits}f}"
-
-
-def percent(share, digits=1):
-    """Return a share as a percentage, without the sign."""
-    return f"{100 * share:.{digits}f}"
-
-
 def extras(purposes):
     """Return a table of the extras in pyproject.toml.
 
@@ -221,30 +160,3 @@ def version():
     import lbopt
 
     return lbopt.__version__
-
-
-def arm(name, label):
-    """Return an arm of a study by its label."""
-    (found,) = (one for one in study(name)["arms"] if one["arm"] == label)
-    return found
-
-
-def scores(name):
-    """Return a table of a study: the mean test accuracy of each arm at each batch, in percent."""
-    arms = study(name)["arms"]
-    sizes = [f"{point['global_batch_size']:,}" for point in arms[0]["points"]]
-    lines = [["test accuracy, %", *sizes, "limit"], ["---", *["---:"] * (len(sizes) + 1)]]
-    for one in arms:
-        means = [percent(point["test_accuracy_mean"], 2) for point in one["points"]]
-        lines.append([one["arm"], *means, _limit(one["limit"])])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _limit(limit):
-    """Return a limit with its interval in words."""
-    if limit["outcome"] == "cannot_tell":
-        return "cannot be told"
-    low, high = (f"{end:.0f}" if end else "beyond" for end in (limit["low"], limit.get("high")))
-    if limit["outcome"] == "not_reached":
-        return f"not reached ({low} at least)"
-    return f"{limit['global_batch_size']:.0f} ({low} to {high})"

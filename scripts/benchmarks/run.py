@@ -1,9 +1,14 @@
-"""Run one benchmark by name and print its table; `--json=FILE` also writes it."""
+"""Run one benchmark by name and print its table; `--json=FILE` also writes it.
+
+Each object of FILE also has the command, the device, the versions and the git revision.
+"""
 
 import importlib
+import importlib.metadata
 import json
 import os
 import pathlib
+import platform
 import sys
 
 from lbopt import paths
@@ -62,11 +67,31 @@ def main(argv: list[str]) -> int:
         prepare_environment()
 
     sys.path.insert(0, str(pathlib.Path(__file__).parent))
+    circumstances = measured_with(names[0])
     rows = importlib.import_module(f"bench_{names[0]}").run()
     print_table(rows)
+    rows = [row | circumstances for row in rows]
     for file in files:
         paths.write_text(file, json.dumps(rows, indent=2) + "\n", "--json")
     return 0
+
+
+def measured_with(name: str) -> dict:
+    """Return what the figures of a benchmark depend on: command, device, versions, revision."""
+    from lbopt.workdir import describe_software
+
+    software = describe_software()
+    versions = software["versions"]
+    try:
+        versions["libtpu"] = importlib.metadata.version("libtpu")
+    except importlib.metadata.PackageNotFoundError:
+        versions["libtpu"] = None
+    return {
+        "command": f"scripts/bench {name}",
+        "device": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        "versions": versions,
+        "git_revision": software["git_revision"],
+    }
 
 
 def print_table(rows: list[dict]) -> None:

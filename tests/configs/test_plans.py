@@ -1,4 +1,4 @@
-"""The committed plans match the current recipes, and the README shows them."""
+"""The committed plans match the current recipes."""
 
 import json
 import pathlib
@@ -51,15 +51,8 @@ def test_a_plan_is_of_the_recipe_as_it_is(recipe):
     assert config.about.status == "planned by the TPU compiler"
 
 
-def test_the_readme_has_their_table(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    said = (ROOT / "README.md").read_text()
-    missing = [line for line in MAKE["table"]() if line not in said]
-    assert not missing, "copy what scripts/plans --table prints"
-
-
 def test_the_plan_of_a_study_is_of_its_cells_as_they_are(monkeypatch):
-    """Every arm fits at every batch size, and the README has the total time."""
+    """Every arm fits at every batch size."""
     monkeypatch.chdir(ROOT)
     (study,) = MAKE["studies"]()
     found = json.loads(MAKE["plan_file"](study).read_text())
@@ -83,21 +76,6 @@ def test_the_plan_of_a_study_is_of_its_cells_as_they_are(monkeypatch):
             config.arms[index].name,
             train.parallel.num_microsteps,
         )
-
-    runs = sum(cell["search_trials"] + cell["final_runs"] for cell in found["cells"])
-    first, last = (
-        found["cells"][place]["run"] for place in (0, len(config.global_batch_sizes) - 1)
-    )
-    said = (
-        f"{len(cells)} cells, {runs} runs, {found['projected_seconds'] / 3600:.1f} h "
-        f"one after another; a step of momentum takes {1e3 * step_seconds(first):.1f} ms at 4,096 "
-        f"and {1e3 * step_seconds(last):.1f} ms at 819,200"
-    )
-    assert said in (ROOT / "README.md").read_text()
-
-
-def step_seconds(run):
-    return run["compute_seconds_per_step"] + run["collective_seconds_per_step"]
 
 
 def test_operations_of_bert_large_are_those_of_its_equations():

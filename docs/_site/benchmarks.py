@@ -1,0 +1,87 @@
+"""Tables of the benchmarks, from what `scripts/bench NAME --json=FILE` wrote."""
+
+import ast
+import json
+import pathlib
+import re
+import runpy
+
+from _site.markdown import table
+
+ROOT = pathlib.Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "results" / "benchmarks"
+FACTS = ("benchmark", "benchmark_list", "benchmarks")
+
+
+def benchmarks():
+    """Return {name: what it measures} of all benchmarks, from scripts/benchmarks/run.py."""
+    return runpy.run_path(str(ROOT / "scripts" / "benchmarks" / "run.py"))["BENCHMARKS"]
+
+
+def benchmark_list():
+    """Return the table of all benchmarks, with whether their figures are on this page."""
+    rows = [
+        (f"[`{name}`](#{name})", text, "recorded" if _file(name).is_file() else "not recorded yet")
+        for name, text in benchmarks().items()
+    ]
+    return table(("benchmark", "what it measures", "figures"), rows)
+
+
+def benchmark(name):
+    """Return what a benchmark does, and its table; or, without figures, the command for them."""
+    described = _paragraphs(name)
+    command = f"scripts/bench {name} --json=docs/results/benchmarks/{name}.json"
+    if not _file(name).is_file():
+        return f"{described}\n\nNot recorded yet. `{command}` records it."
+
+    rows = json.loads(_file(name).read_text())
+    shown = table(
+        ("what", "unit", "lbopt", "peer", "peer is", "ratio", "limit"),
+        [_cells(one) for one in rows],
+    )
+    return f"{described}\n\n{_circumstances(rows[0], command)}\n\n{shown}"
+
+
+def _file(name):
+    return FOLDER / f"{name}.json"
+
+
+def _cells(one):
+    figures = {
+        key: "-" if one[key] is None else _figure(one[key])
+        for key in ("ours", "peer", "ratio", "limit")
+    }
+    return (
+        one["name"],
+        one["unit"],
+        figures["ours"],
+        figures["peer"],
+        one["peer_name"] or "-",
+        figures["ratio"],
+        figures["limit"],
+    )
+
+
+def _figure(value):
+    """Return a number with four digits that count, and no exponent where it is large."""
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def _circumstances(one, command):
+    """Return the command, the machine and the versions behind a table."""
+    versions = one.get("versions", {})
+    named = ", ".join(
+        f"{label} {versions[name]}"
+        for name, label in (("python", "Python"), ("jax", "JAX"), ("libtpu", "libtpu"))
+        if versions.get(name)
+    )
+    device = one.get("device", "not recorded")
+    revision = (one.get("git_revision") or "not recorded")[:8]
+    return f"`{command}`  \nMachine: {device}. Versions: {named}. Revision: {revision}."
+
+
+def _paragraphs(name):
+    """Return the docstring of a benchmark's file, with its code in Markdown."""
+    file = ROOT / "scripts" / "benchmarks" / f"bench_{name}.py"
+    text = ast.get_docstring(ast.parse(file.read_text()))
+    return re.sub(r"(?<![`\n])\n(?!\n)", " ", text)

@@ -1,0 +1,202 @@
+"""Tables of the plans in `configs/plans/`."""
+
+import functools
+import json
+import pathlib
+
+from _site import recipes
+from _site.markdown import table
+
+ROOT = pathlib.Path(__file__).parents[2]
+FACTS = (
+    "collectives",
+    "family_plans",
+    "milliseconds",
+    "over_published",
+    "plan",
+    "plan_fields",
+    "plan_table",
+    "published_step_seconds",
+    "seconds_text",
+    "study_plan",
+    "study_plan_table",
+)
+HEADER = (
+    "recipe",
+    "pod, cores",
+    "GiB needed",
+    "compute + communication, ms a step",
+    "utilisation",
+    "steps",
+    "projected",
+    "published",
+)
+
+
+@functools.cache
+def plan(name):
+    """Return the plan of a recipe in `configs/plans/`: "bert_large_lamb-mixed"."""
+    return json.loads((ROOT / "configs" / "plans" / f"{name}.json").read_text())
+
+
+def plan_table(config=""):
+    """Return the table of the plans of one config file, or of all."""
+    order = {one["config"]: number for number, one in enumerate(recipes.all_recipes())}
+    found = [plan(file.stem) for file in (ROOT / "configs" / "plans").glob("*.json")]
+    chosen = [one for one in found if one["recipe"].startswith(f"configs/{config}")]
+    chosen.sort(key=lambda one: order[one["recipe"]])
+    return table(HEADER, map(_row, chosen))
+
+
+def family_plans(*configs):
+    """Return the table of the plans of several config files."""
+    tables = [plan_table(f"{config}.py").splitlines() for config in configs]
+    return "\n".join([*tables[0][:2], *(line for lines in tables for line in lines[2:])])
+
+
+def _row(found):
+    from lbopt.plan import duration_text
+
+    parts = [
+        f"{milliseconds(phase['compute_seconds_per_step'])}\N{NO-BREAK SPACE}+\N{NO-BREAK SPACE}"
+        f"{milliseconds(phase['collective_seconds_per_step'])}"
+        for phase in found["phases"]
+    ]
+    held = "\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}".join(
+        f"{found[name] / 2**30:.1f}" for name in ("hbm_bytes_per_device", "hbm_limit_bytes")
+    )
+    published = found["published_seconds"]
+    source = (found["published_source"] or "").split(":")[-1]
+    recalled = " [recalled]" if "recalled" in source else ""
+    return (
+        f"`{found['recipe'].removeprefix('configs/').replace('.py', '')}`",
+        f"{found['topology']}, {found['num_devices']:,}",
+        held if found["fits"] else f"does not fit: {held}",
+        "; ".join(parts),
+        f"{100 * found['model_flops_utilization']:.1f}\N{NO-BREAK SPACE}%",
+        f"{found['steps']:,}",
+        duration_text(found["projected_seconds"]),
+        "-" if published is None else duration_text(published) + recalled,
+    )
+
+
+def milliseconds(seconds, digits=1):
+    """Return seconds as milliseconds, without the unit."""
+    return f"{1e3 * seconds:.{digits}f}"
+
+
+def seconds_text(seconds):
+    """Return a time with its unit, chosen by its length."""
+    from lbopt.plan import duration_text
+
+    return duration_text(seconds)
+
+
+def over_published(name, digits=1):
+    """Return the published time of a plan over its projected time."""
+    found = plan(name)
+    return f"{found['published_seconds'] / found['projected_seconds']:.{digits}f}"
+
+
+def published_step_seconds(name):
+    """Return the published time of a plan's recipe over its steps."""
+    return plan(name)["published_seconds"] / plan(name)["steps"]
+
+
+def plan_fields(name):
+    """Return the table of the main fields of a plan, with what they mean."""
+    found = plan(name)
+    first = found["phases"][0]
+    rows = [
+        ("`topology`", *_pod(found)),
+        ("`hbm_bytes_per_device`", *_memory(found)),
+        (
+            "`compute_seconds_per_step`",
+            f"{milliseconds(first['compute_seconds_per_step'])} ms in phase 1",
+            "the sum of the compiler's cycle estimates over the clock",
+        ),
+        (
+            "`roofline_seconds_per_step`",
+            _roofline(first),
+            "the compiler's more optimistic estimate; null where it gives none",
+        ),
+        (
+            "`collective_seconds_per_step`",
+            f"{milliseconds(first['collective_seconds_per_step'])} ms in phase 1",
+            "time of the collectives by the model of the interconnect, without overlap",
+        ),
+        (
+            "`model_flops_utilization`",
+            f"{100 * found['model_flops_utilization']:.1f} %",
+            "FLOPs of the published network (three forward passes) over peak and the whole step",
+        ),
+        ("`steps`", f"{found['steps']:,}", "optimizer updates of the whole recipe"),
+        (
+            "`projected_seconds`",
+            seconds_text(found["projected_seconds"]),
+            "all steps, and evaluation where the size of its data is known",
+        ),
+        (
+            "`published_seconds`",
+            f"{seconds_text(found['published_seconds'])} ({found['published_source']})",
+            "what the source reports; null if it reports no time",
+        ),
+    ]
+    return table(("field", "value", "meaning"), rows)
+
+
+def _pod(found):
+    value = f"{found['topology']}, {found['num_devices']:,} cores, {found['num_hosts']} hosts"
+    return value, "chips along each axis of the pod; its devices and hosts"
+
+
+def _memory(found):
+    needs = f"{found['hbm_bytes_per_device'] / 2**30:.2f} GiB"
+    value = f"{needs} of {found['hbm_limit_bytes'] / 2**30:.2f}"
+    return (
+        value,
+        "memory that one device needs and has; `fits` is false if it needs more",
+    )
+
+
+def _roofline(phase):
+    seconds = phase.get("roofline_seconds_per_step")
+    return "-" if seconds is None else f"{milliseconds(seconds)} ms in phase 1"
+
+
+def collectives(name, phase=1):
+    """Return the exchanges in a step of a plan in Markdown, added up by purpose."""
+    added = {}
+    for one in plan(name)["collectives"]:
+        if one.get("phase", 1) == phase:
+            kind = (one["source"], one["op"], one["dtype"], f"{one['group_size']:,}")
+            added[kind] = added.get(kind, 0) + one["bytes"]
+    rows = [[*kind, f"{size / 1e6:,.3f}"] for kind, size in added.items()]
+    return table(("purpose", "exchange", "dtype", "devices in a group", "MB a device"), rows)
+
+
+@functools.cache
+def study_plan(name):
+    """Return the plan of a study: "imagenet_limit"."""
+    return json.loads((ROOT / "configs" / "sweeps" / f"{name}-plan.json").read_text())
+
+
+def study_plan_table(name):
+    """Return the table of the cells of a planned study."""
+    rows = []
+    for cell in study_plan(name)["cells"]:
+        run = cell["run"]
+        rows.append(
+            (
+                cell["arm"],
+                f"{cell['global_batch_size']:,}",
+                cell["num_microsteps"],
+                f"{run['steps']:,}",
+                milliseconds(run["compute_seconds_per_step"] + run["collective_seconds_per_step"]),
+                f"{100 * run['model_flops_utilization']:.1f} %",
+                cell["search_trials"] + cell["final_runs"],
+                seconds_text(cell["projected_seconds"]),
+            )
+        )
+    header = ("arm", "batch", "microsteps", "steps", "ms a step", "of peak", "runs", "projected")
+    return table(header, rows)

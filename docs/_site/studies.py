@@ -1,0 +1,356 @@
+"""Tables and lists of the study pages, from the summaries in `configs/sweeps/`."""
+
+import functools
+import json
+import pathlib
+import re
+
+from _site.markdown import table
+
+ROOT = pathlib.Path(__file__).parents[2]
+STUDIES = (
+    "digits_limit",
+    "digits_limit-sse4_2",
+    "digits_limit-target",
+    "digits_lstm_legw",
+    "pydoc_lm_legw",
+    "waterfall_digits",
+    "waterfall_digits-searched",
+    "waterfall_digits-trust-first",
+    "diffusion_digits",
+    "diffusion_digits-epochs",
+    "precision_digits",
+    "precision_digits-same",
+)
+"""The summaries that are committed; each one's page is the name up to the first hyphen."""
+CLAIMS = {
+    "layerwise_legw_goes_further": (
+        "LAMB or LARS with LEGW keeps small-batch quality up to a larger batch than the other arms"
+    ),
+    "layerwise_legw_goes_further_than_linear_scaling": (
+        "LAMB or LARS with LEGW keeps small-batch quality up to a larger batch than linear scaling"
+    ),
+    "constant_warmup_steps": (
+        "The right warmup for another batch size has the same number of steps (LEGW)"
+    ),
+    "lipschitz_peak_stays": (
+        "The curvature along the gradient peaks near the same step at every batch size (LEGW)"
+    ),
+    "noise_scale_predicts_limit": (
+        "The gradient noise scale at the smallest batch predicts the batch-size limit"
+    ),
+    "noise_scale_predicts_critical_batch": (
+        "The gradient noise scale at the smallest batch predicts the critical batch"
+    ),
+    "diffusion_is_logarithmic": (
+        "The distance of the weights from their start grows like the logarithm of the step"
+    ),
+}
+"""What each claim of a study says."""
+FACTS = (
+    "ahead",
+    "arm",
+    "claim",
+    "claims",
+    "diffusion_table",
+    "finding",
+    "findings",
+    "format_table",
+    "gain",
+    "gained",
+    "limit",
+    "limits_within",
+    "number",
+    "percent",
+    "point",
+    "scores",
+    "steps_table",
+    "study",
+    "study_facts",
+    "verdicts",
+    "waterfall_table",
+)
+
+
+@functools.cache
+def study(name):
+    """Return the summary of a study in `configs/sweeps/`."""
+    return json.loads((ROOT / "configs" / "sweeps" / f"{name}.json").read_text())
+
+
+def percent(share, digits=1):
+    """Return a share as a percentage, without the sign."""
+    return f"{100 * share:.{digits}f}"
+
+
+def number(value, digits=0):
+    """Return a number with separators of thousands."""
+    return f"{value:,.{digits}f}"
+
+
+def arm(name, label):
+    """Return an arm of a study by its label."""
+    (found,) = (one for one in study(name)["arms"] if one["arm"] == label)
+    return found
+
+
+def point(name, label, size=None):
+    """Return an arm's results at a batch size; at the largest without one."""
+    points = arm(name, label)["points"]
+    (found,) = (
+        one
+        for one in points
+        if one["global_batch_size"] == (size or points[-1]["global_batch_size"])
+    )
+    return found
+
+
+def limit(name, label):
+    """Return an arm's limit with its interval in words: "357 (278 to 612)"."""
+    return limit_text(arm(name, label)["limit"])
+
+
+def limit_text(found):
+    """Return a limit with its 95 % interval in words."""
+    if found is None:
+        return "-"
+    if found["outcome"] == "cannot_tell":
+        return "cannot be told"
+
+    low = "?" if found.get("low") is None else f"{found['low']:,.0f}"
+    high = "beyond" if found.get("high") is None else f"{found['high']:,.0f}"
+    if found["outcome"] == "not_reached":
+        return "not reached" if found.get("low") is None else f"not reached ({low} to beyond)"
+    return f"{found['global_batch_size']:,.0f} ({low} to {high})"
+
+
+def _unbroken(text):
+    """Return a limit that breaks its line before the interval only."""
+    value, bracket, interval = text.partition(" (")
+    return value + bracket + interval.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def limits_within(name, other):
+    """Return whether each study's limits lie in the intervals of the other one."""
+    pairs = [(one, arm(other, one["arm"])) for one in study(name)["arms"]]
+    return all(
+        low["limit"]["low"] <= value["limit"]["global_batch_size"] <= low["limit"]["high"]
+        for one, two in pairs
+        for low, value in ((one, two), (two, one))
+    )
+
+
+def ahead(name):
+    """Return (best arm, next arm, lead) at the largest batch.
+
+    The lead is in points of accuracy, or in percent of the best arm's perplexity.
+    """
+    what = _metric(name)
+    lower = what.endswith("perplexity_mean")
+    ordered = sorted(
+        ((one["points"][-1][what], one["arm"]) for one in study(name)["arms"]), reverse=not lower
+    )
+    (best, first), (other, second) = ordered[:2]
+    lead = 100 * (other / best - 1) if lower else 100 * (best - other)
+    return first, second, lead
+
+
+def claim(name, of):
+    """Return a claim of a study: a dict with `verdict` and `sentence`."""
+    (found,) = (one for one in study(of)["claims"] if one["claim"] == name)
+    return found
+
+
+def finding(name, begins):
+    """Return the finding of a study that begins with a text."""
+    (found,) = (text for text in study(name)["findings"] if text.startswith(begins))
+    return found
+
+
+def gain(name, label):
+    """Return a step of a waterfall: its mean accuracy and its gain over the step before."""
+    (found,) = (one for one in study(name)["waterfall"]["steps"] if one["arm"] == label)
+    return found
+
+
+def gained(name, label):
+    """Return the points that an arm of a waterfall has more than its first arm."""
+    return 100 * (gain(name, label)["mean"] - study(name)["waterfall"]["steps"][0]["mean"])
+
+
+def study_facts(name):
+    """Return the command of a study, and a table of how it was run."""
+    found = study(name)
+    sizes = [one["global_batch_size"] for one in found["arms"][0]["points"]]
+    versions = found["versions"]
+    rows = [
+        ("arms", ", ".join(one["arm"] for one in found["arms"])),
+        ("batch sizes", ", ".join(f"{size:,}" for size in sizes)),
+        ("trials", _trials(found)),
+        ("score", f"test {found['metric']}; {_drop(found)}"),
+        ("versions", f"Python {versions['python']}, JAX {versions['jax']}"),
+        ("all numbers", f"`configs/sweeps/{name}.json`"),
+    ]
+    shown = table(("study", f"`{name.replace('-', ':', 1)}`"), rows)
+    return f"```sh\n{_command(name)}\n```\n\n{shown}"
+
+
+def _command(name):
+    config, _, row = name.partition("-")
+    if row == "sse4_2":
+        return "XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 scripts/quickstart runs/sse"
+    flag = f"sweeps/{config}" + (f":{row}" if row else "")
+    return f"lbopt sweep --config={flag} --workdir=runs/{name}"
+
+
+def _trials(found):
+    seeds = sorted({one["seeds"] for arm_ in found["arms"] for one in arm_["points"]})
+    several = " to ".join(str(count) for count in {seeds[0]: 0, seeds[-1]: 0})
+    cells = len(found["arms"]) * len(found["arms"][0]["points"])
+    return f"{found['num_trials']:,} in {cells} cells; {several} final seeds per cell"
+
+
+def _drop(found):
+    share = f"{found['limit_points']:g}"
+    if found["metric"] != "accuracy":
+        return f"the limit allows a rise of {share} percent"
+    return f"the limit allows a loss of {share} point{'' if share == '1' else 's'}"
+
+
+def scores(name):
+    """Return the table of arm x batch size: mean test score, best in bold, and the limit."""
+    found = study(name)
+    what = _metric(name)
+    best_of = min if what.endswith("perplexity_mean") else max
+    sizes = [one["global_batch_size"] for one in found["arms"][0]["points"]]
+    shown = [[_score(one, what) for one in arm_["points"]] for arm_ in found["arms"]]
+    best = [best_of(column, key=float) for column in zip(*shown, strict=True)]
+
+    limited = any(arm_["limit"] is not None for arm_ in found["arms"])
+    rows = []
+    for arm_, values in zip(found["arms"], shown, strict=True):
+        cells = [f"**{v}**" if v == top else v for v, top in zip(values, best, strict=True)]
+        last = [_unbroken(limit_text(arm_["limit"]))] if limited else []
+        rows.append((arm_["arm"], *cells, *last))
+    title = "test perplexity" if best_of is min else "test accuracy, %"
+    header = (title, *(f"{size:,}" for size in sizes), *(["limit"] if limited else []))
+    return table(header, rows)
+
+
+def _metric(name):
+    return f"test_{study(name)['metric']}_mean"
+
+
+def _score(found, what):
+    value = found[what]
+    return f"{value:.2f}" if what.endswith("perplexity_mean") else percent(value, 2)
+
+
+def findings(name):
+    """Return the findings of a study as a list, without those that state a claim."""
+    found = study(name)
+    sentences = {one["sentence"] for one in found["claims"]}
+    return "\n".join(f"- {text}" for text in found["findings"] if text not in sentences)
+
+
+def claims(name):
+    """Return the claims that a study judges, each with its verdict and the sentence."""
+    return "\n".join(
+        f"- *{CLAIMS[one['claim']]}*: **{one['verdict']}**. {one['sentence']}"
+        for one in study(name)["claims"]
+    )
+
+
+def verdicts():
+    """Return each claim, and the table of its verdict and numbers in every study."""
+    parts = []
+    for key, text in CLAIMS.items():
+        rows = [
+            (_page_link(name), f"**{one['verdict']}**", short(one["sentence"]))
+            for name in STUDIES
+            for one in study(name)["claims"]
+            if one["claim"] == key
+        ]
+        parts += [f"**{text}**", table(("study", "verdict", "what was measured"), rows)]
+    return "\n\n".join(parts)
+
+
+def short(sentence):
+    """Return the numbers of a claim's sentence: two clauses behind the verdict, no brackets."""
+    told = re.split(r"\bhere: ", sentence, maxsplit=1)[1]
+    while "(" in told:
+        told = re.sub(r"\s*\([^()]*\)", "", told)
+    return "; ".join(told.rstrip(".").split("; ")[:2])
+
+
+def page_of(name):
+    """Return the page of a study, without `.md`."""
+    return name.partition("-")[0]
+
+
+def _page_link(name):
+    return f"[{name.replace('-', ':', 1)}](studies/{page_of(name)}.md)"
+
+
+def steps_table(name):
+    """Return the table of arm x batch size: median steps to the target, and the critical batch."""
+    found = study(name)
+    sizes = [one["global_batch_size"] for one in found["arms"][0]["points"]]
+    rows = []
+    for arm_ in found["arms"]:
+        steps = [
+            "not reached" if one["steps"] is None else f"{one['steps']:g}"
+            for one in arm_["scaling"]["points"]
+        ]
+        critical = arm_["critical_batch"]
+        fitted = "-" if critical is None else f"{critical['critical_batch_size']:.0f}"
+        rows.append((arm_["arm"], *steps, fitted))
+    return table(("median steps", *(f"{size:,}" for size in sizes), "critical batch"), rows)
+
+
+def diffusion_table(name):
+    """Return the table of arm x batch size: the exponent of t, and both fits' R^2."""
+    rows = [
+        (
+            arm_["arm"],
+            f"{one['global_batch_size']:,}",
+            f"{one['diffusion']['log_r2']:.3f}",
+            f"{one['diffusion']['power_r2']:.3f}",
+            f"{one['diffusion']['exponent']:.2f}",
+        )
+        for arm_ in study(name)["arms"]
+        for one in arm_["points"]
+    ]
+    return table(("arm", "batch", "R² of log t", "R² of t^p", "p"), rows)
+
+
+def waterfall_table(name):
+    """Return the table of a waterfall: accuracy after each step, and its gain."""
+    rows = []
+    for one in study(name)["waterfall"]["steps"]:
+        gained = told = "-"
+        if one["gain"] is not None:
+            gained = f"{one['gain']:+.2f} ({one['gain_low']:+.2f} to {one['gain_high']:+.2f})"
+            told = "yes" if one["told_apart"] else "no"
+        rows.append((one["arm"], percent(one["mean"], 2), gained, told))
+    header = ("arm", "test accuracy, %", "gain, points (95 % interval)", "told apart from noise")
+    return table(header, rows)
+
+
+def format_table(name):
+    """Return the table of format x batch size, with APS and without it."""
+    found = {one["arm"]: one["points"] for one in study(name)["arms"]}
+    sizes = [one["global_batch_size"] for one in next(iter(found.values()))]
+    rows = []
+    for label, points in found.items():
+        if label.endswith(", APS"):
+            continue
+        with_aps = found.get(f"{label}, APS")
+        cells = []
+        for place, _ in enumerate(sizes):
+            bare = percent(points[place]["test_accuracy_mean"], 2)
+            shifted = percent(with_aps[place]["test_accuracy_mean"], 2) if with_aps else "-"
+            cells += [shifted, bare]
+        rows.append((label, *cells))
+    header = [text for size in sizes for text in (f"{size:,}, APS", f"{size:,}")]
+    return table(("test accuracy, %", *header), rows)

@@ -1,0 +1,95 @@
+"""Train and evaluate the small recipes of each model family; see scripts/families."""
+
+import json
+import os
+import pathlib
+import platform
+import resource
+import subprocess
+import sys
+
+OUTPUT = pathlib.Path("docs/results/families.json")
+RECIPES = tuple(
+    f"configs/{config}.py:{optimizer}-{batch}"
+    for config, optimizers, batches in (
+        ("digits_resnet", ("lamb", "lars", "momentum"), (64, 1024)),
+        ("digits_lstm", ("lamb", "adamw", "momentum"), (64, 1024)),
+        ("digits_efficientnet", ("lamb",), (64, 512)),
+        ("pydoc_lstm", ("lamb",), (64, 256)),
+        ("pydoc_bert", ("lamb",), (64, 512)),
+    )
+    for optimizer in optimizers
+    for batch in batches
+)
+
+
+def main(argv: list[str]) -> int:
+    """Train and evaluate every recipe, and write the file after each of them."""
+    from lbopt.workdir import describe_software
+
+    folder = pathlib.Path(argv[0])
+    runs = {}
+    if OUTPUT.exists():
+        runs = {run["config"]: run for run in json.loads(OUTPUT.read_text())["runs"]}
+    found = {
+        "command": "scripts/families",
+        "device": f"{os.cpu_count()} CPU cores, {platform.machine()}",
+        **describe_software(),
+        "baselines": baselines(),
+    }
+
+    for recipe in RECIPES:
+        print(f"{recipe} ...", flush=True)
+        known_seconds = runs.get(recipe, {}).get("cpu_seconds", 0)
+        runs[recipe] = trained(recipe, folder, known_seconds)
+        found["runs"] = [runs[one] for one in RECIPES if one in runs]
+        OUTPUT.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def trained(recipe: str, folder: pathlib.Path, known_seconds: int) -> dict:
+    """Train a recipe; return the scores of its last checkpoint and the CPU seconds it took.
+
+    Args:
+      recipe: FILE:ROW of the recipe.
+      folder: Folder of the workdirs.
+      known_seconds: CPU seconds that an earlier call recorded; they stand if its workdir is there.
+    """
+    workdir = folder / recipe.removeprefix("configs/").replace(".py:", "-")
+    earlier = known_seconds if workdir.exists() else 0
+    flags = [f"--config={recipe}", f"--workdir={workdir}"]
+
+    before = _cpu_seconds()
+    subprocess.run([sys.executable, "-m", "lbopt", "train", *flags], check=True)
+    cpu_seconds = earlier or round(_cpu_seconds() - before)
+
+    command = [sys.executable, "-m", "lbopt", "evaluate", *flags]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    scores = json.loads(said.splitlines()[-1])
+    print(f"    {cpu_seconds} s of CPU time, {scores}", flush=True)
+    return {"config": recipe, "cpu_seconds": cpu_seconds, **scores}
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU seconds of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def baselines() -> dict[str, float]:
+    """Return what counting models reach on the test text, which the text models have to beat."""
+    from lbopt.cli import call_get_config
+    from lbopt.data import baselines as counting
+
+    masked = call_get_config("configs/pydoc_bert.py:lamb-64").data
+    language = call_get_config("configs/pydoc_lstm.py:lamb-64").data
+    _, perplexity = counting.pydoc_trigram_perplexity(language)
+    return {
+        "masked_accuracy": counting.pydoc_unigram_accuracy(masked)[1],
+        "perplexity": perplexity,
+        "bits_per_character": counting.bits_per_character(perplexity, language.vocab_size),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,223 @@
+"""The site's results are of the configs as they are, and what its prose says of them is true.
+
+Numbers of these pages are made from the committed files when the site is built. Tested here is what
+a page says in words.
+"""
+
+import json
+import pathlib
+import re
+import runpy
+
+import pytest
+from _site import benchmarks, facts, studies
+
+from lbopt.cli import load_config
+from lbopt.config import SweepConfig
+from lbopt.sweep.search import search_cost
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+LIMITS = ("digits_limit", "digits_lstm_legw", "pydoc_lm_legw")
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
+def test_the_expressions_of_a_page_can_be_evaluated(page):
+    text = facts.rendered(page.read_text(), page.relative_to(DOCS))
+    assert "{=" not in text
+
+
+@pytest.mark.parametrize("name", studies.STUDIES)
+def test_a_summary_is_of_the_config_as_it_is(name):
+    config, _, row = name.partition("-")
+    flag = f"{ROOT}/configs/sweeps/{config}.py" + (f":{row}" if row not in ("", "sse4_2") else "")
+    made = load_config(flag, [], SweepConfig)
+
+    summary = studies.study(name)
+    assert summary["complete"]
+    assert made.about.status == "measured here"
+    assert [
+        (arm["arm"], point["global_batch_size"])
+        for arm in summary["arms"]
+        for point in arm["points"]
+    ] == [(arm.name, size) for arm in made.arms for size in made.global_batch_sizes]
+
+    runs = [
+        search_cost(made.arm_search(index)).trials + len(made.final_seeds)
+        for index in range(len(made.arms))
+    ]
+    assert summary["num_trials"] == sum(runs) * len(made.global_batch_sizes)
+
+
+def test_every_summary_and_figure_is_on_a_page():
+    committed = {
+        file.stem
+        for file in (ROOT / "configs" / "sweeps").glob("*.json")
+        if not file.stem.endswith("-plan")
+    }
+    assert committed == set(studies.STUDIES)
+    shown = "".join(page.read_text() for page in (DOCS / "results" / "studies").glob("*.md"))
+    for figure in (ROOT / "configs" / "sweeps").glob("*.png"):
+        assert f"/{figure.name})" in shown, figure.name
+
+
+def told(name):
+    """Return the finding that compares a study's arms at the largest batch."""
+    size = studies.study(name)["arms"][0]["points"][-1]["global_batch_size"]
+    return studies.finding(name, f"At batch {size}:")
+
+
+def limits(name):
+    return {
+        arm["arm"]: arm["limit"].get("global_batch_size") for arm in studies.study(name)["arms"]
+    }
+
+
+def test_lamb_is_ahead_at_the_largest_batch_in_all_three_and_told_apart_in_two():
+    assert [studies.ahead(name)[0] for name in LIMITS] == 3 * ["LAMB + LEGW"]
+    assert ["do not tell" in told(name) for name in LIMITS] == [True, False, False]
+    assert "the seeds tell LAMB + LEGW apart from LARS + LEGW (" in told("digits_limit")
+
+
+def test_nobody_is_shown_to_go_further():
+    for name in LIMITS:
+        found = studies.claim("layerwise_legw_goes_further", name)
+        assert found["verdict"] == "cannot be told", name
+    digits = limits("digits_limit")
+    assert max(digits, key=digits.get) == "LAMB + LEGW"
+    lstm = limits("digits_lstm_legw")
+    assert min(lstm, key=lstm.get) == "LAMB + LEGW"
+    assert not any(limits("pydoc_lm_legw").values())
+
+
+def test_what_fails_past_the_limit():
+    """The LSTMs on digits lose at most a tenth of a point of training accuracy."""
+    for arm in studies.study("digits_lstm_legw")["arms"]:
+        assert arm["failure"]["kind"] == "generalise"
+        assert arm["failure"]["train_lost"] < 0.1
+    kinds = {arm["failure"]["kind"] for arm in studies.study("pydoc_lm_legw")["arms"]}
+    assert kinds == {"optimise"}
+
+
+def test_the_five_optimizers_at_the_full_batch():
+    points = {arm["arm"]: arm["points"][-1] for arm in studies.study("digits_limit")["arms"]}
+    lamb = points.pop("LAMB + LEGW")
+    assert lamb["test_accuracy_min"] > max(one["test_accuracy_mean"] for one in points.values())
+    assert lamb["learning_rate_factor"] == 1
+    assert {one["learning_rate_factor"] for one in points.values()} == {0.25}
+    assert studies.limits_within("digits_limit", "digits_limit-sse4_2")
+
+
+def test_steps_to_the_target():
+    critical = {
+        arm["arm"]: arm["critical_batch"]["critical_batch_size"]
+        for arm in studies.study("digits_limit-target")["arms"]
+    }
+    assert max(critical, key=critical.get) == "LARS + LEGW"
+    studies.finding("digits_limit-target", "The median run did not reach the target: LARS")
+    diffusion = studies.claim("diffusion_is_logarithmic", "digits_limit-target")["sentence"]
+    assert "but for LAMB + LEGW it is a power of t" in diffusion
+
+
+def test_the_language_model():
+    """Linear scaling is last, and the searched rates end where arms still improve."""
+    last = {
+        arm["arm"]: arm["points"][-1]["test_perplexity_mean"]
+        for arm in studies.study("pydoc_lm_legw")["arms"]
+    }
+    assert max(last, key=last.get) == "SGD + linear"
+    edges = {
+        arm["arm"]: {one["global_batch_size"] for one in arm["points"] if one["at_edge_of_grid"]}
+        for arm in studies.study("pydoc_lm_legw")["arms"]
+    }
+    assert edges["SGD + LEGW"] == {16, 32, 64}
+    assert edges["LAMB + LEGW"] == {256}
+
+
+def test_what_each_part_of_a_recipe_adds():
+    plain, searched, trust_first = (
+        studies.study(f"waterfall_digits{row}")["waterfall"]["steps"]
+        for row in ("", "-searched", "-trust-first")
+    )
+    helps = [step["arm"] for step in plain[1:] if step["told_apart"] and step["gain"] > 0]
+    assert helps == ["+ polynomial decay", "+ LEGW"]
+    costs = [step["arm"] for step in plain[1:] if step["told_apart"] and step["gain"] < 0]
+    assert costs == ["+ label smoothing"]
+
+    apart = [(step["arm"], step["gain"] < 0) for step in searched[1:] if step["told_apart"]]
+    assert apart == [("+ label smoothing", True)]
+    assert all(step["gain"] < 0 for step in trust_first[1:3])
+
+
+def test_the_laws_of_diffusion():
+    cells = [
+        (arm["arm"], point["global_batch_size"], point["diffusion"])
+        for arm in studies.study("diffusion_digits")["arms"]
+        for point in arm["points"]
+    ]
+    lamb = [found for arm, _, found in cells if "LAMB" in arm]
+    assert all(found["power_r2"] > 0.95 > found["log_r2"] for found in lamb)
+
+    others = [(size, found) for arm, size, found in cells if "LAMB" not in arm]
+    assert all(found["log_r2"] > 0.95 for size, found in others if size == 16)
+    assert all(found["log_r2"] > found["power_r2"] for _, found in others)
+    slower = [found["log_r2"] < 0.95 for size, found in others if size > 16]
+    assert sum(slower) > len(slower) / 2
+
+
+def test_the_bits_that_a_sum_needs():
+    """4 bits with APS are as good as the best arm, 4 without lose more at each larger batch."""
+    _, apart = told("precision_digits").split("the seeds tell ")
+    assert "4 bits (e3m0), 3 bits (e2m0) and" in apart
+    assert '"4 bits (e3m0), APS"' not in apart
+    lost = [
+        studies.point("precision_digits", "32 bits", size)["test_accuracy_mean"]
+        - studies.point("precision_digits", "4 bits (e3m0)", size)["test_accuracy_mean"]
+        for size in (64, 256, 1024)
+    ]
+    assert lost == sorted(lost)
+    for label in ("3 bits (e2m0)", "3 bits (e2m0), APS"):
+        assert not studies.point("precision_digits", label, 64)["learned"]
+
+
+def test_the_benchmarks_are_those_of_the_script():
+    """The page has a section for each, and a recorded file has the agreed keys."""
+    names = set(benchmarks.benchmarks())
+    page = (DOCS / "results" / "benchmarks.md").read_text()
+    assert set(re.findall(r'{= benchmark\("(\w+)"\) =}', page)) == names
+
+    keys = {"name", "unit", "ours", "peer", "peer_name", "ratio", "limit"}
+    for file in benchmarks.FOLDER.glob("*.json"):
+        assert file.stem in names
+        for row in json.loads(file.read_text()):
+            assert keys | {"command", "device", "versions", "git_revision"} == set(row)
+            assert row["command"] == f"scripts/bench {file.stem}"
+
+
+def test_a_benchmark_has_its_table_or_the_command_that_makes_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmarks, "FOLDER", tmp_path)
+    assert "Not recorded yet. `scripts/bench step --json=" in benchmarks.benchmark("step")
+
+    row = {"name": "CNN", "unit": "images/s", "ours": 23456.7, "peer": 23000.0, "ratio": 1.0199}
+    row |= {"peer_name": "loop", "limit": None, "command": "scripts/bench step"}
+    row |= {"device": "2 CPU cores", "versions": {"jax": "0.10.2"}, "git_revision": "a" * 40}
+    (tmp_path / "step.json").write_text(json.dumps([row]))
+    found = benchmarks.benchmark("step")
+    assert "| CNN | images/s | 23,457 | 23,000 | loop | 1.02 | - |" in found
+    assert "Machine: 2 CPU cores. Versions: JAX 0.10.2. Revision: aaaaaaaa." in found
+
+
+def test_the_commands_of_what_is_measured_exist():
+    text = (DOCS / "project" / "measured.md").read_text()
+    paths = re.findall(r"(?<![\w/])(?:tests|scripts|examples|tpu)(?:/[\w.]+)*", text)
+    assert len(paths) > 50
+    for path in paths:
+        assert (ROOT / path).exists(), path
+    benches = re.findall(r"scripts/bench (\w+)", text)
+    assert set(benches) <= set(benchmarks.benchmarks())
+
+
+def test_the_families_are_those_of_the_script():
+    wanted = runpy.run_path(str(ROOT / "scripts" / "train_families.py"))["RECIPES"]
+    found = json.loads((DOCS / "results" / "families.json").read_text())
+    assert {run["config"] for run in found["runs"]} <= set(wanted)
