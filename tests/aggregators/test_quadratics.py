@@ -1,8 +1,6 @@
 """A published effect of error feedback: replicas with different minima, with and without noise."""
 
 import functools
-import pathlib
-import re
 
 import jax
 import jax.numpy as jnp
@@ -80,15 +78,3 @@ def test_with_noise_ef21_stays_at_its_floor_and_econtrol_does_not():
     assert alone > 10 * exact
     assert econtrol < 4 * exact
     assert ef < 2 * exact
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ROWS)
-def test_the_readme_says_so(name):
-    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
-    (shown,) = re.findall(rf"^\| {re.escape(name)} \| ([^|]+) \| ([^|]+) \|$", readme, re.M)
-    for text, found in zip(shown, distances(name), strict=True):
-        if text.strip() == "exact":
-            assert found < 1e-12
-        else:
-            assert float(text) == pytest.approx(found, rel=0.05)
