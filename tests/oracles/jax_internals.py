@@ -5,6 +5,7 @@ from jax._src import (
     compilation_cache,  # makes files of the cache as JAX does
     compiler,  # there is no public way to give options to all that is compiled
     tree_util,  # has a class that JAX versions with another flattening lack
+    xla_bridge,  # the backends that have started, without starting one
 )
 from jax._src.clusters import cloud_tpu_cluster
 from jax._src.interpreters import mlir  # contexts of programs are costly, and not for users
@@ -16,4 +17,5 @@ __all__ = [
     "compiler",
     "mlir",
     "tree_util",
+    "xla_bridge",
 ]
