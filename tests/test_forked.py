@@ -39,6 +39,7 @@ time.sleep(60)
 def test_a_program_sees_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("LBOPT_FORKED", "yes")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([ORACLES, os.environ.get("PYTHONPATH", "")]))
+
     found = []
     for popen in (subprocess.Popen, Forked):
         with popen(

@@ -6,7 +6,6 @@ import json
 import pathlib
 import re
 import shlex
-import textwrap
 from contextlib import redirect_stdout
 
 import matplotlib
