@@ -113,6 +113,9 @@ def run(argv: Sequence[str]) -> None:
     if "topology" in given and "devices" in given:
         fix = "--topology says it already; give one of the two"
         raise UserError("--devices", given["devices"], fix, code="conflict")
+    if "topology" in given:
+        with under("", topology="--topology"):
+            parse_topology(given["topology"])
 
     report = _Report()
     loaded = _flags.load_config(given["config"], overrides, (TrainConfig, SweepConfig))
@@ -122,7 +125,7 @@ def run(argv: Sequence[str]) -> None:
         problems = report.add("data", functools.partial(_data, config, workers))
         if problems is not None:
             report.add("model", functools.partial(_model, config, problems))
-            report.add("batch", functools.partial(_batch, config, problems, given, workers))
+        report.add("batch", functools.partial(_batch, config, problems, given, workers))
         if report.codes and asks_memory == "true":
             report.skip("memory", "mend the lines above first")
         elif asks_memory == "true":
@@ -220,8 +223,7 @@ def _devices(given: Mapping[str, str], workers: int) -> Sequence[Any]:
         return available_devices()
     places: list[tuple[Any, ...]] = [()] * (_whole(given, "devices") or 0)
     if "topology" in given:
-        with under("", topology="--topology"):
-            chip, shape = parse_topology(given["topology"])
+        chip, shape = parse_topology(given["topology"])
         x, y, z = (*shape, 1)[:3]
         corners = itertools.product(range(z), range(y), range(x), range(chip.cores_per_chip))
         places = [((column, row, layer), core) for layer, row, column, core in corners]
@@ -237,11 +239,14 @@ def _devices(given: Mapping[str, str], workers: int) -> Sequence[Any]:
 
 def _batch(
     config: TrainConfig | SweepConfig,
-    problems: Sequence[LoadedProblem],
+    problems: Sequence[LoadedProblem] | None,
     given: Mapping[str, str],
     workers: int,
 ) -> tuple[str, None]:
-    """Divide the batches by replicas, microsteps and groups of batch norm."""
+    """Divide the batches by replicas, microsteps and groups of batch norm.
+
+    `problems` is None if their data are missing: what does not depend on them is checked.
+    """
     if isinstance(config, SweepConfig) and config.trial_devices == "one":
         return "each trial runs on one device", None
     devices = _devices(given, workers)
@@ -249,9 +254,9 @@ def _batch(
         with naming("config", TrainConfig):
             mesh = build_mesh(config.parallel, devices)
             _check_processes(mesh.devices.flat, workers)
-        for number, (phase, problem) in enumerate(zip(config.phases(), problems, strict=True)):
+        for number, phase in enumerate(config.phases()):
             with _naming_phase(number):
-                check_batch_fits(phase, problem, mesh)
+                check_batch_fits(phase, problems[number] if problems else None, mesh)
         sizes = [phase.global_batch_size for phase in config.phases()]
     else:
         mesh = build_mesh(config.train.parallel, devices)
@@ -259,7 +264,7 @@ def _batch(
         for index, size in itertools.product(range(len(config.arms)), sizes):
             with config.naming_trials(index):
                 train = config.cell_train(index, size, mesh.size)
-                check_batch_fits(train, problems[index], mesh)
+                check_batch_fits(train, problems[index] if problems else None, mesh)
 
     shown = ", ".join(f"{size:,}" for size in sizes)
     each = ", ".join(f"{size // mesh.size:,}" for size in sizes)

@@ -182,11 +182,17 @@ def _batch_shards(mesh: Mesh, trains: bool) -> tuple[int, list[int] | None]:
     return (mesh.size, local_parts(mesh)) if trains else (1, None)
 
 
-def check_batch_fits(config: TrainConfig, problem: _problem.LoadedProblem, mesh: Mesh) -> None:
-    """Check the batch against data, devices and batch norm, and the names of metrics."""
+def check_batch_fits(
+    config: TrainConfig, problem: _problem.LoadedProblem | None, mesh: Mesh
+) -> None:
+    """Check the batch against data, devices and batch norm, and the names of metrics.
+
+    Without a problem, check what does not depend on its data.
+    """
     size = config.global_batch_size
     microsteps = config.parallel.num_microsteps
-    _problem.check_size(problem, size)
+    if problem is not None:
+        _problem.check_size(problem, size)
     simulated = config.aggregator.replicas_per_device
     check_divisible(size, mesh.size * simulated, microsteps)
     _problem.check_batch(
@@ -194,6 +200,9 @@ def check_batch_fits(config: TrainConfig, problem: _problem.LoadedProblem, mesh:
         Replicas(mesh.size, grid=torus_grid(mesh), simulated=simulated),
         size // (microsteps * simulated),
     )
+    if problem is None:
+        return
+
     problem.check_metric("checkpoint.best_metric", _best_metric(config, problem))
     if config.target_metric:
         problem.check_metric("target_metric", config.target_metric)

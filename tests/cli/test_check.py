@@ -89,6 +89,7 @@ def test_the_plan_is_made_in_another_process(lbopt, configs):
         (["--workers=two"], "--workers", "two"),
         (["--memory=perhaps"], "--memory", "perhaps"),
         (["--devices=4", "--topology=v3:2x2"], "--devices", "4"),
+        (["--topology=v9:2x2"], "--topology", "v9:2x2"),
     ],
 )
 def test_wrong_flags(refusing, configs, flags, field, value):
@@ -96,8 +97,12 @@ def test_wrong_flags(refusing, configs, flags, field, value):
         refusing("check", f"--config={configs / CNN}", *flags)
 
 
-def test_a_pod_that_does_not_exist(lbopt, configs):
-    code, _, out = checked(lbopt, f"--config={configs / CNN}", "--topology=v9:2x2")
-    assert code == 2
-    assert "--topology = 'v9:2x2'" in out
+def test_the_batch_is_checked_without_the_data(lbopt, configs):
+    flags = (f"--config={configs / 'resnet50_lamb.py:smoke'}", "--config.data.data_dir=nowhere")
+    code, marks, out = checked(lbopt, *flags, "--devices=7")
+    assert code == 2, out
+    assert [name for name, mark in marks.items() if mark == "WRONG"] == ["data", "batch"]
+
+
+def test_no_config():
     assert main(["check"]) == 2

@@ -15,7 +15,13 @@ SAVED = {
     "versions": {},
     "num_devices": 1,
     "device_kind": "cpu",
-    "config": {"name": "a", "global_batch_size": 8, "optimizer": {"name": "lamb"}},
+    "config": {
+        "name": "a",
+        "global_batch_size": 8,
+        "data": {"name": "digits"},
+        "model": {"name": "mlp"},
+        "optimizer": {"name": "lamb"},
+    },
 }
 
 
