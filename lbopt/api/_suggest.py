@@ -18,7 +18,7 @@ def suggest(
     steps: int = 150,
     **fields: Any,
 ) -> Advice:
-    """Measure a learning rate, a warmup and the largest batch worth trying, in minutes.
+    """Measure a learning rate, a warmup and a batch size that should still help, in minutes.
 
     Args:
       problem: Data, model and loss.

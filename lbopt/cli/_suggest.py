@@ -56,7 +56,7 @@ _WARMUPS = (0.0, 0.1, 0.3)
 _ALIKE = 0.01
 """Relative difference of two losses that are taken for equal."""
 _BEYOND = 3.0
-"""Largest batch worth trying, as a multiple of the noise scale."""
+"""The largest batch that should still help, as a multiple of the noise scale."""
 _SMOOTHING = 15.0
 """Steps of the range test divided by those over which its losses are averaged."""
 _PARTS = 8
@@ -74,7 +74,8 @@ class Advice:
       base_learning_rate: Peak learning rate there.
       base_warmup_epochs: Length of the warmup there, in epochs.
       noise_scale: Gradient noise scale in examples; None if the gradient was lost in the noise.
-      largest_batch_size: Largest batch worth trying; None with `noise_scale`.
+      largest_batch_size: The largest batch that should still help by the noise scale; None with
+        `noise_scale`.
       asked: Learning rate, warmup and steps at the batch size that was asked for, by square-root
         scaling and LEGW (linear-epoch gradual warmup).
       range_test: (learning rate, smoothed loss) of the range test.
@@ -143,8 +144,8 @@ class Advice:
         return [
             f"noise scale       {self.noise_scale:.4g} examples after {self.steps} steps; it grows "
             "as the loss falls",
-            f"largest batch     {self.largest_batch_size}: twice that saves less than a fifth of "
-            "the steps",
+            f"batch to try      {self.largest_batch_size}: it should still help; twice that saves "
+            "less than a fifth of the steps",
         ]
 
     def _lowest(self) -> float:
@@ -345,7 +346,7 @@ def _noise_of(trials: Sequence[FinishedTrial]) -> float | None:
 
 
 def _largest_batch(noise: float, base: int, examples: int) -> int:
-    """Return the largest doubling of the base batch that is worth trying.
+    """Return the largest doubling of the base batch that should still help.
 
     With a noise scale of n, the steps shrink from batch B to 2 B by (1 + n / 2 B) / (1 + n / B),
     which is 4/5 at 2 B = 3 n.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_OF_MODEL = ("fold_columns", "fold_examples")
+_OF_MODEL = ("fold_columns", "fold_examples", "patch_convolutions")
 _SAME_STEMS = ("auto", "space_to_depth")
 """Stems that compute the function of "conv7"."""
 

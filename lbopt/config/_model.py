@@ -73,7 +73,7 @@ class ModelConfig:
       stem: "conv7", "space_to_depth" (the same function, faster on TPU), "auto" (the faster of
         these two on the devices that train) or "conv3" (for small images).
       patch_convolutions: Whether convolutions are written as patches times matrices, which is
-        faster on CPU; False for TPU.
+        faster on CPU; None for False on TPU and True elsewhere.
       fold_columns: Whether the same function is computed on folded columns where channels are few;
         None for True on TPU and False elsewhere.
       fold_examples: Number of examples that are folded into one where channels are few, for the
@@ -115,7 +115,7 @@ class ModelConfig:
     dtype: str = "float32"
     size: str = only("", name=tuple(_BY_SIZE))
     stem: str = only(AUTOMATIC_STEM, name=("resnet",))
-    patch_convolutions: bool = only(True, name=("cnn",))
+    patch_convolutions: bool | None = only(None, name=("cnn",))
     fold_columns: bool | None = only(None, name=("resnet",))
     fold_examples: int | None = only(None, name=("efficientnet",))
     width_coefficient: float | None = only(None, name=("efficientnet", "lstm_lm", "resnet"))

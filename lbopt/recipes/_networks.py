@@ -83,7 +83,7 @@ def _cnn(model: ModelConfig, outputs: int, head: str) -> nn.Module:
     del head
     options = {
         **_given(batch_norm_momentum=model.batch_norm_momentum),
-        "by_patches": model.patch_convolutions,
+        "by_patches": model.patch_convolutions is not False,
     }
     return CNN(
         outputs,

@@ -182,9 +182,12 @@ def _lead(lines: list[dict[str, Any]], config: dict[str, Any]) -> str:
     batches = " then ".join(str(phase["global_batch_size"]) for phase in phases)
     lead = (
         f"The model {config['model']['name']} was trained on {config['data']['name']} with "
-        f"{config['optimizer']['name']} at global batch {batches}: step {last['step']}, "
-        f"{last['examples_seen']:,} examples seen{_came_out(lines)}."
+        f"{config['optimizer']['name']} at global batch {batches}"
     )
+    step = last["step"]
+    length = f"{step:,} step{'s' * (step != 1)} ({last['examples_seen']:,} examples)"
+    told = _came_out(lines)
+    lead += f". After {length} {told}." if told else f" for {length}."
 
     reached = next((line for line in lines if line.get("target/seconds") is not None), None)
     if reached and config.get("target_value") is not None:
@@ -205,7 +208,7 @@ def _came_out(lines: list[dict[str, Any]]) -> str:
             if row[column]
         ]
         if told:
-            return f"; {where} {' and '.join(told[:1] + told[1:][-1:])}"
+            return f"{where} {' and '.join(told[:1] + told[1:][-1:])}"
     return ""
 
 

@@ -14,6 +14,7 @@ from lbopt.recipes import with_layout
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 RESNET = "resnet50_lamb.py:you-32768"
 B5 = "efficientnet.py:b5-lars-65536"
+CNN = "digits_cnn.py"
 PLAIN = ("conv7", False, None, False)
 FOLDED = ("space_to_depth", True, None, True)
 
@@ -51,17 +52,30 @@ def layout(config):
         (B5, {"parallel__num_microsteps": 2}, "tpu", 1024, ("auto", None, 1, False)),
         (B5, {"model__batch_norm_scope": "examples:4"}, "tpu", 1024, ("auto", None, 1, False)),
         (B5, {"model__fold_examples": 2}, "gpu", 8, ("auto", None, 2, False)),
-        ("digits_cnn.py", {}, "tpu", 8, ("auto", None, None, None)),
+        (CNN, {}, "tpu", 8, ("auto", None, None, None)),
     ],
 )
 def test_what_suits_the_devices_is_chosen(name, changes, platform, devices, chosen):
     assert layout(with_layout(load(name, **changes), platform, devices)) == chosen
 
 
-@pytest.mark.parametrize("name", [RESNET, B5])
+@pytest.mark.parametrize(
+    ("said", "platform", "by_patches"),
+    [(None, "tpu", False), (None, "gpu", True), (None, "cpu", True), (True, "tpu", True)],
+)
+def test_the_small_cnn_has_convolutions_of_its_own_on_a_tpu(said, platform, by_patches):
+    config = load(CNN, model__patch_convolutions=said)
+    assert with_layout(config, platform, 8).model.patch_convolutions is by_patches
+
+
+@pytest.mark.parametrize("name", [RESNET, B5, CNN])
 def test_a_run_resumes_with_another_layout(name):
     """Also one of a version that had no automatic choice."""
     saved = {"config": json.loads(json.dumps(config_to_json(with_layout(load(name), "tpu", 1024))))}
     assert comparison(load(name))(saved) == []
+
+
+def test_another_stem_is_another_run():
+    saved = {"config": json.loads(json.dumps(config_to_json(load(RESNET))))}
     other = load(RESNET, model__stem="conv3")
     assert any("model.stem is" in line for line in comparison(other)(saved))

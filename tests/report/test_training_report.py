@@ -5,7 +5,7 @@ import warnings
 import matplotlib.axes
 import pytest
 
-from lbopt.report import _curves
+from lbopt.report import _curves, _training
 
 
 @pytest.fixture
@@ -61,3 +61,21 @@ def test_a_legend_of_many_layers_fits_beside_the_curves(count, drawn, tmp_path, 
     box = axes.get_legend().get_window_extent()
     assert 0 <= box.y0 < box.y1 <= figure.bbox.height
     assert axes.get_window_extent().width > figure.bbox.width / 3
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        (
+            {"train/loss": 0.5, "eval/loss": 0.25, "eval/accuracy": 0.9604},
+            "lamb at global batch 1024. After 20 steps (20,480 examples) the last evaluation has "
+            "accuracy 96.04 % and loss 0.25.",
+        ),
+        ({}, "lamb at global batch 1024 for 20 steps (20,480 examples)."),
+    ],
+)
+def test_the_page_opens_with_what_was_trained_and_what_came_out(scores, said):
+    config = {"global_batch_size": 1024}
+    config |= {"model": {"name": "cnn"}, "data": {"name": "digits"}, "optimizer": {"name": "lamb"}}
+    found = _training._lead([{"step": 20, "examples_seen": 20480, **scores}], config)
+    assert found == f"The model cnn was trained on digits with {said}"

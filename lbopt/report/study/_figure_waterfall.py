@@ -73,7 +73,7 @@ def _fill(step: WaterfallStep) -> dict[str, Any]:
 def _gain(step: WaterfallStep, metric: Metric) -> str:
     if step.gain is None:
         return metric.show(step.mean)
-    gain = f"{_signed(step.gain)}{'' if metric.scale == 'percent' else '%'}"
+    gain = f"{_signed(step.gain)}{'' if metric.scale == 'percent' else ' %'}"
     if step.gain_low is None or step.gain_high is None:
         return f"{gain}\n[too few seeds]"
     return f"{gain}\n[{_signed(step.gain_low)}, {_signed(step.gain_high)}]"

@@ -172,11 +172,11 @@ class Metric:
         """Return the score as text; "diverged" if it is None or not finite.
 
         >>> ACCURACY.show(0.9866), PERPLEXITY.show(116.04), metric_named("loss").show(2987.654)
-        ('98.66%', '116.04', '2988')
+        ('98.66 %', '116.04', '2988')
         """
         if value is None or not math.isfinite(value):
             return "diverged"
-        return self.digits(value) + "%" * (self.scale == "percent")
+        return self.digits(value) + " %" * (self.scale == "percent")
 
     def digits(self, value: float) -> str:
         """Return the digits of a finite score, of a percentage without its sign."""

@@ -25,10 +25,9 @@ FLAT = (0.98, 0.98, 0.98)
 def test_a_limit_is_said_with_its_interval_and_what_failed():
     text = found({"momentum": Truth((0.98, 0.972, 0.9), (1.0, 1.0, 0.93), spread=0.02)})
     assert (
-        "momentum stays within 1 point of its score over small batches (97.60% at 16 and 64) up to "
-        "batch 72 "
-        "(95 % interval 65 to 78); at 256 it has "
-        "90.00% and fails to optimise: test accuracy lost 7.60 points, training accuracy 7.00."
+        "momentum stays within 1 point of its score over small batches (97.60 % at 16 and 64) up "
+        "to batch 72 (95 % interval 65 to 78); at 256 it has "
+        "90.00 % and fails to optimise: test accuracy lost 7.60 points, training accuracy 7.00."
         in text
     )
 
@@ -40,7 +39,7 @@ def test_a_failure_to_generalise_is_said():
 
 def test_a_limit_that_was_not_reached_is_said():
     assert (
-        "arm stays within 1 point of its score over small batches (98.00% at 16 and 64) "
+        "arm stays within 1 point of its score over small batches (98.00 % at 16 and 64) "
         "up to the largest batch, 256: its limit was not reached." in found({"arm": Truth(FLAT)})
     )
 
@@ -50,7 +49,7 @@ def test_a_limit_among_the_small_batches_cannot_be_told_but_what_fails_can():
     assert (
         "The limit of arm cannot be told: its score falls by more than 1 point among the small "
         "batches themselves, "
-        "of up to 64; smaller ones have to be tried; at 64 it has 90.00% and fails to generalise: "
+        "of up to 64; smaller ones have to be tried; at 64 it has 90.00 % and fails to generalise: "
         "test accuracy lost 8.00 points, training accuracy 1.00." in text
     )
 
@@ -63,7 +62,7 @@ def test_a_limit_of_too_few_seeds_cannot_be_told():
 
 
 def test_divergence_is_said():
-    assert "at 256 it has 0.00% and fails to optimise: training diverged." in found(
+    assert "at 256 it has 0.00 % and fails to optimise: training diverged." in found(
         {"arm": Truth(FLAT, diverges=(256,))}
     )
 
@@ -164,7 +163,7 @@ def test_a_study_without_a_tested_cell_says_only_that():
 def test_the_difference_at_the_largest_batch_has_an_interval():
     text = found({"momentum": MOMENTUM, "lamb": legw((0.98, 0.98, 0.95))})
     assert (
-        "At batch 256: lamb 95.00%, momentum 90.00%; the seeds tell lamb apart from momentum "
+        "At batch 256: lamb 95.00 %, momentum 90.00 %; the seeds tell lamb apart from momentum "
         "(+4.88 to +5.12 points)" in text
     )
 
@@ -216,7 +215,7 @@ def test_only_arms_that_train_the_same_thing_are_compared():
     (sentence,) = (
         text for text in summarize(config, rows)["findings"] if text.startswith("At batch 256: ")
     )
-    assert "a 98.00%, b 90.00%, c 90.00%; the seeds tell a apart from c (" in sentence
+    assert "a 98.00 %, b 90.00 %, c 90.00 %; the seeds tell a apart from c (" in sentence
     assert sentence.endswith("; compared are only arms with the same data, model and loss.")
 
 
@@ -247,7 +246,7 @@ def test_seeds_that_diverged_are_counted():
     text = changed({"a": Truth((100.0,) * 3), "b": Truth((100.0,) * 3)}, change, perplexity=True)
     assert "At batch 256: a 100.00, b diverged with 2 of 5 seeds." in text
     text = changed({"a": Truth(FLAT), "b": Truth(FLAT)}, change)
-    assert "a 98.00%, b 58.83% (2 of 5 seeds diverged and count as 0); the seeds" in text
+    assert "a 98.00 %, b 58.83 % (2 of 5 seeds diverged and count as 0); the seeds" in text
 
 
 # ---- target, waterfall, search
@@ -278,7 +277,7 @@ def test_where_runs_stop_at_the_target_steps_are_compared_and_no_limit_is_claime
         {name: Truth(FLAT, steps_to_target=one) for name, one in steps.items()}, stops=True
     )
     assert "limit" not in text
-    assert "98.00%" not in text
+    assert "98.00 %" not in text
     assert "Median steps to the target at batch 256: a 50, c 1,040, b not reached." in text
 
 
@@ -290,7 +289,7 @@ def test_the_waterfall_says_what_is_not_told_apart():
     }
     text = found(truths, waterfall=("a", "b", "c"))
     assert (
-        "At batch 256, from a with 80.00%, in points: b +5.00, c +0.01; not told apart from seed "
+        "At batch 256, from a with 80.00 %, in points: b +5.00, c +0.01; not told apart from seed "
         "noise: c (95 % interval of each gain)." in text
     )
 
@@ -298,7 +297,7 @@ def test_the_waterfall_says_what_is_not_told_apart():
 def test_names_that_would_not_be_seen_as_such_are_quoted():
     truths = {"momentum, linear": Truth((0.9, 0.9, 0.8)), "+ LEGW": Truth((0.9, 0.9, 0.85))}
     text = found(truths, waterfall=tuple(truths))
-    assert 'from "momentum, linear" with 80.00%, in points: "+ LEGW" +5.00' in text
+    assert 'from "momentum, linear" with 80.00 %, in points: "+ LEGW" +5.00' in text
     assert '"+ LEGW" stays within 1 point of its score' in text
     assert "gives: 1 for every arm." in text
 
