@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import pathlib
 
 from _site import recipes
@@ -11,9 +12,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 FACTS = (
     "collectives",
     "family_plans",
+    "forward_macs",
     "milliseconds",
     "over_published",
     "plan",
+    "plan_costs",
     "plan_fields",
     "plan_table",
     "published_step_seconds",
@@ -78,6 +81,33 @@ def _row(found):
         duration_text(found["projected_seconds"]),
         "-" if published is None else duration_text(published) + recalled,
     )
+
+
+def plan_costs(*names):
+    """Return the table of chips, planned time and chip hours of some plans."""
+    rows = []
+    for name in names:
+        found = plan(name)
+        seconds = found["projected_seconds"]
+        shape = found["topology"].partition(":")[2]
+        chips = math.prod(map(int, shape.split("x")))
+        rows.append(
+            (
+                f"`{found['recipe'].removeprefix('configs/').replace('.py', '')}`",
+                f"`{found['topology']}`",
+                f"{chips:,}",
+                seconds_text(seconds),
+                f"{chips * seconds / 3600:,.0f}",
+            )
+        )
+    return table(("recipe", "slice", "chips", "planned time", "chip hours"), rows)
+
+
+def forward_macs(name):
+    """Return the multiply-adds of one example's forward pass, from the FLOPs of a plan's step."""
+    first = plan(name)["phases"][0]
+    flops = first["model_flops_per_step_per_device"] * plan(name)["num_devices"]
+    return flops / first["global_batch_size"] / 6  # three passes, two operations each
 
 
 def milliseconds(seconds, digits=1):

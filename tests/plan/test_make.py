@@ -226,6 +226,7 @@ def test_what_does_not_fit_is_refused():
     place = open_topology("v3:1x1")
     config = planned.cnn(global_batch_size=49152)
     config.model.widths = (32, 64)
+    config.model.patch_convolutions = True  # patches need more memory than convolutions
     config.model.dtype = "float32"
     found = make_plan(config, "cnn", place, with_evaluation=False)
     assert not found.fits
