@@ -6,6 +6,7 @@ the functions of this module in `__all__`, and those of its neighbours in their
 """
 
 import functools
+import hashlib
 import pathlib
 import re
 import tomllib
@@ -160,3 +161,12 @@ def version():
     import lbopt
 
     return lbopt.__version__
+
+
+def revision():
+    """Return a digest of lbopt and its configs: outputs of notebooks are kept for as long as it."""
+    digest = hashlib.sha256()
+    for folder in ("lbopt", "configs"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
