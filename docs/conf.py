@@ -6,7 +6,7 @@ import sys
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 
-from _site import api, config_fields, facts, mathml  # noqa: E402
+from _site import api, cells, config_fields, facts, mathml  # noqa: E402
 
 import lbopt  # noqa: E402
 
@@ -71,8 +71,9 @@ copybutton_prompt_is_regexp = True
 
 
 def setup(app):
-    """Add what is the site's own: facts from files in the pages, and formulas as MathML."""
+    """Add what is the site's own: facts from files, cells to paste, and formulas as MathML."""
     app.connect("source-read", facts.fill_in)
     api.setup(app)
+    cells.setup(app)
     config_fields.setup(app)
     mathml.setup(app)

@@ -284,7 +284,7 @@ def naming_errors(field: str, value: Any, file: str | None = None) -> Iterator[N
         raise
     except (Exception, SystemExit) as error:
         line = _line_of_user(error)
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        what = " ".join(f"{type(error).__name__}: {error}{_line_refused(error)}".split())[:300]
         if line is None and file is None:
             raise UserError(field, value, f"{what}; correct it", code="damaged") from error
         where = "{file}" if line is None else f"{{file}}, line {line[1]}"
@@ -300,6 +300,12 @@ def _line_of_user(error: BaseException) -> tuple[str, int] | None:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [(frame.filename, frame.lineno or 1) for frame in frames if is_of_user(frame.filename)]
     return lines[-1] if lines else None
+
+
+def _line_refused(error: BaseException) -> str:
+    """Return the line that Python cannot read, in words; "" for other errors."""
+    text = error.text if isinstance(error, SyntaxError) else None
+    return f" in {text.strip()!r}" if text and text.strip() else ""
 
 
 def _file_of(module: Any) -> str:

@@ -37,6 +37,7 @@ def test_a_module_or_a_file_is_found_beside_the_config(folder):
     ("place", "code", "words"),
     [
         ("broken.py:make", "damaged", "broken.py, line 2: SyntaxError"),
+        ("broken.py:make", "damaged", "in 'y = ['; correct it"),
         ("pkg.layers:Net", "missing", "Layer"),
         ("pkg.absent:Net", "missing", "pkg.absent"),
         ("absent.py:Net", "missing", "absent.py"),

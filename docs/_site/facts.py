@@ -25,6 +25,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 __all__ = [
     "api",
     "api_table",
+    "bibtex",
     "commands",
     "extras",
     "field_groups",
@@ -74,6 +75,17 @@ def _environment():
     for module in (benchmarks, fields, plans, recipes, studies):
         environment.globals.update({name: getattr(module, name) for name in module.FACTS})
     return environment
+
+
+def bibtex():
+    """Return the BibTeX entry of this version; a page cannot write braces around an expression."""
+    return f"""@software{{lbopt,
+  author  = {{{{The lbopt authors}}}},
+  title   = {{lbopt: training with very large batches in {{JAX}}}},
+  version = {{{version()}}},
+  year    = {{2026}},
+  url     = {{https://github.com/lbopt/lbopt}}
+}}"""
 
 
 def variants(optimizer):

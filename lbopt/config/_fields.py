@@ -199,7 +199,8 @@ def check_flag(config: Any, name: str, before: Any) -> None:
         raise _unused(field, value, place, *groups)
     other = applicability(field).unless
     if replaced(field, groups[0]):
-        reason = f"has no effect with {{other}} = {_shown(getattr(groups[0], other))}; change that"
+        set_too = f"{{other}} = {_shown(getattr(groups[0], other))}"
+        reason = f"has no effect with {set_too}; leave out one of the two"
         also = {"other": joined(place, other)}
         raise UserError(name, value, reason, code="unused", also=also)
 

@@ -4,6 +4,7 @@ Numbers of these pages are made from the committed files when the site is built.
 a page says in words.
 """
 
+import functools
 import json
 import pathlib
 import re
@@ -21,10 +22,24 @@ DOCS = ROOT / "docs"
 LIMITS = ("digits_limit", "digits_lstm_legw", "pydoc_lm_legw")
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
+ALL_PAGES = pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
+
+
+@functools.cache
+def _rendered(page):
+    return facts.rendered(page.read_text(), page.relative_to(DOCS))
+
+
+@ALL_PAGES
 def test_the_expressions_of_a_page_can_be_evaluated(page):
-    text = facts.rendered(page.read_text(), page.relative_to(DOCS))
-    assert "{=" not in text
+    assert "{=" not in _rendered(page)
+
+
+@ALL_PAGES
+def test_no_bar_in_code_cuts_a_cell_of_a_table(page):
+    lines = [line for line in _rendered(page).splitlines() if line.startswith("|")]
+    cells = [cell for line in lines for cell in re.split(r"(?<!\\)\|", line)]
+    assert [cell for cell in cells if cell.count("`") % 2] == []
 
 
 @pytest.mark.parametrize("name", studies.STUDIES)
