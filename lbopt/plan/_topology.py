@@ -136,7 +136,10 @@ def parse_topology(name: str) -> tuple[Chip, tuple[int, ...]]:
     """
     found = _NAME.fullmatch(name)
     if found is None or found[1] not in CHIPS:
+        slice_name = _slice_of_accelerator(name)
         fix = f"use GENERATION:CHIPSxCHIPS[xCHIPS], for instance {_listed()}"
+        if slice_name:
+            fix = f"a topology counts chips along each axis; for this accelerator use {slice_name}"
         raise UserError("topology", name, fix)
     chip = CHIPS[found[1]]
     shape = tuple(map(int, found[2].split("x")))
@@ -148,6 +151,24 @@ def parse_topology(name: str) -> tuple[Chip, tuple[int, ...]]:
         f"them; use one of {_listed()}",
     )
     return chip, shape
+
+
+def _slice_of_accelerator(accelerator: str) -> str | None:
+    """Return the topology of Google Cloud's name of a slice, "v4-32" for instance; None if unknown.
+
+    These names count cores up to v4 and on v5p, and chips on v5e and v6e.
+    """
+    found = re.fullmatch(r"(v\d\w?|v5litepod)-(\d+)", accelerator)
+    if found is None:
+        return None
+    generation = "v5e" if found[1] == "v5litepod" else found[1]
+    chips = int(found[2]) / (1 if generation in ("v5e", "v6e") else 2)
+    names = (f"{generation}:{shape}" for shape in SHAPES.get(generation, ()))
+    return next((name for name in names if _num_chips(name) == chips), None)
+
+
+def _num_chips(name: str) -> int:
+    return math.prod(map(int, name.partition(":")[2].split("x")))
 
 
 def open_topology(name: str) -> Topology:

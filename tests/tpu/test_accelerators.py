@@ -4,6 +4,7 @@ import math
 import pathlib
 
 import pytest
+from refusal import refused
 
 from lbopt.plan import _topology
 
@@ -35,6 +36,13 @@ def test_row(row):
     else:
         assert row["gke_topology"] == shape
         assert row["gke_machine"].endswith(f"-{chips // hosts}t")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["accelerator"])
+def test_plan_answers_the_name_of_an_accelerator_with_its_topology(row):
+    with refused("topology", row["accelerator"], "value") as caught:
+        _topology.parse_topology(row["accelerator"])
+    assert str(caught.value).endswith(f"use {row['plan']}")
 
 
 def test_every_generation_is_there_once():
