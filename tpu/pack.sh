@@ -4,7 +4,7 @@
 
 # pack [DIRTY]: send the committed files, or with DIRTY all files that git does not ignore.
 pack() {
-    local archive=$SCRATCH/source.tar.gz
+    local archive=$SCRATCH/source.tar.gz said
     # A new machine takes the source from the bucket: it must be the source of the present run.
     if is_wanted && [ -z "$DRY_RUN" ]; then
         die 2 "NAME=$NAME: a run is wanted, with the source it began with; tpu/stop first"
@@ -12,9 +12,10 @@ pack() {
     [ -f "$TPU/requirements.txt" ] || [ -f "$ROOT/pyproject.toml" ] ||
         die 2 "$TPU: these scripts were installed with lbopt and have no project to send;" \
             "lbopt tpu --copy=FOLDER copies them into yours"
-    git -C "$ROOT" rev-parse --verify --quiet HEAD >/dev/null ||
-        die 3 "$ROOT is not a git checkout with a commit;" \
-            "clone the repository, or commit your project's files"
+    said=$(git -C "$ROOT" rev-parse --verify --quiet HEAD 2>&1 >/dev/null) ||
+        die 3 "$ROOT is not a git checkout with a commit${said:+ (${said%%$'\n'*})};" \
+            "clone the repository, or commit your project's files:" \
+            "git init && git add --all && git commit --message=start"
 
     if [ -n "${1:-}" ]; then
         if [ -n "$DRY_RUN" ]; then

@@ -1,9 +1,9 @@
 # Reads and checks settings. A settings file is data: nothing in it is run.
 # shellcheck shell=bash disable=SC2034,SC2153  # the sourcing scripts read the variables
 
-REQUIRED=(PROJECT ZONE NAME ACCELERATOR CAPACITY BUCKET WORKDIR COMMAND)
+REQUIRED=(PROJECT ZONE NAME ACCELERATOR CAPACITY BUCKET COMMAND)
 declare -A DEFAULTS=(
-    [NUM_SLICES]=1 [RUNTIME]='' [EXTRAS]='tpu,gcs,data' [DATA_DIR]=''
+    [WORKDIR]='' [NUM_SLICES]=1 [RUNTIME]='' [EXTRAS]='tpu,gcs,data' [DATA_DIR]=''
     [SERVICE_ACCOUNT]='' [NETWORK]='' [SUBNETWORK]='' [FIREWALL]=check [RESERVATION]=''
     [MAX_FAILURES]=3 [MAX_PREEMPTIONS]=100 [MAX_LOST_PEERS]=10 [MAX_CREATE_TRIES]=20
     [CREATE_WAIT_S]=86400 [RETRY_S]=60 [POLL_S]=60 [RESTART_S]=10 [HEALTHY_S]=3600 [SYNC_S]=60
@@ -63,6 +63,7 @@ load_settings() {
         [ -n "${!name}" ] ||
             die 2 "$name is missing in $ENV_FILE: add a line $name=..., as in tpu/env.example"
     done
+    WORKDIR=${WORKDIR:-${BUCKET%/}/runs/$NAME}
     check_settings
     BUCKET=${BUCKET%/}
     HOME_URL=$BUCKET/lbopt/$NAME

@@ -52,7 +52,13 @@ def test_machines_get_the_project_and_install_lbopt_from_the_index(cloud, projec
 def test_a_project_is_committed_first(cloud, project):
     done = cloud.tpu("create")
     assert done.returncode == 3
-    assert "commit your project's files" in done.stderr
+    assert "commit your project's files: git init" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+    shutil.rmtree(project / ".git")
+    done = cloud.tpu("create", "--dry-run")
+    assert "(fatal: not a git repository" in done.stderr
+    assert done.stderr.count("\n") == 1
     assert not cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")
 
 

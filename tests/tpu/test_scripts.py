@@ -202,6 +202,18 @@ def test_the_example_is_good_and_names_every_setting(cloud):
         assert re.search(rf"^#?{name}=", example, re.MULTILINE)
 
 
+def test_the_workdir_is_the_runs_folder_of_the_bucket(cloud):
+    cloud.set(WORKDIR=None, BUCKET="gs://bucket/", NAME="lamb")
+    shell = f"source tpu/settings.sh; ENV_FILE={cloud.settings} TPU=tpu; load_settings"
+    done = subprocess.run(
+        ["bash", "-c", f"{shell}; echo $WORKDIR"],
+        cwd=cloud.checkout,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "gs://bucket/runs/lamb\n"
+
+
 def test_missing_settings_file(cloud):
     cloud.settings.unlink()
     done = cloud.tpu("run")
