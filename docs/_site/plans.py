@@ -10,6 +10,7 @@ from _site.markdown import table
 
 ROOT = pathlib.Path(__file__).parents[2]
 FACTS = (
+    "accelerators",
     "collectives",
     "family_plans",
     "forward_macs",
@@ -34,6 +35,19 @@ HEADER = (
     "projected",
     "published",
 )
+
+
+def accelerators():
+    """Return the table of the slices of Google Cloud, from `tpu/accelerators.tsv`."""
+    text = (ROOT / "tpu" / "accelerators.tsv").read_text()
+    lines = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
+    found = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+    rows = [
+        (f"`{one['accelerator']}`", f"`{one['plan']}`", one["chips"], one["devices"], one["hosts"])
+        for one in found
+    ]
+    header = ("`ACCELERATOR`", "`--topology`", "chips", "devices", "hosts")
+    return table(header, rows)
 
 
 @functools.cache
