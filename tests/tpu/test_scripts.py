@@ -509,7 +509,8 @@ def test_what_the_cloud_says_does_not_command_the_terminal(cloud):
 @pytest.mark.slow
 def test_the_words_of_a_command_arrive_as_they_are(cloud):
     words = ["a b", "*", "$x", 'q"q', "\u00e9", "-e"]
-    cloud.set(COMMAND=r'printf "[%s]\n" "a b" "*" "\$x" "q\"q" é -e')
+    show = r"print(*map(\"[{}]\".format, __import__(\"sys\").argv[1:]), sep=\"\\n\")"
+    cloud.set(COMMAND=rf'python -c "{show}" "a b" "*" "\$x" "q\"q" é -e')
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     cloud.until(lambda: cloud.said(0).startswith("done"))
