@@ -365,9 +365,9 @@ def test_a_notice_between_two_attempts_is_no_failure(cloud, uninterrupted):
 
 @pytest.mark.slow
 def test_a_notice_as_the_program_starts_is_no_failure(cloud):
-    cloud.set(
-        COMMAND="sleep 600", MAX_FAILURES=0, ACCELERATOR="v4-8"
-    )  # ends by SIGTERM, as Python does before its first line
+    # It ends by SIGTERM, as lbopt does before its first line.
+    waits = r'python -c "__import__(\"time\").sleep(600)"'
+    cloud.set(COMMAND=waits, MAX_FAILURES=0, ACCELERATOR="v4-8")
     cloud.ready()
     assert cloud.tpu("run").returncode == 0
     (cloud.worker(0) / "metadata/preempted").write_text("TRUE")

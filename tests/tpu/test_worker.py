@@ -148,14 +148,15 @@ def test_what_the_program_leaves_behind_ends_with_it(cloud):
 @pytest.mark.slow
 def test_compiled_programs_outlive_the_machine(cloud):
     del cloud.environment["JAX_COMPILATION_CACHE_DIR"]  # of the tests
-    cloud.set(ACCELERATOR="v4-8", EXTRAS="tpu,gcs", COMMAND="printenv JAX_COMPILATION_CACHE_DIR")
+    show = r'python -c "print(__import__(\"os\").environ[\"JAX_COMPILATION_CACHE_DIR\"])"'
+    cloud.set(ACCELERATOR="v4-8", EXTRAS="tpu,gcs", COMMAND=show)
     cloud.ready()
     for extras, ours, expected in (
         ("tpu,gcs", {}, "gs://bucket/lbopt/lamb/compiled"),
         ("tpu", {}, f"{cloud.worker(0)}/lbopt/compiled"),  # without gcsfs
         ("tpu", {"JAX_COMPILATION_CACHE_DIR": "gs://ours"}, "gs://ours"),
     ):
-        cloud.set(ACCELERATOR="v4-8", EXTRAS=extras, COMMAND="printenv JAX_COMPILATION_CACHE_DIR")
+        cloud.set(ACCELERATOR="v4-8", EXTRAS=extras, COMMAND=show)
         (cloud.worker(0) / "lbopt/extras").write_text(extras)
         cloud.environment |= ours
         assert cloud.tpu("run").returncode == 0
