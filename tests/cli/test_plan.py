@@ -76,6 +76,7 @@ def test_a_run_that_does_not_fit_ends_in_suggestions(lbopt):
         "--config.global_batch_size=49152",
         "--config.model.widths=(32,64)",
         "--config.model.dtype=float32",
+        "--config.model.patch_convolutions=True",  # patches need more memory than convolutions
         "--config.parallel.shard_update=True",
         "--evaluation=false",
     )
