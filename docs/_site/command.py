@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 
+from _site.markdown import table
 from lbopt.cli import _main
 from lbopt.job import JOB_FLAGS
 
@@ -13,10 +14,11 @@ _OF_JOBS = "flags-of-jobs"
 
 def commands():
     """Return a table of all commands, each with a link to its section of this page."""
-    lines = ["| command | what it does |", "|---|---|"]
-    for name, text in _main.COMMANDS.items():
-        lines.append(f"| [`lbopt {name}`](#lbopt-{name}) | {_sentence(text)} |")
-    return "\n".join(lines)
+    rows = [
+        (f"[`lbopt {name}`](#lbopt-{name})", _sentence(text))
+        for name, text in _main.COMMANDS.items()
+    ]
+    return table(("command", "what it does"), rows)
 
 
 def flags(command, word=""):
@@ -31,10 +33,10 @@ def flags(command, word=""):
     own = {name: text for name, text in found.items() if name not in JOB_FLAGS}
     needed = _required(module, word)
 
-    lines = [*_table(own, needed)] if own else []
+    shown = [_table(own, needed)] if own else []
     if len(own) < len(found):
-        lines += ["", f"{'Also' if own else 'It takes'} the [flags of jobs](#{_OF_JOBS})."]
-    return "\n".join(lines)
+        shown.append(f"{'Also' if own else 'It takes'} the [flags of jobs](#{_OF_JOBS}).")
+    return "\n\n".join(shown)
 
 
 def _own_flags(command, module):
@@ -47,14 +49,15 @@ def _own_flags(command, module):
 
 def job_flags():
     """Return a table of the flags of jobs of several processes."""
-    return "\n".join(_table(JOB_FLAGS, ()))
+    return _table(JOB_FLAGS, ())
 
 
 def _table(found, needed):
-    yield from ("| flag | meaning |", "|---|---|")
-    for name, text in found.items():
-        must = " *Required.*" if name in needed else ""
-        yield f"| `--{name}` | {_sentence(text)}{must} |"
+    rows = [
+        (f"`--{name}`", _sentence(text) + " *Required.*" * (name in needed))
+        for name, text in found.items()
+    ]
+    return table(("flag", "meaning"), rows)
 
 
 def _required(module, word):
@@ -67,7 +70,7 @@ def _required(module, word):
 
 def _sentence(text):
     """Return a help text as a sentence for a cell of a table."""
-    text = text.replace("|", "\\|").replace("*", "\\*").replace("<", "\\<")
+    text = text.replace("*", "\\*").replace("<", "\\<")
     text = re.sub(r"(?<![`\w])(--?[\w.-]+(?:=\S+)?)(?=[\s,;:.)]|$)", r"`\1`", text)
     text = f"{text[0].upper()}{text[1:]}" if text[0].islower() else text
     return text if text.endswith((".", ":")) else f"{text}."

@@ -17,6 +17,8 @@ from _site import benchmarks, fields, plans, recipes, studies
 from _site.api import api, api_table
 from _site.command import commands, flags, job_flags
 from _site.config_fields import field_groups
+from _site.markdown import table
+from lbopt.cli._extras import EXTRAS
 from lbopt.transforms import VARIANTS
 from lbopt.transforms._describe import variants_table
 
@@ -96,11 +98,7 @@ def variants(optimizer):
     lines = [re.split(r"\s{2,}", line)[:-1] for line in variants_table(optimizer).splitlines()]
     header, *rest = lines
     linked = [[f"[`{name}`](#{optimizer}-{name})", *cells] for name, *cells in rest]
-    return "\n".join(map(_cells, [["variant", *header[1:]], ["---"] * len(header), *linked]))
-
-
-def _cells(cells):
-    return f"| {' | '.join(cells)} |"
+    return table(["variant", *header[1:]], linked)
 
 
 def variant_source(optimizer, name):
@@ -134,23 +132,29 @@ def _linked(source):
     return f"[{repository}@{commit[:7]}](https://github.com/{repository}/tree/{commit}), {place}"
 
 
-def extras(purposes):
+def extras(others):
     """Return a table of the extras in pyproject.toml.
 
     Args:
-      purposes: What each extra is for.
+      others: What the extras are for that lbopt itself never names.
 
     Raises:
       ValueError: If an extra has no purpose, or is not in pyproject.toml.
     """
     found = _project()["optional-dependencies"]
+    purposes = {name: packages.purpose for name, packages in EXTRAS.items()} | others
     if found.keys() != purposes.keys():
-        raise ValueError(f"extras(): describe exactly {sorted(found)}")
-    lines = ["| extra | what it is for | what it installs |", "|---|---|---|"]
-    for name, purpose in purposes.items():
-        packages = ", ".join(f"`{one.partition(';')[0].strip()}`" for one in found[name])
-        lines.append(f"| `{name}` | {purpose} | {packages} |")
-    return "\n".join(lines)
+        raise ValueError(f"extras(): describe exactly {sorted(found.keys() - EXTRAS.keys())}")
+    rows = [
+        (f"`{name}`", purpose, ", ".join(f"`{_package(one)}`" for one in found[name]))
+        for name, purpose in purposes.items()
+    ]
+    return table(("extra", "what it is for", "what it installs"), rows)
+
+
+def _package(requirement):
+    """Return a requirement without its conditions."""
+    return requirement.partition(";")[0].strip()
 
 
 def supported(package):

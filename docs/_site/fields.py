@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 
+from _site.markdown import table
 from lbopt import config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -22,9 +23,8 @@ def attributes(place):
     text = inspect.getdoc(getattr(importlib.import_module(module), name))
     listed = text.split("Attributes:\n")[1].split("\n\n")[0]
     entries = re.findall(r"^  (\w+): (.+(?:\n    .+)*)", listed, re.MULTILINE)
-    cells = [(field, " ".join(meaning.split()).replace("|", r"\|")) for field, meaning in entries]
-    lines = [f"| `{field}` | {meaning} |" for field, meaning in cells]
-    return "\n".join(["| field | meaning |", "|---|---|", *lines])
+    rows = [(f"`{field}`", " ".join(meaning.split())) for field, meaning in entries]
+    return table(("field", "meaning"), rows)
 
 
 def field_default(field, kind="TrainConfig"):

@@ -28,12 +28,12 @@ Lines = Sequence[Mapping[str, Any]]
 _IN_PERCENT = ("accuracy", "top_5_accuracy")
 _NAMED = {"data": DataConfig, "model": ModelConfig, "optimizer": OptimizerConfig}
 _UNNAMED = {
-    "loss": LossConfig,
-    "learning rate": ScheduleConfig,
-    "devices": ParallelConfig,
-    "sum of gradients": AggregatorConfig,
+    "loss": ("loss", LossConfig),
+    "learning rate": ("schedule", ScheduleConfig),
+    "devices": ("parallel", ParallelConfig),
+    "sum of gradients": ("aggregator", AggregatorConfig),
 }
-_FIELDS = {"learning rate": "schedule", "devices": "parallel", "sum of gradients": "aggregator"}
+"""Term in the table of settings -> field and dataclass."""
 _MINUTE = 60
 _HOUR = 3600
 
@@ -133,10 +133,9 @@ def settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     for name, kind in _NAMED.items():
         found.append((name, _settings.part(_typed_json.convert(config[name], kind))))
-    for term, other in _UNNAMED.items():
-        group = config.get(_FIELDS.get(term, term))
-        if group:
-            changed = _settings.changed(_typed_json.convert(group, other))
+    for term, (name, kind) in _UNNAMED.items():
+        if config.get(name):
+            changed = _settings.changed(_typed_json.convert(config[name], kind))
             found.append((term, ", ".join(changed)))
     found.append(("seed", str(config.get("seed", ""))))
     return [(term, text) for term, text in found if text]
