@@ -22,7 +22,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_site", "README.md"]
+exclude_patterns = ["_site"]
 suppress_warnings = ["myst.header"]  # a page that includes another one begins at its second level
 nitpicky = False
 

@@ -79,7 +79,7 @@ class Need(NamedTuple):
     Attributes:
       name: Recipe, batch size and slice.
       step_ms: Step time in milliseconds, estimated by the TPU compiler's cycles, not measured; see
-        `scripts/bench models` and "Measured" in the README.
+        `scripts/bench models` and docs/results/benchmarks.md.
       global_batch_size: Examples in a step.
       hosts: Number of hosts of the slice, 8 TPU cores each.
       measured: Name of the row with the read rate of one CPU core.
