@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +14,23 @@ from lbopt import types
 from lbopt.errors import UserError
 from lbopt.parallel import _shards
 from lbopt.parallel._aggregation import Aggregation
-from lbopt.parallel._mesh import batch_sharding, check_batch, check_divisible, replicated_sharding
+from lbopt.parallel._mesh import (
+    batch_sharding,
+    check_batch,
+    check_divisible,
+    place_batch,
+    replicated_sharding,
+)
 from lbopt.parallel._options import StepOptions
 from lbopt.parallel._state import TrainState, apart
 
 
 def _as_it_is(batch: types.Batch) -> types.Batch:
     return batch
+
+
+def _nothing() -> None:
+    """Stand in for a weak reference before there is an object."""
 
 
 class Step:
@@ -60,11 +71,17 @@ class Step:
         self._last_batch: Any = None
         self._fits_aggregator = False
         self._placed_before = False
+        self._returned: Callable[[], Any] = _nothing
 
     def __call__(self, *arguments: Any) -> Any:
         """Run on (..., batch); the batch is the global one."""
         *rest, batch = self._prepare(arguments)
-        return self._compiled(*self._on_mesh(rest), batch)
+        if rest[0] is not self._returned():
+            rest = self._on_mesh(rest)
+        found = self._compiled(*rest, batch)
+        if isinstance(rest[0], TrainState):
+            self._returned = weakref.ref(found[0])  # which lies where the next call needs it
+        return found
 
     def lower(self, *arguments: Any) -> Any:
         """Lower for these arguments (arrays or `jax.ShapeDtypeStruct`).
@@ -190,7 +207,7 @@ class Step:
         if there or jax.process_count() > 1:
             return batch
         concrete = all(isinstance(x, np.ndarray) or _is_concrete(x) for x in arrays)
-        return jax.device_put(batch, self._batch_sharding) if concrete else batch
+        return place_batch(self.mesh, batch) if concrete else batch
 
 
 def _is_concrete(x: Any) -> bool:
