@@ -10,7 +10,7 @@ from _site.markdown import table
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results" / "benchmarks"
-FACTS = ("benchmark", "benchmark_list", "benchmarks")
+FACTS = ("benchmark", "benchmark_list", "benchmarks", "measurement")
 
 
 def benchmarks():
@@ -40,6 +40,12 @@ def benchmark(name):
         [_cells(one) for one in rows],
     )
     return f"{described}\n\n{_circumstances(rows[0], command)}\n\n{shown}"
+
+
+def measurement(name, row):
+    """Return a row of a benchmark by its name: "ours", "peer", "ratio" and so on."""
+    (found,) = [one for one in json.loads(_file(name).read_text()) if one["name"] == row]
+    return found
 
 
 def _file(name):

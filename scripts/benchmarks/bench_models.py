@@ -17,6 +17,7 @@ approximation, as in google-research/bert.
 import collections
 import re
 import sys
+from collections.abc import Iterator
 
 import cases
 import pairs
@@ -28,17 +29,15 @@ GIB = 2**30
 TOP = 12
 
 
-def run() -> list[dict]:
-    """Compile all cases and return their rows; print breakdowns of the time meanwhile."""
-    rows = []
+def run() -> Iterator[dict]:
+    """Compile all cases and yield their rows; print breakdowns of the time meanwhile."""
     for case in cases.CASES:
         ours = _compile(case, case.ours)
         plain = _compile(case, case.plain) if case.plain else None
-        rows += _rows(case, ours, plain)
+        yield from _rows(case, ours, plain)
         for label, cost in (("plain", plain), ("ours", ours)):
             if cost is not None and case.breakdown:
                 _print_parts(f"{case.name}, {label}", cost)
-    return rows
 
 
 def _compile(case: cases.StepCase, build) -> StepCost:

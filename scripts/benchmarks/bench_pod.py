@@ -11,6 +11,7 @@ import functools
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pairs
 
@@ -34,19 +35,21 @@ WHOLE = 0.003
 do not divide by N are not sharded."""
 
 
-def run() -> list[dict]:
-    """Compile the step for every slice, with both updates, and return the rows."""
-    rows = [_command(*case) for case in COMMANDS]
+def run() -> Iterator[dict]:
+    """Compile the step for every slice, with both updates, and yield the rows."""
+    for case in COMMANDS:
+        yield _command(*case)
 
     # The first compilation of a process also loads the compiler: keep it out of the compile times.
     _cost.__wrapped__(SLICES[0], False)
     for sharded in (False, True):
         first = _cost(SLICES[0], sharded)
         for name in SLICES:
-            rows += _rows(name, sharded, _cost(name, sharded), first)
-    rows += [_split(name) for name in SLICES]
-    rows += [row for name in SLICES[1:] for row in _scattered(name)]
-    return rows
+            yield from _rows(name, sharded, _cost(name, sharded), first)
+    for name in SLICES:
+        yield _split(name)
+    for name in SLICES[1:]:
+        yield from _scattered(name)
 
 
 @functools.cache

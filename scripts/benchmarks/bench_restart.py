@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 import jax
 import orbax.checkpoint as ocp
@@ -66,13 +67,13 @@ print(json.dumps(times))
 """
 
 
-def run() -> list[dict]:
-    """Return the rows of saves, restarts and a second process."""
-    return [
-        *(row for name in SAVED for row in _saving(name)),
-        *_restarts(SAVED[0]),
-        *(_sharing(*each) for each in SHARED),
-    ]
+def run() -> Iterator[dict]:
+    """Yield the rows of saves, restarts and a second process."""
+    for name in SAVED:
+        yield from _saving(name)
+    yield from _restarts(SAVED[0])
+    for each in SHARED:
+        yield _sharing(*each)
 
 
 def _saving(name: str) -> list[dict]:

@@ -9,6 +9,8 @@ A problem of the user's own, and an optimizer of Optax by name, are compared wit
 of the same maths: both sides are lbopt.
 """
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -43,12 +45,12 @@ STEPS_PER_ROUND = {64: 120, 256: 60, 1024: 20}
 ROUNDS = 31
 
 
-def run() -> list[dict]:
-    """Return one row per optimizer, batch size and device count, and those of own problems."""
-    return [
-        *(_case(*case) for case in CASES),
-        *(_own_case(*case) for case in OWN_CASES),
-    ]
+def run() -> Iterator[dict]:
+    """Yield one row per optimizer, batch size and device count, and those of own problems."""
+    for case in CASES:
+        yield _case(*case)
+    for case in OWN_CASES:
+        yield _own_case(*case)
 
 
 def _case(optimizer: str, batch_size: int, num_devices: int) -> dict:

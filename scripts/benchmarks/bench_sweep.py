@@ -14,12 +14,12 @@ import contextlib
 import importlib.util
 import io
 import pathlib
-import runpy
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 import hand_written
 import jax
@@ -28,6 +28,7 @@ import own_digits
 import pairs
 import sweep_on_tpu
 
+from lbopt.cli import load_config
 from lbopt.config import (
     Arm,
     ModelConfig,
@@ -62,16 +63,16 @@ PROCESSES = 3
 STUDY = pathlib.Path(__file__).parents[2] / "configs" / "sweeps" / "digits_limit.py"
 
 
-def run() -> list[dict]:
-    """Return a row per case against the loop, and the rows of the other comparisons."""
-    return [
-        *(row for case in CASES for row in _case(*case)),
-        *(row for case in OWN_CASES for row in _own_case(*case)),
-        _whole_study(),
-        _many(),
-        _report(),
-        *_on_tpu(),
-    ]
+def run() -> Iterator[dict]:
+    """Yield a row per case against the loop, and the rows of the other comparisons."""
+    for case in CASES:
+        yield from _case(*case)
+    for case in OWN_CASES:
+        yield from _own_case(*case)
+    yield _whole_study()
+    yield _many()
+    yield _report()
+    yield from _on_tpu()
 
 
 def _case(model: str, batch_size: int) -> list[dict]:
@@ -154,7 +155,7 @@ def _whole_study() -> dict:
 
     The peer's trials only train with momentum and evaluate.
     """
-    config = runpy.run_path(str(STUDY))["get_config"]()
+    config = load_config(str(STUDY), [], SweepConfig)
     assert (config.train.num_epochs, config.train.model.name) == (EPOCHS, "cnn")
     sizes = config.global_batch_sizes
     each = statistics.mean(_process_seconds("cnn", size) for size in sizes)

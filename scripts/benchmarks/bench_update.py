@@ -10,6 +10,7 @@ are the same.
 """
 
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -80,22 +81,23 @@ STACKED = [
 ROUNDS = 9
 
 
-def run() -> list[dict]:
-    """Return the rows of all tables."""
+def run() -> Iterator[dict]:
+    """Yield the rows of all tables."""
     unrolled = bert(*LARGE)
     stacked = bert(*LARGE, stacked=True)
 
-    rows = [row for case in MAIN for row in _on_tpu("v3", unrolled, *case, whole=True)]
-    rows.append(_formulation(unrolled))
-    rows += [row for case in MORE for row in _on_tpu("v3", unrolled, *case)]
-    rows += [row for case in STACKED for row in _on_tpu("v3", stacked, *case)]
+    for case in MAIN:
+        yield from _on_tpu("v3", unrolled, *case, whole=True)
+    yield _formulation(unrolled)
+    for case in MORE:
+        yield from _on_tpu("v3", unrolled, *case)
+    for case in STACKED:
+        yield from _on_tpu("v3", stacked, *case)
     for generation in ("v4", "v5e", "v5p", "v6e"):
-        rows += [
-            row
-            for case in MAIN
-            for row in _on_tpu(generation, unrolled, *case[:3], None, on_chip=True)
-        ]
-    return rows + [_on_cpu(*case[:3]) for case in MAIN]
+        for case in MAIN:
+            yield from _on_tpu(generation, unrolled, *case[:3], None, on_chip=True)
+    for case in MAIN:
+        yield _on_cpu(*case[:3])
 
 
 def _by_leaf(params, opt_state, grads):

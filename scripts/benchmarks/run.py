@@ -68,8 +68,14 @@ def main(argv: list[str]) -> int:
 
     sys.path.insert(0, str(pathlib.Path(__file__).parent))
     circumstances = measured_with(names[0])
-    rows = importlib.import_module(f"bench_{names[0]}").run()
-    print_table(rows)
+    rows = []
+    try:
+        for row in importlib.import_module(f"bench_{names[0]}").run():
+            rows.append(row)
+            print(f"measured: {row['name']}", file=sys.stderr)
+    finally:
+        print_table(rows)  # of what was measured, if the benchmark fails or is stopped
+
     rows = [row | circumstances for row in rows]
     for file in files:
         paths.write_text(file, json.dumps(rows, indent=2) + "\n", "--json")
