@@ -95,17 +95,20 @@ def _run_command(argv: Sequence[str]) -> int:
         _print_error(name, error)
         _leave(job, error.exit_code, one_line(str(error)))
         return error.exit_code
+    except KeyboardInterrupt as error:
+        if job.count == 1 and str(error):  # how to resume, from the command
+            _print_error(name, error)
+        _leave(job, 130, one_line(str(error)) or "was interrupted")
+        raise
     except BaseException as error:
         if job.count > 1 and not isinstance(error, SystemExit):
-            if isinstance(error, KeyboardInterrupt):
-                _leave(job, 130, "was interrupted")
             traceback.print_exc()
             _leave(job, 1, one_line(f"{type(error).__name__}: {error}"))
         raise
     return 0
 
 
-def _print_error(name: str, error: Exception) -> None:
+def _print_error(name: str, error: BaseException) -> None:
     print(one_line(f"lbopt {name}: {one_line(str(error))}"), file=sys.stderr, flush=True)
 
 

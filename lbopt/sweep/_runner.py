@@ -65,6 +65,7 @@ def run_sweep(
 
     Raises:
       Preempted: On SIGTERM; finished trials are saved.
+      KeyboardInterrupt: On Ctrl-C; the message says how many trials are saved.
       EnvironmentProblem: If `results.jsonl` is damaged or cannot be written, or a search needs a
         package that is not installed.
     """
@@ -81,14 +82,20 @@ def run_sweep(
 
         runner = Runner(config, results, watch)
         job.doing("searching and testing", patience=_PATIENCE)
-        runner.run(cells if together else deal_cells(cells, config)[job.index :: job.count])
+        chosen = cells if together else deal_cells(cells, config)[job.index :: job.count]
+        try:
+            runner.run(chosen)
+        except KeyboardInterrupt as error:
+            error.args = (f"interrupted with {_saved(results)}",)
+            raise
         job.doing("waiting for the others' trials", patience=0)
         if any(job.together("trials finished", watch.requested)):
-            raise Preempted(
-                f"stopped with {len(results.records)} trials saved; run the same command again to "
-                "resume"
-            )
+            raise Preempted(f"stopped with {_saved(results)}")
     return results.records
+
+
+def _saved(results: Results) -> str:
+    return f"{len(results.records)} trials saved; run the same command again to resume"
 
 
 class Runner:

@@ -74,6 +74,7 @@ def train(
     Raises:
       UserError: If a function of `on_metrics` raises an error; it names the file and the line.
       Preempted: On SIGTERM, when the state is saved.
+      KeyboardInterrupt: On Ctrl-C; the message names the last checkpoint.
       EnvironmentProblem: If a checkpoint cannot be read or written.
     """
     job = SoloJob() if watch is None else watch.job
@@ -106,6 +107,7 @@ def train(
             MetricsWriter(workdir, start, hooks) if is_first else NoMetricsWriter()
         )
         stack.enter_context(writer)
+        stack.enter_context(_naming_last_checkpoint(checkpoints, total))
         stack.callback(checkpoints.settle)  # a save still uses the writer
         progress = stack.enter_context(Progress(total, start, silent=not is_first))
         if watch.requested and job.count == 1:
@@ -129,6 +131,21 @@ def train(
         checkpoints.wait()
         _say_if_broken(status, checkpoints, progress.say)
         return state
+
+
+@contextlib.contextmanager
+def _naming_last_checkpoint(checkpoints: Checkpoints, total: int) -> Iterator[None]:
+    """Let a `KeyboardInterrupt` say from which checkpoint the same command resumes."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        saved = checkpoints.latest_step()
+        state = "without a checkpoint yet"
+        if saved is not None:
+            state = f"with the state of step {saved} of {total} saved"
+        again = "start again" if saved is None else "resume"
+        error.args = (f"interrupted {state}; run the same command again to {again}",)
+        raise
 
 
 def _first_line(run: Run, start: int, total: int, job: Job) -> str:

@@ -288,6 +288,17 @@ def test_sigterm_saves_what_is_finished_and_exits_75(tmp_path, lbopt_sweep, rows
     assert 1 <= len(done) < TRIALS
 
 
+def test_ctrl_c_says_how_to_resume(monkeypatch, tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_runner.Session, "advance", interrupt)
+    config = make_config()
+    cells = _trials.make_cells(config, _trials.make_problems(config))
+    with pytest.raises(KeyboardInterrupt, match="with 0 trials saved; run the same command again"):
+        _runner.run_sweep(config, cells, tmp_path)
+
+
 @pytest.fixture(scope="module")
 def two_shards(tmp_path_factory, lbopt_sweep):
     """Return the workdir of two shards that ran at once."""

@@ -110,6 +110,23 @@ def test_a_run_terminated_before_its_first_step_says_so(
     assert train(tmp_path) == 0
 
 
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (2, "without a checkpoint yet; run the same command again to start again"),
+        (12, "with the state of step 9 of 20 saved; run the same command again to resume"),
+    ],
+)
+def test_ctrl_c_says_how_to_resume(step, said, train, tmp_path, capsys):
+    def interrupt(number, state, batch):
+        if number == step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # `cli.run` makes 130 of it
+        train(tmp_path, before=interrupt)
+    assert capsys.readouterr().err.splitlines()[-1] == f"lbopt train: interrupted {said}"
+
+
 def test_the_handler_of_before_is_put_back():
     before = signal.getsignal(signal.SIGTERM)
 
