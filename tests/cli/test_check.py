@@ -29,6 +29,8 @@ def checked(lbopt, *flags):
         (CNN, ["--devices=8", "--workers=3"], 2, "batch"),
         (CNN, ["--devices=8", "--workers=2", "--config.parallel.num_devices=4"], 2, "batch"),
         (CNN, ["--config.model.name=mlpp"], 2, "config"),
+        (CNN, ["--config.schedule.base_warmup_epochs=9"], 2, "schedule"),
+        (STUDY, ["--config.train.num_epochs=1"], 2, "schedule"),
         (CNN, ["--config.trackers=('no_such_file.py:f',)"], 2, "packages"),
         (STUDY, ["--devices=3", "--config.trial_devices=all"], 2, "batch"),
         ("resnet50_lamb.py:smoke", ["--config.data.data_dir=nowhere"], 3, "data"),
@@ -46,6 +48,30 @@ def test_tiles_need_a_torus(lbopt, configs):
     tiles = "--config.model.batch_norm_scope=tiles:2x2"
     code, marks, out = checked(lbopt, *flags, tiles, "--topology=v3:2x2")
     assert (code, marks["batch"]) == (0, "ok"), out
+
+
+TWO_PHASES = """
+from lbopt.config import PhaseConfig, ScheduleConfig, TrainConfig
+def get_config(arg):
+    short, other = (ScheduleConfig(0.02, warmup_rule="none", warmup_steps=n) for n in (1.0, WARMUP))
+    phase2 = PhaseConfig(num_steps=4, global_batch_size=64, schedule=other)
+    return TrainConfig(num_steps=4, global_batch_size=128, schedule=short, phase2=phase2)
+"""
+
+
+def test_the_batches_of_two_phases_are_told_apart(lbopt, tmp_path):
+    (tmp_path / "two.py").write_text(TWO_PHASES.replace("WARMUP", "1.0"))
+    _, _, out = checked(lbopt, f"--config={tmp_path}/two.py", "--devices=2")
+    said = (
+        "128 (phase 1), 64 (phase 2) examples over 2 devices: 64 (phase 1), 32 (phase 2) a device"
+    )
+    assert said in out
+
+
+def test_the_schedule_of_the_second_phase_is_a_schedule_too(lbopt, tmp_path):
+    (tmp_path / "two.py").write_text(TWO_PHASES.replace("WARMUP", "9.0"))
+    _, marks, out = checked(lbopt, f"--config={tmp_path}/two.py", "--devices=2")
+    assert marks["schedule"] == "WRONG", out
 
 
 def test_a_project_of_ones_own(lbopt, tmp_path, monkeypatch):
