@@ -115,7 +115,7 @@ def limit_text(found):
     if found is None:
         return "-"
     if found["outcome"] == "cannot_tell":
-        return "cannot be told"
+        return "unknown"
 
     low = "?" if found.get("low") is None else f"{found['low']:,.0f}"
     high = "beyond" if found.get("high") is None else f"{found['high']:,.0f}"

@@ -8,21 +8,12 @@ from collections.abc import Collection
 from lbopt.report import _page
 from lbopt.report.study import _style
 from lbopt.report.study._arm_limit import limit_with_interval
-from lbopt.report.study._limit import CannotTell, Limit, LimitEstimate, Reason
+from lbopt.report.study._limit import CannotTell, Limit, LimitEstimate
 from lbopt.report.study._study import ArmResults, CellResults, Study, comparable
-from lbopt.report.study._words import count, listed, quoted, say
+from lbopt.report.study._words import count, listed, quoted, say, span
 
 _MOST_NAMED = 6
 """Largest number of arms that the sentence names."""
-_SHORT: dict[Reason, str] = {
-    "few_batch_sizes": "too few batch sizes",
-    "few_seeds": "too few seeds",
-    "no_plateau": "below the small batches",
-    "coarse_batch_sizes": "batch sizes too far apart",
-    "wide_interval": "too few seeds",
-    "diverged": "diverged",
-    "not_learned": "did not learn",
-}
 _TRAINED = """The model{{ "s" if models | length > 1 }} {{ models | listed }}
     {{ "were" if models | length > 1 else "was" }} trained on {{ data | listed }} with {{ arms }},
     {{ length }} {{ sizes }} ({{ trials }}{{ so_far }}): {{ result }}."""
@@ -30,6 +21,7 @@ _LIMIT = "the largest limit, batch {{ limit }}, is that of {{ arm | name }}"
 _BEST = "the best mean test {{ text }} at batch {{ size }} is {{ score }}, of {{ arm | name }}"
 _STEPS = """at batch {{ size }} the mean test {{ text }} goes from {{ first }}, of
     {{ steps[0].arm | name }}, to {{ last }}, of {{ steps[-1].arm | name }}"""
+_INTERVAL = "95 % interval "
 _FEWEST = """at batch {{ size }} the fewest steps to the target, a median of {{ steps }},
     are those of {{ arms | listed }}"""
 
@@ -81,7 +73,10 @@ def _results(study: Study) -> list[str]:
 
 
 def _limits(study: Study) -> str:
-    """Return the largest limit, or the arms whose limits were not reached, as a clause."""
+    """Return the largest limit, or the arms whose limits were not reached, as a clause.
+
+    While the limit of an arm is unknown, no other is the largest: those that are known are named.
+    """
     known = [arm for arm in study.measured if arm.limit and not isinstance(arm.limit, CannotTell)]
     beyond = [quoted(arm.name) for arm in known if not isinstance(arm.limit, Limit)]
     near = study.metric.amount(study.config.limit_points)
@@ -90,19 +85,27 @@ def _limits(study: Study) -> str:
         return f"{listed(beyond)} stay{'s' * (len(beyond) == 1)} {within} up to the largest batch"
     if not known:
         return "no limit can be told"
+    unknown = [quoted(arm.name) for arm in study.arms if arm not in known]
+    if unknown and len(study.arms) > _MOST_NAMED:
+        sizes = span(map(_limit_size, known), "{:.0f}")
+        return f"the limits of {len(known)} of {len(study.arms)} arms are known, batch {sizes}"
+    if unknown:
+        limits = [(quoted(arm.name), _shown_limit(arm.limit, _INTERVAL)) for arm in known]
+        told = [f"batch {limit} for {name}" for name, limit in limits]
+        return f"the limit is {listed([*told, f'unknown for {listed(unknown)}'])}"
     arm = max(known, key=_limit_size)
     assert isinstance(arm.limit, Limit)
-    return say(_LIMIT, limit=_shown_limit(arm.limit, "95 % interval "), arm=arm.name)
+    return say(_LIMIT, limit=_shown_limit(arm.limit, _INTERVAL), arm=arm.name)
 
 
 def _limit_size(arm: ArmResults) -> float:
     return arm.limit.global_batch_size if isinstance(arm.limit, Limit) else math.inf
 
 
-def _shown_limit(limit: LimitEstimate, what: str = "") -> str:
-    """Return a limit with `what` and its interval in brackets, or why it is not known."""
-    if isinstance(limit, CannotTell):
-        return _SHORT[limit.reason]
+def _shown_limit(limit: LimitEstimate | None, what: str = "") -> str:
+    """Return a limit with `what` and its interval in brackets; "unknown" if it cannot be told."""
+    if limit is None:
+        return ""
     number, _, interval = limit_with_interval(limit).partition(", ")
     return f"{number} ({what}{interval})" if interval else number
 
@@ -126,7 +129,7 @@ def table(study: Study) -> _page.Section:
         [
             arm.name,
             *(_cell(study, arm.cell(size)) for size in sizes),
-            _shown_limit(limit) if limit else "",
+            _shown_limit(limit),
         ]
         for arm, limit in zip(arms, limits, strict=True)
     ]
@@ -136,6 +139,8 @@ def table(study: Study) -> _page.Section:
         what = "Median optimizer steps to the target"
     groups = len(comparable(arms)) > 1
     among = " among arms with the same data, model and loss" * groups
+    unknown = any(isinstance(limit, CannotTell) for limit in limits)
+    reasons = ' "unknown" cannot be told, for the reason under "What was found".' * unknown
 
     return _page.Section(
         "Results of every arm at every batch size",
@@ -143,7 +148,7 @@ def table(study: Study) -> _page.Section:
         rows=rows,
         note=(
             f"{what}, by global batch size; the best of each in bold{among}, which seeds need not "
-            "tell apart. In brackets 95 % bootstrap intervals."
+            f"tell apart. In brackets 95 % bootstrap intervals.{reasons}"
         ),
         best=_best(study, arms, sizes) | _best_limits(limits, 1 + len(sizes)),
         colours=_style.colours(arms),
@@ -192,16 +197,12 @@ def _badness(study: Study, cell: CellResults) -> float:
 
 
 def _best_limits(limits: list[LimitEstimate | None], column: int) -> set[tuple[int, int]]:
-    """Return the places of the largest limits; one beyond the largest batch is the largest."""
-    sizes = [
-        -math.inf
-        if limit is None or isinstance(limit, CannotTell)
-        else limit.global_batch_size
-        if isinstance(limit, Limit)
-        else math.inf
-        for limit in limits
-    ]
-    most = max(sizes, default=-math.inf)
-    if most == -math.inf or len(sizes) < 2:
+    """Return the places of the largest limits; one beyond the largest batch is the largest.
+
+    No limit is the largest while another one is unknown.
+    """
+    known = [limit for limit in limits if limit and not isinstance(limit, CannotTell)]
+    if len(known) < len(limits) or len(known) < 2:
         return set()
-    return {(row, column) for row, size in enumerate(sizes) if size == most}
+    sizes = [one.global_batch_size if isinstance(one, Limit) else math.inf for one in known]
+    return {(row, column) for row, size in enumerate(sizes) if size == max(sizes)}

@@ -14,7 +14,7 @@ from synthetic import Truth, legw, summarize
 
 from lbopt.config import config_to_json
 from lbopt.report import _page
-from lbopt.report.study import read_study, write_study_report
+from lbopt.report.study import _top, read_study, write_study_report
 from lbopt.report.study._figure_scores import FIGURE
 from lbopt.report.study._tables import results_table, terminal_table, trials_table
 from lbopt.report.study._write import TRIALS
@@ -229,6 +229,36 @@ def test_the_top_has_one_table_with_the_best_in_bold(plain, everything):
     lamb = table.split("<tr>")[3]
     assert "<strong>97.50</strong>" in lamb  # at batch 256
     assert "<strong>60.00</strong>" not in table
+
+
+def test_no_limit_is_the_largest_while_another_is_unknown():
+    """Arms fall between 64 and 256; a seed of "wild" diverges at the smallest batch."""
+    truths = {"lamb": Truth((0.98, 0.98, 0.9)), "wild": Truth(FLAT, diverges=(16,))}
+    study = read_study(*synthetic.make_study(truths))
+    assert [line.split()[-1] for line in terminal_table(study).splitlines()[2:]] == [
+        "76",
+        "unknown",
+    ]
+    table = _top.table(study)
+    assert table.rows[1][-1] == "unknown"
+    assert '"unknown" cannot be told' in table.note
+    assert (0, 4) not in table.best
+    said = r"the limit is batch 76 \(95 % interval .* to .*\) for lamb and unknown for wild;"
+    assert re.search(said, _top.lead(study))
+
+
+def test_the_largest_limit_is_named_where_all_are_known():
+    truths = {"lamb": Truth((0.98, 0.98, 0.9)), "sgd": Truth((0.98, 0.98, 0.8))}
+    study = read_study(*synthetic.make_study(truths))
+    assert re.search(r"the largest limit, batch 76 \(.*\), is that of lamb;", _top.lead(study))
+    assert (0, 4) in _top.table(study).best
+    assert "unknown" not in _top.table(study).note
+
+
+def test_of_many_arms_the_known_limits_are_counted():
+    truths = {f"arm{i}": Truth((0.98, 0.98, 0.9 - i / 100)) for i in range(6)}
+    study = read_study(*synthetic.make_study(truths | {"wild": Truth(FLAT, diverges=(16,))}))
+    assert "the limits of 6 of 7 arms are known, batch" in _top.lead(study)
 
 
 def test_the_table_of_results_has_what_was_measured(everything, plain):
