@@ -4,7 +4,7 @@
 
 # pack [DIRTY]: send the committed files, or with DIRTY all files that git does not ignore.
 pack() {
-    local archive=$SCRATCH/source.tar.gz said
+    local archive=$SCRATCH/source.tar.gz said changed
     # A new machine takes the source from the bucket: it must be the source of the present run.
     if is_wanted && [ -z "$DRY_RUN" ]; then
         die 2 "NAME=$NAME: a run is wanted, with the source it began with; tpu/stop first"
@@ -29,9 +29,12 @@ pack() {
                     --file="$archive" 2>/dev/null) || die 1 "tar could not pack $ROOT"
         fi
     else
-        [ -z "$(git -C "$ROOT" status --porcelain)" ] ||
-            die 2 "$ROOT has changes that are not committed, which the machines would not get;" \
-                "commit them, or send them too: --dirty"
+        changed=$(git -C "$ROOT" status --porcelain)
+        changed=${changed%%$'\n'*}
+        [ -z "$changed" ] ||
+            die 2 "$ROOT has changes that are not committed (the first: ${changed:3}), which the" \
+                "machines would not get; name data and runs in .gitignore, and commit the rest," \
+                "or send it too: --dirty"
         do_it git -C "$ROOT" archive --format=tar.gz --output="$archive" HEAD
     fi
 

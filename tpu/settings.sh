@@ -117,16 +117,27 @@ check_settings() {
 
 # look_up_accelerator: set CHIPS DEVICES HOSTS PLAN GKE_* from the table, and RUNTIME if it is empty.
 look_up_accelerator() {
-    local table=$TPU/accelerators.tsv key runtime
-    while IFS=$'\t' read -r key _ CHIPS DEVICES HOSTS runtime PLAN \
+    local key generation runtime asked=${ACCELERATOR,,} near='' same='' all='' fix
+    while IFS=$'\t' read -r key generation CHIPS DEVICES HOSTS runtime PLAN \
         GKE_MACHINE GKE_ACCELERATOR GKE_TOPOLOGY; do
         if [ "$key" = "$ACCELERATOR" ]; then
             RUNTIME=${RUNTIME:-$runtime}
             return
         fi
-    done < <(grep -v '^#' "$table" | tail -n +2)
-    die 2 "ACCELERATOR='$ACCELERATOR' in $ENV_FILE: not in tpu/accelerators.tsv, which has $(
-        grep -v '^#' "$table" | tail -n +2 | cut -f1 |
-            grep -F -- "${ACCELERATOR%%-*}-" | tr '\n' ' ' || echo 'v2 to v6e '
-    ); write one of those or add a line to the table"
+        # Also known by its generation (v5e-64) and by its topology (v5e:8x8).
+        case $asked in "$key" | "$generation-${key##*-}" | "$PLAN") near=$key ;; esac
+        [[ $asked != "$generation"[-:]* && $asked != "${key%-*}"[-:]* ]] || same+=" $key"
+        [[ " $all " == *" ${key%-*}-N "* ]] || all+=" ${key%-*}-N"
+    done < <(grep -v '^#' "$TPU/accelerators.tsv" | tail -n +2)
+
+    fix="write one of those or add a line to the table"
+    if [ -n "$near" ]; then
+        fix="did you mean $near?"
+        same=''
+    elif [ -n "$same" ]; then
+        same=", which has$same"
+    else
+        same=", which has$all"
+    fi
+    die 2 "ACCELERATOR='$ACCELERATOR' in $ENV_FILE: not in tpu/accelerators.tsv$same; $fix"
 }

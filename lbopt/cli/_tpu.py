@@ -21,6 +21,14 @@ SCRIPT = "SCRIPT"
 """The script to run, for instance `create`; everything after it goes to the script."""
 _ONLY_HERE = ("__pycache__", "env")
 """What no copy gets: bytecode, and the settings of this checkout."""
+_IGNORED = """\
+# Not for the machines: prepared data, runs, and what Python makes.
+tfds/
+runs/
+.venv/
+__pycache__/
+"""
+"""The `.gitignore` of a project that has none."""
 
 
 def run(argv: Sequence[str]) -> None:
@@ -106,6 +114,7 @@ def _copy(project: pathlib.Path) -> Iterator[str]:
     require(not folder.exists(), "--copy", str(folder), fix, code="exists")
     try:
         _write(folder)
+        ignoring = _ignore(project / ".gitignore")
     except OSError as error:
         fix = f"it cannot be written ({error.strerror}); give another folder"
         raise EnvironmentProblem("--copy", str(folder), fix, code="resource") from error
@@ -115,7 +124,7 @@ def _copy(project: pathlib.Path) -> Iterator[str]:
     text = (
         f"The machines install lbopt=={__version__} from the package index, as "
         "tpu/requirements.txt says; add the packages of your code to it. They get the committed "
-        "files of your project."
+        f"files of your project. {ignoring}"
     )
     yield from _columns.wrapped(text)
     yield ""
@@ -133,3 +142,16 @@ def _write(folder: pathlib.Path) -> None:
     os.replace(folder / "gke/Dockerfile.project", folder / "gke/Dockerfile")
     shutil.copyfile(constraints, folder / "constraints.txt")
     (folder / "requirements.txt").write_text(f"lbopt=={__version__}\n")
+
+
+def _ignore(file: pathlib.Path) -> str:
+    """Keep data and runs out of a project's commits, and return what to tell the user.
+
+    An existing `.gitignore` is the user's own and is not changed.
+    """
+    try:
+        with file.open("x") as opened:
+            opened.write(_IGNORED)
+    except FileExistsError:
+        return "Name prepared data and runs in your .gitignore, so that git does not commit them."
+    return "The new .gitignore keeps prepared data (tfds/) and runs (runs/) out of the commits."

@@ -48,6 +48,28 @@ def test_a_copy_has_every_script_and_what_machines_install(copy):
     assert "\njax==" in (copy / "constraints.txt").read_text()
 
 
+def test_a_copy_keeps_data_and_runs_out_of_the_commits(copy, empty):
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    for name in ("tfds/big", "runs/one/metrics.jsonl", "tpu/env", "config.py"):
+        file = empty / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    subprocess.run(["git", "add", "--all"], check=True)
+    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True)
+    staged = listed.stdout.splitlines()
+    assert "config.py" in staged
+    assert ".gitignore" in staged
+    assert [name for name in staged if name.startswith(("tfds", "runs")) or name == "tpu/env"] == []
+
+
+def test_a_copy_leaves_the_gitignore_of_a_project_as_it_is(empty, lbopt):
+    (empty / ".gitignore").write_text("mine/\n")
+    code, out, _ = lbopt("tpu", "--copy=.")
+    assert code == 0
+    assert "Name prepared data and runs in your .gitignore" in " ".join(out.split())
+    assert (empty / ".gitignore").read_text() == "mine/\n"
+
+
 def test_the_list_names_the_scripts_and_their_folder(lbopt, empty):
     code, out, _ = lbopt("tpu")
     assert code == 0

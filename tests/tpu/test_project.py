@@ -62,6 +62,22 @@ def test_a_project_is_committed_first(cloud, project):
     assert not cloud.calls("gcloud", "compute", "tpus", "queued-resources", "create")
 
 
+def test_data_in_the_project_belong_into_gitignore(cloud, project):
+    commit(project)
+    (project / "imagenet").mkdir()
+    (project / "imagenet/record").touch()
+    done = cloud.tpu("create", "--dry-run")
+    assert done.returncode == 2
+    assert "not committed (the first: imagenet/), which the machines would not get" in done.stderr
+    assert "name data and runs in .gitignore" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+    with (project / ".gitignore").open("a") as file:
+        file.write("imagenet/\n")
+    commit(project)
+    assert cloud.tpu("create", "--dry-run").returncode == 0
+
+
 def test_scripts_without_a_project_have_nothing_to_send(cloud, tmp_path):
     """So they lie in an installed lbopt, which may be inside a repository of the user."""
     installed = tmp_path / "repository/site-packages/lbopt/_shipped"

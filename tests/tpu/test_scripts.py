@@ -100,7 +100,19 @@ WRONG = {
     ),
     "generation": (
         {"ACCELERATOR": "v99-8"},
-        "ACCELERATOR='v99-8' in ENV: not in tpu/accelerators.tsv",
+        "ACCELERATOR='v99-8' in ENV: not in tpu/accelerators.tsv, which has v2-N v3-N v4-N ",
+    ),
+    "generation for the accelerator": (
+        {"ACCELERATOR": "v5e-64"},
+        "ACCELERATOR='v5e-64' in ENV: not in tpu/accelerators.tsv; did you mean v5litepod-64?\n",
+    ),
+    "topology for the accelerator": (
+        {"ACCELERATOR": "v4:2x2x4"},
+        "ACCELERATOR='v4:2x2x4' in ENV: not in tpu/accelerators.tsv; did you mean v4-32?\n",
+    ),
+    "no such size": (
+        {"ACCELERATOR": "v5e-65"},
+        "ACCELERATOR='v5e-65' in ENV: not in tpu/accelerators.tsv, which has v5litepod-1 ",
     ),
     "missing": (
         {"ZONE": None},
@@ -397,7 +409,7 @@ def test_uncommitted_changes_are_sent_only_when_asked(cloud):
     try:
         done = cloud.tpu("create")
         assert done.returncode == 2
-        assert done.stderr.endswith("commit them, or send them too: --dirty\n")
+        assert done.stderr.endswith("and commit the rest, or send it too: --dirty\n")
         assert cloud.tpu("create", "--dirty").returncode == 0
         assert cloud.tpu("setup", "--keep-source").returncode == 0
         assert (cloud.worker(0) / "lbopt/source/new_file.py").exists()
