@@ -10,7 +10,7 @@ from _site.markdown import table
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results" / "benchmarks"
-FACTS = ("benchmark", "benchmark_list", "benchmarks", "measurement")
+FACTS = ("benchmark", "benchmark_list", "benchmarks", "measurement", "measurements")
 
 
 def benchmarks():
@@ -34,7 +34,7 @@ def benchmark(name):
     if not _file(name).is_file():
         return f"{described}\n\nNot recorded yet. `{command}` records it."
 
-    rows = json.loads(_file(name).read_text())
+    rows = measurements(name)
     shown = table(
         ("what", "unit", "lbopt", "peer", "peer is", "ratio", "limit"),
         [_cells(one) for one in rows],
@@ -42,9 +42,14 @@ def benchmark(name):
     return f"{described}\n\n{_circumstances(rows[0], command)}\n\n{shown}"
 
 
+def measurements(name):
+    """Return the rows of a benchmark: dicts of "name", "ours", "peer", "ratio" and so on."""
+    return json.loads(_file(name).read_text())
+
+
 def measurement(name, row):
-    """Return a row of a benchmark by its name: "ours", "peer", "ratio" and so on."""
-    (found,) = [one for one in json.loads(_file(name).read_text()) if one["name"] == row]
+    """Return a row of a benchmark by its name."""
+    (found,) = [one for one in measurements(name) if one["name"] == row]
     return found
 
 

@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 
 import matplotlib
 import pytest
+from _site import benchmarks
 
 from lbopt.cli import _main
 
@@ -61,6 +62,23 @@ def test_the_numbers_of_the_readme_are_those_of_the_study():
 
     plans = list((ROOT / "configs" / "plans").glob("*.json"))
     assert f"{len(plans)} published TPU runs" in README
+
+
+def test_the_measured_numbers_of_the_readme_are_those_of_the_benchmarks():
+    update = benchmarks.measurement("update", "LAMB: accessed, TPU v3")
+    assert f"| {update['ours']:.1f}; Optax {update['peer']:.1f} | `scripts/bench update`" in README
+
+    loop = [row["ratio"] for row in measured("step", "hand-written jit loop")]
+    assert f"| {min(loop):.2f} to {max(loop):.2f} x | `scripts/bench step`" in README
+
+    rows = measured("sweep", "one process per trial")
+    large = [row["ratio"] for row in rows if row["name"].endswith(", 180 trials")]
+    assert f"| {min(large):.0f} to {max(large):.0f} x | `scripts/bench sweep`" in README
+
+
+def measured(name, peer):
+    """Return the rows of a benchmark beside one peer."""
+    return [row for row in benchmarks.measurements(name) if row["peer_name"] == peer]
 
 
 def test_links_of_the_readme_and_its_pictures_exist():
