@@ -9,15 +9,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from lbopt import errors, paths, types
 from lbopt._shown import show
 from lbopt.cli import _flags, _own_files
 from lbopt.cli._train import saved_config, with_vocabulary
 from lbopt.config import TrainConfig, config_to_json
+from lbopt.data.from_config import Source, load_source
 from lbopt.errors import require, require_choice
 from lbopt.interchange import (
+    PROCESSOR_FILE,
     WEIGHTS_FILE,
+    image_processor,
     new_folder,
     require_new_folder,
     save_huggingface,
@@ -74,7 +78,15 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: paths.Given
         fix = f"transformers has {', '.join(HUGGINGFACE_MODELS)}; use --format=safetensors"
         require(model in HUGGINGFACE_MODELS, "config.model.name", model, fix)
 
-    training = build_run(on_one_device(with_vocabulary(config, str(workdir))), trains=False)
+    # The names of classes and the statistics of pixels are not in a run, but in its data.
+    sources: list[Source] = []
+
+    def load(*arguments: Any) -> Source:
+        sources.append(load_source(*arguments))
+        return sources[-1]
+
+    alone = on_one_device(with_vocabulary(config, str(workdir)))
+    training = build_run(alone, load=load, trains=False)
     check_vocabulary(training, workdir)
     state = _restore(training, workdir, given.get("checkpoint", "latest"))
     averaged = training.evaluates_average
@@ -98,7 +110,7 @@ def _export(workdir: pathlib.Path, given: Mapping[str, str], output: paths.Given
         with new_folder(output, "--output") as folder:
             save_safetensors(folder / WEIGHTS_FILE, variables, metadata)
     else:
-        _save_huggingface(output, config, training, variables, metadata)
+        _save_huggingface(output, config, training, sources[0], variables, metadata)
     show(str(output))
 
 
@@ -126,16 +138,32 @@ def _save_huggingface(
     output: paths.GivenPath,
     config: TrainConfig,
     training: Run,
+    source: Source,
     variables: Mapping[str, types.PyTree],
     metadata: Mapping[str, str],
 ) -> None:
     network = make_network(config.model, *outputs_and_head(variables["params"]))
+    beside = dict(training.vocabulary.files())
     side = None
-    if config.model.name == "efficientnet":  # its preprocessor names the size of images
-        side = training.batches.slice(0, 0, 1)["image"].shape[1]
-    vocabulary = training.vocabulary.files()
+    if config.model.name != "bert":
+        image = source.splits.validation.take(np.arange(1))[source.features[0]][0]
+        side, channels = _side_and_channels(image)
+        # Other arrays are normalized in the data set, or not at all.
+        if source.pixel_scale is not None and image.dtype == np.uint8:
+            fraction = config.data.eval_fraction if config.data.train_crop == "resized" else None
+            of_pixels = (*source.pixel_scale, fraction, channels)
+            beside[PROCESSOR_FILE] = image_processor(side, *of_pixels)
+    names = source.class_names
     with errors.under("config.model", ("stem",)):
-        save_huggingface(output, network, variables, side, metadata, "--output", vocabulary)
+        save_huggingface(output, network, variables, side, metadata, "--output", beside, names)
+
+
+def _side_and_channels(image: np.ndarray) -> tuple[int, int]:
+    """Return the side in pixels and the channels of an image, whose pixels may be folded."""
+    if image.ndim == 2:
+        return len(image), 1
+    is_folded = image.shape[-1] == 12  # 2 x 2 pixels of three channels
+    return (2 * len(image), 3) if is_folded else (len(image), image.shape[-1])
 
 
 def outputs_and_head(params: Mapping[str, Any]) -> tuple[int, str]:

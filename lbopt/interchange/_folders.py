@@ -94,7 +94,12 @@ def writing(
 
 def write_json(file: pathlib.Path, data: Any) -> None:
     """Write a JSON file in the style of `transformers`: sorted keys, two spaces of indentation."""
-    file.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
+    file.write_text(json_text(data))
+
+
+def json_text(data: Any) -> str:
+    """Return the text of a JSON file in the style of `transformers`."""
+    return json.dumps(data, indent=2, sort_keys=True) + "\n"
 
 
 def _flush(file: pathlib.Path) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -91,6 +91,7 @@ def save_huggingface(
     metadata: Mapping[str, str] | None = None,
     field: str = "directory",
     beside: Mapping[str, str] | None = None,
+    class_names: Sequence[str] = (),
 ) -> None:
     """Write a folder that `transformers`' `from_pretrained` and `load_huggingface` read.
 
@@ -103,9 +104,11 @@ def save_huggingface(
       metadata: Strings for the header of the safetensors file.
       field: The name of `directory` in messages.
       beside: Texts of further files, by their names.
+      class_names: Names of an image classifier's classes; () for LABEL_0, LABEL_1 and so on.
 
     Raises:
-      UserError: If the folder is not new, or `transformers` has no such network.
+      UserError: If the folder is not new, if `transformers` has no such network, or if the names
+        are not one for each class.
       EnvironmentProblem: If the folder cannot be written.
 
     >>> import jax, lbopt, os, tempfile
@@ -137,6 +140,8 @@ def save_huggingface(
         "dtype": "float32",
         **described,
     }
+    if class_names and "id2label" in described:
+        config |= _json_fields.labels(len(described["id2label"]), class_names)
     # All checks come before the folder is made, so that a refused network leaves nothing behind.
     arrays = _to_theirs(family, module, config, variables)
 

@@ -147,9 +147,16 @@ def num_labels(config: Mapping[str, Any]) -> DerivedInt:
     return DerivedInt(len(labels), "id2label")
 
 
-def labels(count: int) -> dict[str, Any]:
-    """Return the fields that give the number of classes, with a made-up name for each class."""
-    names = [f"LABEL_{number}" for number in range(count)]
+def labels(count: int, class_names: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the fields that give the classes, with made-up names where none are given.
+
+    Raises:
+      UserError: If there are not as many names as classes, or two are equal.
+    """
+    names = list(class_names) or [f"LABEL_{number}" for number in range(count)]
+    fix = f"the network has {count} classes; give a name of its own for each"
+    fits = len(names) == len(set(names)) == count
+    require(fits, "class_names", names, fix, code="mismatch")
     return {
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},

@@ -7,19 +7,33 @@ import types
 import jax
 import numpy as np
 import pytest
+import torch
 import torch_networks as torch_side
 import transformers
+from PIL import Image
 from refusal import refused, troubled
 
 import lbopt as lbopt_package
 from lbopt.cli import _export, main
 from lbopt.cli._train import saved_config
-from lbopt.config import CheckpointConfig, DataConfig, ModelConfig, TrainConfig, config_to_json
+from lbopt.config import (
+    CheckpointConfig,
+    DataConfig,
+    ImageFolderConfig,
+    LossConfig,
+    ModelConfig,
+    TrainConfig,
+    config_to_json,
+)
+from lbopt.data import ArrayDataset, Splits
+from lbopt.data.from_config import Source, load_source
+from lbopt.data.images import central_box
 from lbopt.data.text import NO_VOCABULARY
 from lbopt.errors import NO_VALUE
-from lbopt.interchange import load_safetensors
+from lbopt.interchange import image_processor, load_safetensors, save_huggingface
 from lbopt.models import stack_layers
 from lbopt.recipes import build_run, make_network
+from lbopt.recipes._classification import make as make_classification
 from lbopt.train import Checkpoints
 from lbopt.transforms import ema_params
 from lbopt.workdir import open_workdir, read_config
@@ -36,7 +50,7 @@ def averaged(small, tmp_path_factory):
     return workdir
 
 
-def started(folder, config):
+def started(folder, config, variables=None):
     """Make the workdir of a run with an invented state, because training would take long."""
     config.parallel.num_devices = 1
     rng = np.random.default_rng(0)
@@ -50,6 +64,9 @@ def started(folder, config):
         )
 
     state = jax.tree.map(made_up, jax.eval_shape(build_run(config).init))
+    if variables is not None:
+        stats = {"batch_stats": variables["batch_stats"]}
+        state = state.replace(params=variables["params"], model_state=stats)
     with open_workdir(folder, "train", config_to_json(config), lambda saved: []):
         pass
     with Checkpoints(folder) as checkpoints:
@@ -206,10 +223,10 @@ def test_a_folder_for_transformers(name, tmp_path):
     """The command exports such a folder after a run on data that are not embedded."""
     model, inputs, outputs, head = MODELS[name]
     variables = torch_side.randomized_variables(make_network(model, outputs, head), inputs)
-    batches = types.SimpleNamespace(slice=lambda *numbers: IMAGES)
-    plan = types.SimpleNamespace(batches=batches, vocabulary=NO_VOCABULARY)
+    plan = types.SimpleNamespace(vocabulary=NO_VOCABULARY)
+    source = Source(Splits(*[ArrayDataset(IMAGES)] * 3), outputs)
     _export._save_huggingface(
-        tmp_path / "out", TrainConfig(model=model), plan, variables, {"recipe": "x"}
+        tmp_path / "out", TrainConfig(model=model), plan, source, variables, {"recipe": "x"}
     )
     loaded, back = lbopt_package.load_huggingface(tmp_path / "out")
     assert _export.outputs_and_head(back["params"]) == (outputs, head)
@@ -219,6 +236,103 @@ def test_a_folder_for_transformers(name, tmp_path):
     if name == "efficientnet":
         assert loaded.symmetric_blocks == ()
         assert json.loads((tmp_path / "out" / "config.json").read_text())["image_size"] == 64
+
+
+SIDES = {"cat": (90, 122), "dog": (64, 48), "fox": (80, 80)}
+"""Class -> height and width of its images. Their central squares leave an even number of pixels."""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Make three classes of smooth images with stated splits, of several shapes."""
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 4), ("validation", 1), ("test", 1)):
+        for name, (height, width) in SIDES.items():
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                small = Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8))
+                picture = small.resize((width, height), Image.Resampling.BICUBIC)
+                picture.save(root / split / name / f"{number}.png")
+    return root
+
+
+@pytest.mark.everyday("resnet*")
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [("resnet", {"space_to_depth": True}), ("efficientnet", {"eval_fraction": 0.8})],
+)
+def test_transformers_sees_a_file_as_the_evaluation_does(family, fields, photos, lbopt, tmp_path):
+    data = ImageFolderConfig(str(photos), image_size=32, **fields)
+    config = TrainConfig(model=FAMILIES[family], data=data, global_batch_size=6)
+    network = make_network(config.model, 3)
+    variables = calibrated(network, torch_side.images(32, batch=8))
+    workdir = started(tmp_path / "run", config, variables)
+    out = tmp_path / "out"
+    flags = (f"--workdir={workdir}", "--format=huggingface", f"--output={out}")
+    assert lbopt("export", *flags)[0] == 0
+    theirs = PEERS[family].from_pretrained(out).eval()
+    assert theirs.config.id2label == dict(enumerate(SIDES))
+    assert theirs.config.label2id == {name: number for number, name in enumerate(SIDES)}
+
+    source = load_source(data)
+    batch = source.splits.test.take(np.arange(3))
+    inputs = make_classification(None, source, LossConfig()).inputs(batch)
+    if "space_to_depth" in fields:
+        network = network.clone(stem="space_to_depth")
+    ours = np.asarray(network.apply(variables, inputs, train=False))
+    assert torch_side.spread(ours) > 0.02
+    prepare = transformers.AutoImageProcessor.from_pretrained(out, backend="pil")
+    for number, name in enumerate(SIDES):
+        assert batch["label"][number] == number
+        picture = Image.open(photos / "test" / name / "0.png")
+        with torch.no_grad():
+            logits = theirs(**prepare(picture, return_tensors="pt")).logits[0].numpy()
+        np.testing.assert_allclose(logits, ours[number], rtol=0, atol=1e-4)
+
+
+def calibrated(network, images):
+    """Return random variables whose running statistics fit random images, so that none vanish."""
+    variables = torch_side.randomized_variables(network, images)
+    at_once = network.clone(batch_norm_momentum=0.0)
+    rngs = dict.fromkeys(("dropout", "example"), jax.random.key(0))
+    _, updated = at_once.apply(variables, images, train=True, mutable=["batch_stats"], rngs=rngs)
+    return {**variables, **jax.device_get(updated)}
+
+
+def prepared(folder, image, *of_pixels):
+    """Return the pixels [channels, side, side] that the exported file makes of an image."""
+    (folder / "preprocessor_config.json").write_text(image_processor(*of_pixels))
+    prepare = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    return prepare(image, return_tensors="np")["pixel_values"][0]
+
+
+def test_the_crop_is_one_pixel_beside_ours_if_the_rest_is_odd(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (81, 96, 3), np.uint8)
+    side = 70  # of 81 rows 11 are left out, of 96 columns 26
+    for top, rows in ((5, 81), (5, 80)):  # ours begins at (81 - 70 + 1) // 2, or (80 - 70) // 2
+        image = Image.fromarray(pixels[:rows])
+        crop = image.crop((13, top, 13 + side, top + side))
+        expected = np.asarray(crop.resize((32, 32), Image.Resampling.BICUBIC))
+        found = prepared(tmp_path, image, 32, (0.0,), (1.0,), 0.875)
+        np.testing.assert_allclose(found * 255, expected.transpose(2, 0, 1), atol=1e-3)
+    assert central_box(81, 96)[:3] == (6, 13, side)
+    assert central_box(80, 96)[:3] == (5, 13, side)
+
+
+def test_grey_images_of_one_size_are_neither_cropped_nor_resized(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (28, 28), np.uint8)
+    found = prepared(tmp_path, Image.fromarray(pixels), 28, (0.1,), (0.3,), None, 1)
+    np.testing.assert_allclose(found, (pixels[None] / 255 - 0.1) / 0.3, rtol=1e-5, atol=1e-5)
+
+
+def test_names_that_do_not_fit_the_classes_are_refused(tmp_path):
+    model, inputs, outputs, head = MODELS["resnet"]
+    network = make_network(model, outputs, head)
+    variables = torch_side.randomized_variables(network, inputs)
+    names = ("cat", "dog")
+    with refused("class_names", list(names), "mismatch"):
+        save_huggingface(tmp_path / "out", network, variables, class_names=names)
 
 
 # Arguments, the refused field with its value and code, and what else the message must name.

@@ -62,8 +62,8 @@ def config(data_dir):
 
 @pytest.fixture(scope="module")
 def splits(config):
-    found, num_classes = _images.load_images(config().data)
-    assert num_classes == 10
+    found, class_names = _images.load_images(config().data)
+    assert len(class_names) == 10
     return found
 
 

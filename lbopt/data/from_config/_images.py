@@ -47,8 +47,8 @@ class NamedImages:
 
 def load_images(
     data: DataConfig, names: tuple[str, str] = ("image", "label")
-) -> tuple[Splits, int]:
-    """Return the splits of a validated config, and the number of classes.
+) -> tuple[Splits, tuple[str, ...]]:
+    """Return the splits of a validated config, and the names of the classes.
 
     Args:
       data: The config.
@@ -73,7 +73,8 @@ def load_images(
     for field in ("pixel_mean", "pixel_std"):
         value = getattr(data, field)
         require(shape[2] != 1 or len(value) < 2, field, value, fix, code="mismatch")
-    return Splits(*_splits(data, folder, shape, num_classes, names)), num_classes
+    splits = Splits(*_splits(data, folder, shape, num_classes, names))
+    return splits, tuple(map(str, label.names))
 
 
 def _splits(

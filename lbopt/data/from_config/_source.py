@@ -40,7 +40,7 @@ class Source(NamedTuple):
       task: The task of the user's own data; "" for that of a data set of lbopt.
       target: Name of the array to predict.
       features: Names of the arrays that the model sees.
-      class_names: Names of the classes, where labels are text.
+      class_names: Names of the classes; () where they are not known.
       target_variance: Variance of the training targets of a regression.
     """
 
@@ -227,8 +227,9 @@ def _digits(data: DataConfig) -> Source:
 def _images(data: DataConfig) -> Source:
     with _image_packages("images"):
         from lbopt.data.from_config import _images
-    splits, num_classes = _images.load_images(data)
-    return Source(splits, num_classes, pixel_scale=(data.pixel_mean, data.pixel_std))
+    splits, class_names = _images.load_images(data)
+    scale = data.pixel_mean, data.pixel_std
+    return Source(splits, len(class_names), pixel_scale=scale, class_names=class_names)
 
 
 def _pydoc_mlm(data: DataConfig) -> Source:

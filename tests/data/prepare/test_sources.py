@@ -37,8 +37,8 @@ def test_a_recipe_reads_the_images(data_dir):
         test_split="validation",
         image_size=32,
     )
-    splits, num_classes = _images.load_images(config)[:2]
-    assert (num_classes, [len(split) for split in splits]) == (10, [96, 40, 40])
+    splits, class_names = _images.load_images(config)
+    assert (len(class_names), [len(split) for split in splits]) == (10, [96, 40, 40])
     seen = [
         splits.train.draw(np.arange(96), np.zeros(96, int), seed=0),
         splits.validation.take(np.arange(40)),
