@@ -360,11 +360,21 @@ def _features(
     chosen = tuple(features) or tuple(others)
     fix = f"there is no array beside the target {target!r}; give data that have some"
     require(chosen, "features", tuple(features), fix, code="missing")
-    for name in chosen:
-        fix = f"{name!r} holds {_kind(columns[name])}, no numbers; leave it out, or encode it"
-        is_number = columns[name].dtype.kind in "biuf"
-        require(is_number, "features", chosen, fix, code="type")
+    _require_numeric(columns, chosen, features)
     return chosen
+
+
+def _require_numeric(columns: Arrays, chosen: Sequence[str], given: Sequence[str]) -> None:
+    """Raise `UserError` for features that are no numbers; name them all, and those that are."""
+    numeric = tuple(name for name in chosen if columns[name].dtype.kind in "biuf")
+    others = [name for name in chosen if name not in numeric]
+    if not others:
+        return
+    held = (f"{name!r} ({_kind(columns[name])})" for name in others)
+    fix = f"features are numbers, and not {', '.join(held)}; encode them as numbers"
+    if numeric:
+        fix += f', or use the others: {{features}}="{numeric}"'
+    raise UserError("features", tuple(given), fix, also=["features"], code="type")
 
 
 def _class_names(columns: Arrays, target: str, task: str, split_of: np.ndarray) -> tuple[str, ...]:
@@ -416,7 +426,7 @@ def _require_numbers(array: np.ndarray, target: str, kinds: str, what: str) -> N
 
 def _kind(array: np.ndarray) -> str:
     """Return what an array or a column holds, for errors."""
-    return getattr(array, "what", str(array.dtype))
+    return "text" if array.dtype.kind in "US" else getattr(array, "what", str(array.dtype))
 
 
 def _outputs(

@@ -1,9 +1,12 @@
 """People's own files become splits with a task; the values are those of NumPy and pandas."""
 
+import ast
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
-from refusal import refused
+from refusal import names_in, refused
 
 from lbopt.data import ArrayDataset, Splits
 from lbopt.data.own import _load as load_module, as_splits, describe, load_arrays, read_columns
@@ -115,6 +118,21 @@ def test_the_target_tells_the_task(arrays, task, outputs, tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((20, 3)), **arrays)
     found = load_arrays(tmp_path / "a.npz")
     assert (found.task, found.outputs) == (task, outputs)
+
+
+def test_text_columns_are_named_together_with_the_columns_to_use(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("id,city,age,income,label\n" + "k1,Rome,30,1.5,0\nk2,Oslo,40,2.5,1\n" * 20)
+    with refused("features", (), "type") as caught:
+        load_arrays(file)
+    assert names_in(caught) >= {"id", "city"}
+    assert "<U" not in str(caught.value)
+    flag = re.search('features="(.*)"', str(caught.value))[1]
+    assert flag == "('age', 'income')"
+    found = load_arrays(file, features=ast.literal_eval(flag), matrix=False)
+    assert found.features == ("age", "income")
+    with refused("features", ("age", "city"), "type"):
+        load_arrays(file, features=("age", "city"))
 
 
 def test_a_wrong_number_of_a_table_is_named_by_its_column(tmp_path):
