@@ -11,6 +11,7 @@ from lbopt import errors, paths
 from lbopt._shown import show
 from lbopt.cli import _flags
 from lbopt.data import ptb_folder, store_folder
+from lbopt.data.own import NO_SPLIT
 from lbopt.data.prepare import (
     GENERATED_IMAGES,
     PYDOC_SQUAD,
@@ -144,16 +145,23 @@ def _folder(argv: Sequence[str]) -> None:
     given, _ = _flags.parse("prepare folder", argv, FLAGS_OF["folder"], required=("images",))
     images = paths.local(given["images"], "images")
     prepared = prepare_image_folder(images, given.get("name"), given.get("data_dir"), _images)
-    _show(prepared, f"config.data = ImageFolderConfig({str(prepared.folder.folder)!r})")
+    _show_folder(prepared)
+    show(f"config.data.path = {str(prepared.folder.folder)!r}")
+    for split, size in sorted(prepared.folder.num_examples.items()):
+        drawn = " (validation and test are drawn from them)" if split == NO_SPLIT else ""
+        show(f"{split}: {size} images{drawn}")
 
 
-def _show(prepared: Prepared, setting: str = "") -> None:
-    folder = prepared.folder.folder
+def _show(prepared: Prepared) -> None:
     sizes = ", ".join(
         f"{split} {size}" for split, size in sorted(prepared.folder.num_examples.items())
     )
-    show(f"{folder}{'' if prepared.made else ' is there already'}")
-    show(f"{setting or f'config.data.builder = {prepared.name!r}'}; records: {sizes}")
+    _show_folder(prepared)
+    show(f"config.data.builder = {prepared.name!r}; records: {sizes}")
+
+
+def _show_folder(prepared: Prepared) -> None:
+    show(f"{prepared.folder.folder}{'' if prepared.made else ' is there already'}")
 
 
 def _text(argv: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 from refusal import names_in, refused, troubled
 
-from lbopt.config import ImageFolderConfig
+from lbopt.config import ImageFolderConfig, TrainConfig
 from lbopt.data.from_config import load_source
 
 
@@ -26,12 +26,17 @@ def test_a_folder_is_prepared_once_and_trains(lbopt, pets, tmp_path, fingerprint
     code, out, err = lbopt("prepare", "folder", *flags)
     assert code == 0
     folder = tmp_path / "data" / "my_pets" / "1.0.0"
-    setting = f"config.data = ImageFolderConfig('{folder}'); records: test 8, train 32"
-    assert out.splitlines() == [str(folder), setting]
+    said = [f"config.data.path = '{folder}'", "test: 8 images", "train: 32 images"]
+    assert out.splitlines() == [str(folder), *said]
+
+    # The line of the config can be pasted.
+    config = TrainConfig(data=ImageFolderConfig("photos", image_size=8))
+    exec(said[0], {"config": config})
+    assert len(load_source(config.data).splits.train) == 32 - 4
     assert "writing images" in err
     before = fingerprint(tmp_path)
     code, out, err = lbopt("prepare", "folder", *flags)
-    assert (code, out.splitlines()) == (0, [f"{folder} is there already", setting])
+    assert (code, out.splitlines()) == (0, [f"{folder} is there already", *said])
     assert (err, fingerprint(tmp_path)) == ("", before)
 
     file = tmp_path / "conf.py"
