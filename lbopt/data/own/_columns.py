@@ -128,7 +128,7 @@ def _read_table(file: pathlib.Path) -> Any:
 
 
 def _column(name: str, column: Any) -> np.ndarray:
-    """Return a column as an array [rows], of numbers, bools or text."""
+    """Return a column as an array [rows], of numbers, bools or text; dates are text."""
     if column.null_count:
         raise ValueError(f"column {name!r} lacks {column.null_count} values")
     import pyarrow.types as kinds
@@ -136,6 +136,9 @@ def _column(name: str, column: Any) -> np.ndarray:
     kind = column.type
     if kinds.is_dictionary(kind):
         kind = kind.value_type
+    if kinds.is_temporal(kind):
+        column = column.cast("string")
+        kind = column.type
     plain = (kinds.is_integer, kinds.is_floating, kinds.is_boolean)
     text = (kinds.is_string, kinds.is_large_string)
     if not any(is_kind(kind) for is_kind in (*plain, *text)):
@@ -168,9 +171,9 @@ def columns_of(given: Any, field: str = "path") -> dict[str, np.ndarray]:
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """Return an array of text for one of objects that are all text."""
+    """Return an array of text for one of dates, or of objects that are all text."""
     is_text = array.dtype == object and all(isinstance(value, str) for value in array.flat)
-    return array.astype(str) if is_text else array
+    return array.astype(str) if is_text or array.dtype.kind == "M" else array
 
 
 def lengths(columns: Mapping[str, np.ndarray]) -> dict[str, int]:

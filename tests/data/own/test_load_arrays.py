@@ -122,15 +122,17 @@ def test_the_target_tells_the_task(arrays, task, outputs, tmp_path):
 
 def test_text_columns_are_named_together_with_the_columns_to_use(tmp_path):
     file = tmp_path / "a.csv"
-    file.write_text("id,city,age,income,label\n" + "k1,Rome,30,1.5,0\nk2,Oslo,40,2.5,1\n" * 20)
+    days = "k1,2026-01-31,Rome,30,1.5,0\nk2,2026-02-01,Oslo,40,2.5,1\n"
+    file.write_text("id,day,city,age,income,label\n" + days * 20)
     with refused("features", (), "type") as caught:
         load_arrays(file)
-    assert names_in(caught) >= {"id", "city"}
+    assert names_in(caught) >= {"id", "day", "city"}
     assert "<U" not in str(caught.value)
     flag = re.search('features="(.*)"', str(caught.value))[1]
     assert flag == "('age', 'income')"
-    found = load_arrays(file, features=ast.literal_eval(flag), matrix=False)
-    assert found.features == ("age", "income")
+    for data in (file, pd.read_csv(file, parse_dates=["day"])):
+        found = load_arrays(data, features=ast.literal_eval(flag), matrix=False)
+        assert found.features == ("age", "income")
     with refused("features", ("age", "city"), "type"):
         load_arrays(file, features=("age", "city"))
 
