@@ -108,8 +108,8 @@ def _result_here(one):
         optimizer, _, size = row.partition("-")
         return f"{100 * _searched(optimizer, int(size)):.1f} % (validation)"
 
-    found = [run for run in families()["runs"] if run["config"] == one["config"]]
-    return f"{_score(found[0], 'test')} (test)" if found else "not recorded yet"
+    (found,) = (run for run in families()["runs"] if run["config"] == one["config"])
+    return f"{_score(found, 'test')} (test)"
 
 
 def _searched(optimizer, size):
@@ -201,7 +201,7 @@ def family_table():
     trigram = f"perplexity {counted['perplexity']:.1f} (interpolated trigram)"
     baselines = {"pydoc_bert": masked, "pydoc_lstm": trigram}
 
-    runs = {stem: ["not recorded yet", "not recorded yet"] for stem in _FAMILIES}
+    runs = {stem: ["", ""] for stem in _FAMILIES}
     for one in families()["runs"]:
         stem, _, row = one["config"].removeprefix("configs/").partition(".py:")
         optimizer, _, batch = row.partition("-")
@@ -228,7 +228,7 @@ def small_runs(stem):
         if one["config"].startswith(f"configs/{stem}.py")
     ]
     header = ("row", "steps", "validation", "test", "CPU seconds")
-    return table(header, rows) if rows else "Not recorded yet. `scripts/families` records it."
+    return table(header, rows)
 
 
 def _score(one, split):
