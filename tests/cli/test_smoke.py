@@ -104,6 +104,7 @@ def test_every_family_is_here(configs):
     assert {file.stem for file in here} == set(FAMILIES)
 
 
+@pytest.mark.everyday("resnet50_lamb", "bert_large_lamb", "squad", "digits_*", "pydoc_*")
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - set(WHOLE_WAY)))
 def test_a_family_is_built_and_takes_steps(family, configs, data_dir):
     """The learning rate of the first step is zero in a warmup."""
