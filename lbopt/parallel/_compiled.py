@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -27,10 +26,6 @@ from lbopt.parallel._state import TrainState, apart
 
 def _as_it_is(batch: types.Batch) -> types.Batch:
     return batch
-
-
-def _nothing() -> None:
-    """Stand in for a weak reference before there is an object."""
 
 
 class Step:
@@ -71,17 +66,11 @@ class Step:
         self._last_batch: Any = None
         self._fits_aggregator = False
         self._placed_before = False
-        self._returned: Callable[[], Any] = _nothing
 
     def __call__(self, *arguments: Any) -> Any:
         """Run on (..., batch); the batch is the global one."""
         *rest, batch = self._prepare(arguments)
-        if rest[0] is not self._returned():
-            rest = self._on_mesh(rest)
-        found = self._compiled(*rest, batch)
-        if isinstance(rest[0], TrainState):
-            self._returned = weakref.ref(found[0])  # which lies where the next call needs it
-        return found
+        return self._compiled(*self._on_mesh(rest), batch)
 
     def lower(self, *arguments: Any) -> Any:
         """Lower for these arguments (arrays or `jax.ShapeDtypeStruct`).

@@ -242,8 +242,8 @@ def put_batch(mesh: Mesh, batch: types.Batch) -> types.Batch:
 def place_batch(mesh: Mesh, batch: types.Batch) -> types.Batch:
     """Lay a global batch of this process out over the mesh; arrays that lie there stay.
 
-    For small arrays `jax.device_put` is slow, because most of it is Python: on one CPU it took 4 to
-    6 times as long as a program that copies 64 KB, and a quarter of a small network's step.
+    Most of `jax.device_put` of small arrays is Python, which takes a visible part of the step of a
+    small network on one CPU; a program that copies them takes less (see `scripts/bench step`).
     """
     arrays = jax.tree.leaves(batch)
     layout = batch_sharding(mesh)
