@@ -13,3 +13,7 @@ Roles come from names and shapes, and from the types of modules where `params` h
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+# JAX keys its caches by all contexts that exist. If a trace were the first to ask for this one, the
+# traced function would be compiled a second time.
+__getattr__("record_choice")

@@ -2,6 +2,8 @@
 
 import contextlib
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -109,6 +111,13 @@ def test_a_state_of_all_kinds_keeps_dtypes_and_is_traced_once(option):
         np.testing.assert_array_equal(
             data(got), data(jnp.asarray(wanted)) if np.isscalar(wanted) else data(wanted)
         )
+
+
+def test_all_contexts_exist_before_the_first_trace():
+    """In this process other tests may have made them, so ask a new one."""
+    code = "import sys, lbopt; lbopt.make_train_step; print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"lbopt.masks._recording", "lbopt.replicas"} <= set(shown.stdout.split())
 
 
 ELSEWHERE = {
