@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import inspect
 import operator
 import pathlib
 import typing
@@ -213,14 +214,19 @@ def _parse_override(values: flags.FlagValues, override: str) -> None:
 def call_get_config(flag: str) -> Any:
     """Import the config file of `FILE[:ROW]` and return the result of its `get_config(ROW)`.
 
-    FILE may be the name of a recipe that comes with lbopt; see `_config_files.split_row`.
+    FILE may be the name of a recipe that comes with lbopt; see `_config_files.split_row`. A file
+    whose `get_config` takes no argument has no rows.
     """
     path, argument = _config_files.split_row(flag)
 
     def get_config(module: Any) -> Any:
         fix = "it defines no get_config; give a config file"
         require(hasattr(module, "get_config"), "--config", flag, fix, code="missing")
-        return module.get_config(argument)
+        if inspect.signature(module.get_config).parameters:
+            return module.get_config(argument)
+        fix = f"its get_config takes no row; leave out {':' + argument!r}"
+        require(not argument, "--config", flag, fix)
+        return module.get_config()
 
     config = _from_config_file(flag, path, get_config)
     with errors.under("config"):

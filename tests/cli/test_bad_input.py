@@ -4,7 +4,8 @@ import jax
 import pytest
 from refusal import ANY, refused
 
-from lbopt.cli import _sweep, _train
+from lbopt.cli import _sweep, _train, load_config
+from lbopt.config import TrainConfig
 from lbopt.errors import NO_VALUE
 
 DIGITS = "digits_cnn.py:lamb-256"
@@ -515,9 +516,15 @@ CONFIG_FILES = {
     "no get_config": ("CONFIG = 3", ("--config", "{file}", "missing"), "get_config"),
     "get_config without argument": (
         "def get_config():\n    return 3",
+        ("--config", "{file}", "type"),
+        "int",
+        "TrainConfig",
+    ),
+    "get_config of two arguments": (
+        "def get_config(row, size):\n    return 3",
         ("--config", "{file}", "damaged"),
-        "get_config()",
         "TypeError",
+        "'size'",
     ),
     "another type": (
         "def get_config(arg=''):\n    return {'seed': 1}",
@@ -633,6 +640,13 @@ def test_a_bad_config_file_is_refused_in_one_line(
     names_all(named, caught.value)
     assert not (tmp_path / "run").exists()
     assert nothing_starts == []
+
+
+def test_a_file_whose_get_config_takes_nothing_has_no_rows(refusing, config_file, tmp_path):
+    file = config_file(f"{IMPORT}def get_config():\n    return TrainConfig(seed=3)")
+    assert load_config(str(file), ["--config.num_steps=4"], TrainConfig).seed == 3
+    with refused("--config", f"{file}:lamb"):
+        refusing("train", f"--config={file}:lamb", f"--workdir={tmp_path / 'run'}")
 
 
 @pytest.mark.parametrize("name", ARMS)
