@@ -23,10 +23,10 @@ SETTINGS = {
 }
 
 
-def _manifest(cloud, **changes):
+def _manifest(cloud, *flags, **changes):
     yaml = pytest.importorskip("yaml")
     cloud.set(**SETTINGS | changes)
-    done = cloud.tpu("gke/submit", "--dry-run")
+    done = cloud.tpu("gke/submit", "--dry-run", *flags)
     assert (done.returncode, done.stderr) == (0, "")
     first, *lines, last = done.stdout.splitlines()
     assert (first, last) == ("kubectl apply --filename=- <<'EOF'", "EOF")
@@ -156,6 +156,22 @@ def test_the_command_arrives_as_it_is(cloud):
     manifest = _manifest(cloud, COMMAND=command)
     (container,) = _pod(manifest)["containers"]
     assert {"name": "COMMAND", "value": command} in container["env"]
+
+
+@pytest.mark.parametrize(("slices", "processes", "topology"), [(1, "4", "v5p:2x2x4"), (2, "8", "")])
+def test_a_preflight_is_a_jobset_of_its_own(cloud, slices, processes, topology):
+    """It takes the place of COMMAND in every pod, and nothing restarts it."""
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    manifest = _manifest(cloud, "--preflight", NAME="n" * 40, NUM_SLICES=slices)
+    _strictly(models.JobsetV1alpha2JobSet, manifest)
+    assert manifest["metadata"]["name"] == "n" * 30 + "-preflight"
+    (container,) = _pod(manifest)["containers"]
+    devices = str(16 * slices)
+    assert container["args"] == ["tpu/gke/preflight", processes, devices, "20", topology]
+    assert "COMMAND" in {each["name"] for each in container["env"]}
+    assert manifest["spec"]["failurePolicy"]["maxRestarts"] == 0
+    assert manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] == 0
+    assert "args" not in _pod(_manifest(cloud))["containers"][0]
 
 
 def _pod(manifest):
@@ -295,6 +311,17 @@ def test_xpk(cloud):
     assert "--command=cd /opt/lbopt && exec env python stand_in.py $WORKDIR 40" in flags
 
 
+def test_a_preflight_by_xpk(cloud):
+    cloud.set(**SETTINGS)
+    assert cloud.tpu("gke/xpk", "--preflight").returncode == 0
+    ((_, _, _, *flags),) = cloud.calls("xpk")
+    assert "--workload=lamb-preflight" in flags
+    assert "--command=cd /opt/lbopt && exec tpu/gke/preflight 8 32 20 ''" in flags
+    assert "--max-restarts=0" in flags
+    environment = json.loads((cloud.root / "xpk.json").read_text())
+    assert environment["COMMAND"] == "python stand_in.py $WORKDIR 40"
+
+
 # --- the image ----------------------------------------------------------------------------------
 
 
@@ -314,6 +341,32 @@ def test_the_entry_point_becomes_the_program(arguments):
         assert process.returncode == -15
     else:
         assert (process.returncode, int(out)) == (0, process.pid)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("lbopt train --config=digits_cnn:smoke", 0, ", config ok"),
+        ("lbopt train --config=digits_cnn:smkoe", 2, " preflight wrong: "),
+        ("python stand_in.py", 0, ", sum 0"),
+    ],
+)
+def test_a_pod_checks_its_devices_and_its_config(tmp_path, command, code, said):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "set").touch()
+    path = f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {"COMMAND": command, "PATH": path, "DATA_DIR": str(tmp_path / "data")}
+    done = subprocess.run(
+        [GKE / "entrypoint", GKE / "preflight", "1", "1", "20", ""],
+        env={**environment, "JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)},
+        cwd=GKE.parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done
+    (line,) = done.stdout.splitlines()
+    assert said in line
 
 
 @pytest.mark.process

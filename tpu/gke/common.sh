@@ -17,4 +17,10 @@ load_gke_settings() {
     [ "$CAPACITY" != reserved ] || [ -n "$RESERVATION" ] ||
         die 2 "RESERVATION is missing in $ENV_FILE:" \
             "CAPACITY=reserved on GKE needs the reservation's name"
+    local topology=$PLAN
+    [ "$NUM_SLICES" -eq 1 ] && [ "$PLAN" != - ] || topology=''
+    # The name of a pod has at most 63 letters, JobSet's own among them.
+    # shellcheck disable=SC2034  # the sourcing scripts read these
+    PREFLIGHT_NAME=${NAME:0:30}-preflight PREFLIGHT_WORDS=(tpu/gke/preflight
+        $((HOSTS * NUM_SLICES)) $((DEVICES * NUM_SLICES)) "$PREFLIGHT_S" "$topology")
 }
