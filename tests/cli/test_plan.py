@@ -5,6 +5,8 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
+import shlex
 
 import pytest
 from refusal import names_in, refused, troubled
@@ -55,6 +57,16 @@ def test_a_plan_is_printed_and_written(lbopt, tmp_path):
 def compiled(where):
     """Return the lines about the programs of one topology."""
     return [f"compiling the {what} for {where} ..." for what in ("training step", "evaluation")]
+
+
+@pytest.mark.slow
+def test_the_guide_shows_what_is_printed(lbopt):
+    page = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "plans.md"
+    (block,) = re.findall(r"```console\n\$ lbopt (plan .*)\n((?s:.*?))```", page.read_text())
+    command, shown = block
+    code, out, _ = lbopt(*shlex.split(command))
+    assert code == 0
+    assert [line for line in shown.splitlines() if line not in out.splitlines()] == ["..."]
 
 
 @pytest.mark.slow
