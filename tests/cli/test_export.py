@@ -257,7 +257,7 @@ def photos(tmp_path_factory):
     return root
 
 
-@pytest.mark.everyday("resnet*")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "fields"),
     [("resnet", {"space_to_depth": True}), ("efficientnet", {"eval_fraction": 0.8})],

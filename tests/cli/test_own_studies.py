@@ -133,6 +133,7 @@ def test_a_regression_is_judged_by_r2_and_resumes_where_it_was_killed(folder, ca
     assert summary_again == summary
 
 
+@pytest.mark.slow
 def test_labels_with_an_own_loss_are_judged_by_its_metric_of_which_lower_is_better(folder):
     records, summary, page = swept(folder, "labels")
     assert (summary["metric"], summary["complete"], len(records)) == ("label_error", True, 3 + 3)

@@ -1,4 +1,4 @@
-"""The examples: each from its data to a killed and resumed run, a study and its pages."""
+"""The examples: each from its data to a killed and resumed run and its pages, and its study."""
 
 import json
 import pathlib
@@ -89,7 +89,10 @@ def test_an_example_runs_from_end_to_end(example, tmp_path, monkeypatch, capsys)
     assert main(["report", workdir]) == 0
     assert main(["diff", f"{example}/runs/one"]) == 0
 
-    monkeypatch.chdir(example)
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", FOLDERS, indirect=True)
+def test_the_study_of_an_example(example):
     sweep = ["sweep", "--config=config.py:study", "--workdir=runs/study", *STUDY]
     assert main(sweep) == 0
     results = (example / "runs/study/results.jsonl").read_text()

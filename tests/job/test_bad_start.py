@@ -49,6 +49,7 @@ def started(start, tmp_path, codes, **settings):
     return job
 
 
+@pytest.mark.slow
 def test_two_of_one_id(start, tmp_path):
     change = swap(JAX_PROCESS_ID=lambda index: str(min(index, 1)))
     job = started(start, tmp_path, [2, 2, 2], count=3, change=change)

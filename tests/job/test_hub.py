@@ -284,6 +284,7 @@ def test_a_long_line_costs_no_more_for_many():
     theirs.close()
 
 
+@pytest.mark.slow
 def test_a_thousand_connections_keep_nobody_out(place):
     """The hub's table overflows, and a process of the job still connects."""
     hub = Hub(place, SECRET)

@@ -96,6 +96,7 @@ with jax.profiler.trace(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_another_trace_of_the_process(command, start_process, tmp_path):
     (tmp_path / "traced.py").write_text(TRACED)
