@@ -35,6 +35,7 @@ def local_devices(environ: Mapping[str, str]) -> tuple[int, ...] | None:
 
     A process that is alone on its host uses all GPUs. Several share them evenly: with one process
     a GPU, each has one. If the scheduler shows each process its own GPUs, it uses all of those.
+    Where no number of GPUs is known, each process has one.
 
     Note:
       JAX gives each process one device, the one with its rank on the host, even if the process is
@@ -44,6 +45,9 @@ def local_devices(environ: Mapping[str, str]) -> tuple[int, ...] | None:
     >>> eight = {"SLURM_GPUS_ON_NODE": "8", "SLURM_NTASKS": "16", "SLURM_STEP_NUM_NODES": "2"}
     >>> local_devices({"SLURM_LOCALID": "3", **eight})
     (3,)
+
+    Raises:
+      EnvironmentProblem: If the processes cannot share the GPUs evenly.
     """
     rank = next((int(environ[name]) for name in _RANKS if environ.get(name, "").isdecimal()), 0)
     processes = _processes_here(environ)
@@ -52,12 +56,19 @@ def local_devices(environ: Mapping[str, str]) -> tuple[int, ...] | None:
 
     visible = next((len(environ[name].split(",")) for name in _VISIBLE if environ.get(name)), 0)
     there = _number(environ, "SLURM_GPUS_ON_NODE")
-    has_own = environ.get("SLURM_GPUS_PER_TASK") or 0 < visible < (there or processes)
-    if has_own:
+    # With --gpu-bind=none, each process sees those of the others too.
+    own = _number(environ, "SLURM_GPUS_PER_TASK")
+    if 0 < visible < (there or processes) or (own and visible in (0, own)):
         return None
 
-    devices = visible or there
-    share = devices // processes if devices and devices % processes == 0 else 1
+    devices = visible or there or processes
+    share = devices // processes
+    if devices % processes:
+        fix = (
+            f"{processes} processes of this host cannot share {devices} GPUs evenly; start as many "
+            f"as GPUs, or one, or give each its own in {VARIABLE}"
+        )
+        raise EnvironmentProblem("CUDA_VISIBLE_DEVICES", reason=fix)
     return tuple(range(rank * share, (rank + 1) * share))
 
 
@@ -77,6 +88,6 @@ def _processes_here(environ: Mapping[str, str]) -> int:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
-    """Return the number in a variable; 0 if it has none."""
-    text = environ.get(name, "")
+    """Return the number in a variable, N or KIND:N; 0 if it has none."""
+    text = environ.get(name, "").rpartition(":")[2]
     return int(text) if re.fullmatch(r"\d{1,9}", text) else 0

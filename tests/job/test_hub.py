@@ -620,6 +620,9 @@ ALL_GPUS = {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"
         # The scheduler shows each task its own.
         (ALL_GPUS | {"SLURM_GPUS_PER_TASK": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, None),
         ({"CUDA_VISIBLE_DEVICES": "0"}, None),
+        ({"SLURM_GPUS_PER_TASK": "1"}, None),
+        # --gpu-bind=none shows each task all of them.
+        (ALL_GPUS | {"SLURM_GPUS_PER_TASK": "a100:1"}, (3,)),
         ({"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "6,7"}, None),
         (ALL_GPUS | {"JAX_LOCAL_DEVICE_IDS": "4,5"}, (4, 5)),
     ],
@@ -631,6 +634,20 @@ def test_tasks_of_a_node_share_its_gpus(monkeypatch, variables, devices):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     assert find_place({}, environ).local_device_ids == devices
+
+
+@pytest.mark.parametrize("tasks", ["3", "16"])
+def test_gpus_that_cannot_be_shared_evenly(monkeypatch, tasks):
+    environ = ON_SLURM | ALL_GPUS | {"SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": tasks}
+    for name in ("SLURM_GPUS_PER_TASK", "JAX_LOCAL_DEVICE_IDS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with troubled("CUDA_VISIBLE_DEVICES", code="value") as error:
+        find_place({}, environ)
+    assert f"{tasks} processes of this host cannot share 8 GPUs" in str(error.value)
+    own = environ | {"JAX_LOCAL_DEVICE_IDS": "4,5"}
+    assert find_place({}, own).local_device_ids == (4, 5)
 
 
 def test_devices_that_are_no_numbers():
