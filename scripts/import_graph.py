@@ -8,6 +8,12 @@ import re
 
 TEST_FOLDERS = ("tests", "tests/oracles", "tests/plan", "tests/train")
 """Folders whose modules tests import by bare names; see `pythonpath` in pyproject.toml."""
+READ = {
+    "tests/docs": ("README.md", "docs"),
+    "tests/test_wheel.py": ("README.md", "pyproject.toml", "setup.py"),
+    "tests/tpu": ("tpu",),
+}
+"""Tests -> files and folders that they read or run, beside what they import."""
 _MODULE = re.compile(r"lbopt(\.\w+)+\.?")
 
 
@@ -84,8 +90,9 @@ class ImportGraph:
             found |= self._fixtures(path)
             words = set(re.findall(r"\w+", text))
             found |= {file for stem, file in self.configs.items() if stem in words}
-        if self.root / "tests" / "tpu" in path.parents:
-            found |= set((self.root / "tpu").rglob("*"))  # they run its scripts
+        for place, read in READ.items():
+            if self.root / place in (path, *path.parents):
+                found |= {file for name in read for file in _below(self.root / name)}
         return frozenset(found - {path})
 
     def _fixtures(self, path: pathlib.Path) -> set[pathlib.Path]:
@@ -131,6 +138,11 @@ class ImportGraph:
                     alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names
                 }
         return found
+
+
+def _below(place: pathlib.Path) -> set[pathlib.Path]:
+    """Return the files of a folder, or a file."""
+    return set(place.rglob("*")) if place.is_dir() else {place}
 
 
 def _names(tree: ast.Module) -> set[str]:

@@ -1,5 +1,6 @@
 """The wheel is whole: its files, its page on a package index, and what its user can do."""
 
+import ast
 import email
 import json
 import os
@@ -9,10 +10,14 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import lbopt
 
@@ -26,6 +31,8 @@ import sys
 from setuptools import build_meta
 print(getattr(build_meta, "build_" + sys.argv[1])(sys.argv[2]))
 """
+COMES_WITH = {"etils": "orbax", "fsspec": "gcsfs"}
+"""Modules of packages that others need: the paths of Orbax, the file systems of gcsfs."""
 TAG = f"v{lbopt.__version__}"
 IMAGES = f"https://raw.githubusercontent.com/lbopt/lbopt/{TAG}"
 PAGES = f"https://github.com/lbopt/lbopt/blob/{TAG}"
@@ -143,6 +150,31 @@ def test_the_citation_is_of_this_version():
     assert {"message", "title", "type"} <= cited.keys()
 
 
+def test_every_import_is_of_a_package_that_is_asked_for():
+    """Tests run with all packages, and would not see that one is missing in pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {"": project["dependencies"], **project["optional-dependencies"]}
+    for_work_on_lbopt = ("bench", "dev", "docs", "test")
+    asked = {
+        canonicalize_name(Requirement(line).name)
+        for extra in extras.keys() - set(for_work_on_lbopt)
+        for line in extras[extra]
+    }
+    homes = packages_distributions()
+    missing = set()
+    for file in (ROOT / "lbopt").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module]
+            for name in {name.partition(".")[0] for name in names}:
+                found = homes.get(COMES_WITH.get(name, name), [name])
+                packages = {canonicalize_name(home) for home in found}
+                if name not in sys.stdlib_module_names and not packages & asked:
+                    missing.add((name, str(file.relative_to(ROOT))))
+    assert missing == set()
+
+
 # ---- installed
 
 
@@ -243,7 +275,6 @@ follow_untyped_imports = True
 
 @pytest.mark.slow
 def test_types_reach_a_users_file(installed):
-    pytest.importorskip("mypy")
     (installed.folder / "mypy.ini").write_text(MYPY)
     (installed.folder / "user.py").write_text(
         "import lbopt\n"
