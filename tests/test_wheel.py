@@ -160,6 +160,7 @@ def test_every_import_is_of_a_package_that_is_asked_for():
         for extra in extras.keys() - set(for_work_on_lbopt)
         for line in extras[extra]
     }
+
     homes = packages_distributions()
     missing = set()
     for file in (ROOT / "lbopt").rglob("*.py"):

@@ -36,7 +36,7 @@ def benchmark(name):
 
     rows = measurements(name)
     shown = table(
-        ("what", "unit", "lbopt", "peer", "peer is", "ratio", "limit"),
+        ("what", "unit", "lbopt", "peer", "peer is", "ratio", "wanted", "met"),
         [_cells(one) for one in rows],
     )
     return f"{described}\n\n{_circumstances(rows[0], command)}\n\n{shown}"
@@ -59,8 +59,7 @@ def _file(name):
 
 def _cells(one):
     figures = {
-        key: "-" if one[key] is None else _figure(one[key])
-        for key in ("ours", "peer", "ratio", "limit")
+        key: "-" if one[key] is None else _figure(one[key]) for key in ("ours", "peer", "ratio")
     }
     return (
         one["name"],
@@ -69,7 +68,17 @@ def _cells(one):
         figures["peer"],
         one["peer_name"] or "-",
         figures["ratio"],
-        figures["limit"],
+        *_wanted(one),
+    )
+
+
+def _wanted(one):
+    """Return what a row should reach, and whether it does."""
+    if one["aim"] is None:
+        return "-", "-"
+    of, sign, value = one["aim"]
+    return f"{of} {sign.replace('>=', '≥').replace('<=', '≤')} {_figure(value)}", (
+        "yes" if one["met"] else "**no**"
     )
 
 

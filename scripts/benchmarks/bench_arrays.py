@@ -127,5 +127,6 @@ def _resident(field: str) -> int:
     raise RuntimeError(f"{_STATUS} has no {field}")
 
 
-def _row(name: str, unit: str, value: float, limit: float | None) -> dict:
-    return pairs.row(name, unit, value, None, None, None, limit)
+def _row(name: str, unit: str, value: float, most: float | None) -> dict:
+    aim = None if most is None else ("lbopt", "<=", most)
+    return pairs.row(name, unit, value, None, None, None, aim)

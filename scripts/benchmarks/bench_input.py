@@ -189,12 +189,10 @@ def _images(folder: pathlib.Path) -> list[dict]:
         file = folder / TF_RECORDS
         theirs = input_tf.batches(file, case.side, case.interpolation, case.training, PIECE)
         ours_s, peer_s, ratio = pairs.in_turn(ours, functools.partial(_take, theirs), ROUNDS)
-        # In evaluation only lbopt antialiases, which is more work: there is no limit.
-        limit = 1.0 if case.training else None
+        # In evaluation only lbopt antialiases, which is more work: there is no aim.
+        aim = ("ratio", ">=", 1.0) if case.training else None
         rows.append(
-            pairs.row(
-                case.name, RATE, IMAGES / ours_s, IMAGES / peer_s, input_tf.NAME, ratio, limit
-            )
+            pairs.row(case.name, RATE, IMAGES / ours_s, IMAGES / peer_s, input_tf.NAME, ratio, aim)
         )
     return rows + _parts(folder)
 
@@ -308,9 +306,10 @@ def _text(folder: pathlib.Path) -> list[dict]:
         ours, peer, ratio = pairs.in_turn(draw, lambda theirs=theirs: next(theirs), ROUNDS)
         tokens = TEXT_BATCH * length
         name = f"text {length}: pairs of segments, masked"
+        aim = ("ratio", ">=", 1.0)
         rows.append(
             pairs.row(
-                name, "tokens/s/core", tokens / ours, tokens / peer, input_text.NAME, ratio, 1.0
+                name, "tokens/s/core", tokens / ours, tokens / peer, input_text.NAME, ratio, aim
             )
         )
     return rows
@@ -339,7 +338,7 @@ def _memory(folder: pathlib.Path) -> dict:
 
     bound = 1 + max(1, PIECES_AHEAD * MEMORY_THREADS * PIECE / MEMORY_BATCH)
     name = f"bytes held / batch bytes, {MEMORY_BATCH} images, {MEMORY_THREADS} threads"
-    return pairs.row(name, "batches", held, None, None, None, bound + SLACK)
+    return pairs.row(name, "batches", held, None, None, None, ("lbopt", "<=", bound + SLACK))
 
 
 def _resident(field: str) -> int:
@@ -380,8 +379,8 @@ def _needs(measured: list[dict]) -> list[dict]:
         rate = rates[need.measured]
         figures = (f"{needed:.0f}", f"{rate:.0f}", f"{needed / rate:.2f}")
         print(line.format(need.name, need.step_ms, need.global_batch_size, need.hosts, *figures))
-        rows.append(
-            pairs.row(f"{need.name}: a host", "cores", needed / rate, None, None, None, HOST_CORES)
-        )
+        aim = ("lbopt", "<=", HOST_CORES)
+        name = f"{need.name}: a host"
+        rows.append(pairs.row(name, "cores", needed / rate, None, None, None, aim))
     print()
     return rows

@@ -25,11 +25,11 @@ COMMANDS = (
     ("configs/resnet50_lars.py:official-32768", 120),
     ("configs/bert_large_lamb.py:mixed", 300),
 )
-"""Pairs of a recipe and the limit of its planning time on 2 cores, in seconds."""
+"""Pairs of a recipe and the longest planning time that is wanted on 2 cores, in seconds."""
 FLAT = 1.05
-"""Limit of compute and bytes per core, relative to 8 cores."""
+"""Most compute and bytes per core that are wanted, relative to 8 cores."""
 COMPILE = 1.5
-"""Limit of compile time, relative to 8 cores."""
+"""Most compile time that is wanted, relative to 8 cores."""
 WHOLE = 0.003
 """Share of the update's traffic allowed beyond 1/N: leaves that are small (0.2 % of all words) or
 do not divide by N are not sharded."""
@@ -70,7 +70,7 @@ def _rows(name: str, sharded: bool, cost: StepCost, first: StepCost) -> list[dic
     cores = len(open_topology(name).devices)
     title = f"{cores} cores, {'sharded' if sharded else 'whole'} update"
 
-    def row(what, unit, value, limit=None):
+    def row(what, unit, value, most=None):
         ours = value(cost)
         theirs = value(first)
         return pairs.row(
@@ -80,7 +80,7 @@ def _rows(name: str, sharded: bool, cost: StepCost, first: StepCost) -> list[dic
             theirs,
             "8 cores",
             ours / theirs if theirs else None,
-            limit,
+            most and ("ratio", "<=", most),
         )
 
     return [
@@ -107,7 +107,13 @@ def _split(name: str) -> dict:
     cores = len(open_topology(name).devices)
     title = f"{cores} cores, sharded update: optimizer's HBM traffic, beside a whole one's"
     return pairs.row(
-        title, "MB/core", ours, theirs, "whole update", ours / theirs, 1 / cores + WHOLE
+        title,
+        "MB/core",
+        ours,
+        theirs,
+        "whole update",
+        ours / theirs,
+        ("ratio", "<=", 1 / cores + WHOLE),
     )
 
 
@@ -145,12 +151,13 @@ def _exchanged(cost: StepCost, source: str) -> float:
     )
 
 
-def _command(recipe: str, limit_s: float) -> dict:
+def _command(recipe: str, most_s: float) -> dict:
     """Return a row with the time of the command `lbopt plan` for one recipe."""
     print(f"lbopt plan --config={recipe} ...", file=sys.stderr)
     begin = time.perf_counter()
     command = [sys.executable, "-m", "lbopt", "plan", f"--config={recipe}"]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    aim = ("lbopt", "<=", most_s)
     return pairs.row(
-        f"lbopt plan {recipe}", "s", time.perf_counter() - begin, None, None, None, limit_s
+        f"lbopt plan {recipe}", "s", time.perf_counter() - begin, None, None, None, aim
     )

@@ -39,7 +39,8 @@ OWN_CASES = [
     ("mlp", "adamw", "optax.adamw", 1024),
 ]
 """(network, built-in optimizer, optimizer of the own problem, batch size)."""
-OWN_LIMIT = 0.98
+AIM = ("ratio", ">=", 0.97)
+OWN_AIM = ("ratio", ">=", 0.98)
 BUILT_IN = {"cnn": ModelConfig("cnn"), "mlp": ModelConfig("mlp", (128,))}
 STEPS_PER_ROUND = {64: 120, 256: 60, 1024: 20}
 ROUNDS = 31
@@ -63,7 +64,7 @@ def _case(optimizer: str, batch_size: int, num_devices: int) -> dict:
     images = batch_size * len(batches)
     name = f"cnn {optimizer} batch {batch_size}, {num_devices} device{'s' * (num_devices > 1)}"
     return pairs.row(
-        name, "images/s", images / ours, images / peer, "hand-written jit loop", ratio, 0.97
+        name, "images/s", images / ours, images / peer, "hand-written jit loop", ratio, AIM
     )
 
 
@@ -80,7 +81,7 @@ def _own_case(network: str, built_in: str, own: str, batch_size: int) -> dict:
     images = batch_size * len(batches)
     name = f"own data, own {network}, {own} batch {batch_size}"
     return pairs.row(
-        name, "images/s", images / ours, images / peer, f"built-in, {built_in}", ratio, OWN_LIMIT
+        name, "images/s", images / ours, images / peer, f"built-in, {built_in}", ratio, OWN_AIM
     )
 
 

@@ -47,9 +47,24 @@ def row(
     peer: float | None,
     peer_name: str | None,
     ratio: float | None,
-    limit: float | None,
+    aim: tuple[str, str, float] | None,
 ) -> dict:
-    """Return one row of a benchmark's table."""
+    """Return one row of a benchmark's table.
+
+    Args:
+      name: What is measured.
+      unit: Unit of both figures.
+      ours: Figure of lbopt.
+      peer: Figure of the peer; None without one.
+      peer_name: What the peer is.
+      ratio: Ratio of the two figures.
+      aim: What is wanted, as ("ratio", ">=", 0.97) or ("lbopt", "<=", 20.0); None for nothing.
+    """
+    met = None
+    if aim is not None:
+        of, sign, value = aim
+        figure = {"lbopt": ours, "ratio": ratio}[of]
+        met = bool(figure >= value if sign == ">=" else figure <= value)
     return {
         "name": name,
         "unit": unit,
@@ -57,5 +72,6 @@ def row(
         "peer": peer,
         "peer_name": peer_name,
         "ratio": ratio,
-        "limit": limit,
+        "aim": aim,
+        "met": met,
     }

@@ -101,15 +101,18 @@ def measured_with(name: str) -> dict:
 
 
 def print_table(rows: list[dict]) -> None:
-    """Print each row's name, both figures, their ratio and its limit."""
-    header = ("name", "unit", "ours", "peer", "ratio", "limit", "peer is")
+    """Print each row's name, both figures, their ratio and what is wanted."""
+    header = ("name", "unit", "ours", "peer", "ratio", "wanted", "peer is")
     cells = [header]
     for row in rows:
         figures = [
-            f"{row[key]:.4g}" if row[key] is not None else "-"
-            for key in ("ours", "peer", "ratio", "limit")
+            f"{row[key]:.4g}" if row[key] is not None else "-" for key in ("ours", "peer", "ratio")
         ]
-        cells.append((row["name"], row["unit"], *figures, row["peer_name"] or "-"))
+        wanted = "-"
+        if row["aim"] is not None:
+            of, sign, value = row["aim"]
+            wanted = f"{of} {sign} {value:.4g}{'' if row['met'] else ', missed'}"
+        cells.append((row["name"], row["unit"], *figures, wanted, row["peer_name"] or "-"))
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
     for line in cells:
         print(
