@@ -64,7 +64,7 @@ def _versions() -> str:
     absent = [name for name, version in versions.items() if version is None]
     missing = [name for name in absent if name not in EXTRAS_OF_PACKAGES]
     if missing:
-        fix = "not installed; run pip install -e . in the checkout"
+        fix = "not installed; run pip install lbopt, or pip install -e . in a checkout"
         raise EnvironmentProblem(", ".join(missing), reason=fix, code="installation")
     present = [name for name in versions if name not in ("python", *absent)]
     return ", ".join(f"{name} {versions[name]}" for name in present)

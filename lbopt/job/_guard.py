@@ -522,5 +522,6 @@ def _killed_by(number: int) -> str:
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to kill the child when its guard is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Ask the kernel, where it can, to kill the child when its guard is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
