@@ -91,9 +91,10 @@ def all_optimizer_colours() -> list[str]:
 
 # ---- ordered colours
 
-# Matplotlib's viridis, from the end that is faint on a background to the end that is strong on it.
-_ON_LIGHT = ("#22a884", "#1e9c89", "#25848e", "#2f6c8e", "#414487", "#482071", "#440154")
-_ON_DARK = ("#31688e", "#277f8e", "#1f9d8a", "#4ac16d", "#7ad151", "#bddf26", "#f1e51d")
+# Nearly Matplotlib's viridis, from the end that is faint on a background to the end that is strong
+# on it.
+_ON_LIGHT = ("#21a682", "#1e9c89", "#25848e", "#2f6c8e", "#414487", "#482071", "#440154")
+_ON_DARK = ("#336b91", "#277f8e", "#1f9d8a", "#4ac16d", "#7ad151", "#bddf26", "#f1e51d")
 _STEPS = 97
 
 
@@ -103,7 +104,7 @@ def shade(place: int, count: int) -> str:
     In dark mode a figure exchanges it for one whose strength is the same on a dark background.
 
     >>> shade(0, 3), shade(2, 3)
-    ('#22a884', '#440154')
+    ('#21a682', '#440154')
     """
     return _between(_ON_LIGHT, round((_STEPS - 1) * (place / (count - 1) if count > 1 else 1.0)))
 

@@ -35,8 +35,8 @@ def draw(
     stem: str,
     lines: Sequence[Mapping[str, Any]],
     names: Sequence[str],
-    axis: str = "",
-    colour: str = _colours.BETTER,
+    axis: str,
+    look: _colours.Look,
     log: bool = False,
 ) -> tuple[str, bool]:
     """Draw metrics against steps in STEM.png.
@@ -47,7 +47,7 @@ def draw(
       lines: Lines of metrics.jsonl.
       names: Metrics to draw; those that were not logged are left out.
       axis: Label of the vertical axis; an accuracy is drawn in percent.
-      colour: Colour of the curves, unless they are many.
+      look: Colour of the curves, unless they are many, and their marker, if their points are few.
       log: Whether the vertical axis is logarithmic.
 
     Returns:
@@ -63,7 +63,7 @@ def draw(
     wide = len(named) > _MANY
     figure, axes = _page.new_figure(_LAYERS_WIDTH if wide else _page.WIDTH, 3.6)
 
-    _draw_curves(axes, curves, named, colour)
+    _draw_curves(axes, curves, named, look)
     axes.set_xlabel("optimizer step")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(f"{axis}, %" if factor == 100 else axis)
@@ -92,17 +92,17 @@ def _scale_percent(axes: Any) -> None:
 
 
 def _draw_curves(
-    axes: Any, curves: Mapping[str, Points], named: Sequence[str], colour: str
+    axes: Any, curves: Mapping[str, Points], named: Sequence[str], run: _colours.Look
 ) -> None:
     """Draw curves; those that are named come last, above the others."""
     unnamed = [name for name in curves if name not in named]
-    shades = _shades(named, colour)
+    shades = _shades(named, run.colour)
     for name in [*unnamed, *named]:
         look = {"color": _colours.EMPTY}
         if name in named:
             look = {"label": _page.plain_label(name), "color": shades[name], **_line_of(name)}
         # A curve of one point needs a marker to be seen.
-        marker = "o" if len(curves[name]) <= _FEW else None
+        marker = run.marker if len(curves[name]) <= _FEW else None
         line = {"linewidth": 1.5, "marker": marker, "markersize": 4, **look}
         axes.plot(*zip(*curves[name], strict=True), **line)
     if unnamed:

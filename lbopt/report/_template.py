@@ -29,8 +29,6 @@ STYLE = """
   figure img { display: block; width: 40rem; max-width: 100%; height: auto; border-radius: 6px; }
   figure.panels img { width: 46rem; }
   .top figure img { width: 44rem; }
-  .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
-  .pair { gap: 0 1rem; } .top .pair figure img { width: 100%; }
   /* The shadows lie below covers of the page's colour that scroll with the table. */
   .wide {
     overflow-x: auto; margin: 1rem 0;
@@ -103,7 +101,7 @@ PAGE = """{% macro table(section) -%}
 {% endfor %}</tbody></table></div>
 {%- endmacro %}
 {% macro picture(one) -%}
-<figure{% if one.wide %} class="panels" tabindex="0"{% endif %}>
+<figure{% if one.wide %} class="panels" tabindex="0" aria-label="{{ one.alt }}"{% endif %}>
 <img alt="{{ one.alt }}" src="data:image/svg+xml;base64,{{ one.svg }}">
 {% if one.caption %}<figcaption>{{ one.caption }}</figcaption>{% endif %}</figure>
 {%- endmacro %}
@@ -143,9 +141,8 @@ PAGE = """{% macro table(section) -%}
 {% if top %}
 {% if top.rows %}{{ table(top) }}{% endif %}
 {% if top.note %}<p class="note">{{ top.note }}</p>{% endif %}
-<div{% if top.pictures|length > 1 %} class="pair"{% endif %}>
 {% for one in top.pictures %}{{ picture(one) }}
-{% endfor %}</div>
+{% endfor %}
 {% endif %}
 </header>
 {% if sections|length > 1 or files %}

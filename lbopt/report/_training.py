@@ -71,20 +71,19 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
 
     config = saved["config"]
     optimizer = config["optimizer"]
-    colour = _colours.optimizer_look(optimizer["name"], bool(optimizer.get("nesterov"))).colour
-    top, measured = _measured(workdir, lines, colour)
+    files = _files(lines, saved)
+    look = _colours.optimizer_look(optimizer["name"], bool(optimizer.get("nesterov")))
+    top, measured = _measured(workdir, lines, look)
     sections = [
-        _time(workdir, lines, saved, colour),
+        _time(workdir, lines, saved, look),
         _page.Section("Settings", definitions=settings(config)),
         *measured,
         *_profile(workdir),
-        _how(saved),
+        _how(saved, "metrics.csv" in [file.name for file in files]),
     ]
 
     file = workdir / "report.html"
-    _page.write_page(
-        file, config["name"], _lead(lines, config), sections, top, _files(lines, saved)
-    )
+    _page.write_page(file, config["name"], _lead(lines, config), sections, top, files)
     return file
 
 
@@ -97,9 +96,9 @@ def _files(lines: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]) -> list
 
 
 def _measured(
-    workdir: pathlib.Path, lines: list[dict[str, Any]], colour: str
+    workdir: pathlib.Path, lines: list[dict[str, Any]], look: _colours.Look
 ) -> tuple[_page.Section, list[_page.Section]]:
-    """Return the top, with loss and the task's first metric, and the sections of other metrics."""
+    """Return the top, with the task's first metric or else the loss, and the other sections."""
     names = sorted({name for line in lines for name in line})
     found = [
         (one, kept)
@@ -108,26 +107,27 @@ def _measured(
         and any(points_of(lines, name) for name in kept)
     ]
     pictures = [
-        (one.title, _picture(workdir, one, lines, [name for name in kept if name in names], colour))
+        (one.title, _picture(workdir, one, lines, [name for name in kept if name in names], look))
         for one, kept in found
     ]
-    most = 2  # at the top
+    shown = min(1, len(pictures) - 1)
     header, rows = scores(lines)
     top = _page.Section(
         "Scores",
         header=header,
         rows=rows,
         note="Training scores are those of the logged steps; the best is by the evaluation.",
-        pictures=[picture for _, picture in pictures[:most]],
+        pictures=[picture for _, picture in pictures[shown : shown + 1]],
     )
 
-    sections = [_page.Section(title, pictures=[picture]) for title, picture in pictures[most:]]
+    folded = pictures[:shown] + pictures[shown + 1 :]
+    sections = [_page.Section(title, pictures=[picture]) for title, picture in folded]
     rate = _Drawn("learning_rate", "Learning rate", ("learning_rate",), "learning rate")
     for one in (rate, *_IF_LOGGED):
         kept = [name for name in names if name.startswith(f"train/{one.measures[0]}")]
         if kept:
             log = one._replace(log=one is not rate)
-            drawn = _picture(workdir, log, lines, kept, colour)
+            drawn = _picture(workdir, log, lines, kept, look)
             sections.append(_page.Section(one.title, pictures=[drawn]))
     return top, sections
 
@@ -137,21 +137,24 @@ def _picture(
     one: _Drawn,
     lines: list[dict[str, Any]],
     names: list[str],
-    colour: str,
+    look: _colours.Look,
 ) -> _page.Picture:
-    svg, wide = draw(workdir, one.stem, lines, names, one.axis, colour, one.log)
+    svg, wide = draw(workdir, one.stem, lines, names, one.axis, look, one.log)
     return _page.Picture(svg, f"{one.title} over the optimizer steps", wide=wide)
 
 
 def _time(
-    workdir: pathlib.Path, lines: list[dict[str, Any]], saved: Mapping[str, Any], colour: str
+    workdir: pathlib.Path,
+    lines: list[dict[str, Any]],
+    saved: Mapping[str, Any],
+    look: _colours.Look,
 ) -> _page.Section:
     """Return the time that the run took, and its throughput."""
     name = "perf/examples_per_s"
     pictures = []
     if points_of(lines, name):
         one = _Drawn("throughput", "Throughput", (name,), "examples per second")
-        pictures.append(_picture(workdir, one, lines, [name], colour))
+        pictures.append(_picture(workdir, one, lines, [name], look))
     return _page.Section("Time and throughput", definitions=spent(lines, saved), pictures=pictures)
 
 
@@ -170,9 +173,11 @@ def _profile(workdir: pathlib.Path) -> list[_page.Section]:
     return [_page.Section("Profile of some steps", [about], links=links, code=how)]
 
 
-def _how(saved: dict[str, Any]) -> _page.Section:
+def _how(saved: dict[str, Any], contained: bool) -> _page.Section:
+    """Return the command and versions, and where the metrics are if the page lacks them."""
     text = _page.environment_text(saved, saved.get("command", ""))
-    return _page.Section("How it was made", code=text)
+    about = [] if contained else ["The metrics are too long for this page; see metrics.jsonl."]
+    return _page.Section("How it was made", about, code=text)
 
 
 def _lead(lines: list[dict[str, Any]], config: dict[str, Any]) -> str:

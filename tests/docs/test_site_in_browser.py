@@ -1,6 +1,5 @@
 """Every page of the built site in a real browser, on a desktop and on a phone, light and dark."""
 
-import importlib.util
 import json
 import pathlib
 import subprocess
@@ -19,10 +18,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 PHONE = 375
 DESKTOP = 1280
 RULES = ["color-contrast", "image-alt", "label", "link-name", "button-name", "document-title"]
-AXE = """
-axe.run(document, {runOnly: %s}).then((found) => found.violations.flatMap((rule) =>
-  rule.nodes.map((node) => rule.id + ": " + node.html.slice(0, 120) + " " + node.failureSummary)))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +46,6 @@ def test_each_page_is_sound(browser, site, width, scheme):
     axe checks that texts stand out from their background, that pictures, fields and links have a
     text, and that pages have a title.
     """
-    axe = _axe()
     browser.prefer(scheme)
     faults = []
     for page in site:
@@ -62,8 +56,7 @@ def test_each_page_is_sound(browser, site, width, scheme):
         wide = browser.evaluate("document.documentElement.scrollWidth")
         if wide > width:
             found.append(f"{wide} pixels wide")
-        browser.evaluate(axe)
-        found += browser.evaluate(AXE % json.dumps(RULES))
+        found += browser.axe(RULES)
         faults += [f"{page.name}: {fault}" for fault in found]
     assert not faults, "\n".join(faults)
 
@@ -83,12 +76,6 @@ def test_the_search_finds_a_page(browser, site):
     }})
     """
     assert any("Licence and citation" in title for title in browser.evaluate(waited))
-
-
-def _axe():
-    """Return the script of the axe package."""
-    spec = importlib.util.find_spec("axe_core_python")
-    return (pathlib.Path(spec.origin).parent / "axe.min.js").read_text()
 
 
 def _stays(url):

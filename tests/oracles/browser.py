@@ -1,7 +1,9 @@
 """Chromium over the DevTools protocol on a pipe, with the standard library alone."""
 
+import importlib.util
 import json
 import os
+import pathlib
 import select
 import shutil
 import subprocess
@@ -25,6 +27,10 @@ _LAUNCH = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); "
     "os.execvp(sys.argv[3], sys.argv[3:])"
 )
+_AXE = """
+axe.run(document, {runOnly: %s}).then((found) => found.violations.flatMap((rule) =>
+  rule.nodes.map((node) => rule.id + ": " + node.html.slice(0, 120) + " " + node.failureSummary)))
+"""
 _PATIENCE_S = 60
 
 
@@ -141,6 +147,12 @@ class Browser:
         )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def axe(self, rules):
+        """Return what axe finds wrong on the page, by rules or by their tags."""
+        home = pathlib.Path(importlib.util.find_spec("axe_core_python").origin).parent
+        self.evaluate((home / "axe.min.js").read_text())
+        return self.evaluate(_AXE % json.dumps(rules))
 
     def prefer(self, colour_scheme):
         """Let the system ask pages for "light" or "dark"."""

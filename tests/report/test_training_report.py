@@ -6,6 +6,9 @@ import matplotlib.axes
 import pytest
 
 from lbopt.report import _curves, _training
+from lbopt.report._colours import optimizer_look
+
+LOOK = optimizer_look("muon")
 
 
 @pytest.fixture
@@ -28,8 +31,8 @@ def test_few_points_are_marked(count, marked, drawn, tmp_path):
     lines = [
         {"step": step, "examples_seen": step, "eval/loss": 1.0} for step in range(1, count + 1)
     ]
-    _curves.draw(tmp_path, "loss", lines, ["eval/loss", "train/loss"])
-    assert [(points, marker == "o") for points, marker in drawn] == [(count, marked)]
+    _curves.draw(tmp_path, "loss", lines, ["eval/loss", "train/loss"], "loss", LOOK)
+    assert [(points, marker == LOOK.marker) for points, marker in drawn] == [(count, marked)]
     assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
@@ -47,7 +50,7 @@ def test_a_legend_of_many_layers_fits_beside_the_curves(count, drawn, tmp_path, 
         for step in range(3)
     ]
 
-    _curves.draw(tmp_path, "trust_ratio", lines, names, log=True)
+    _curves.draw(tmp_path, "trust_ratio", lines, names, "ratio", LOOK, log=True)
     (figure,) = legends
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -161,6 +161,12 @@ def test_texts_are_read_in_both_schemes(browser, page, scheme):
     assert browser.evaluate(PALE) == []
 
 
+def test_axe_finds_nothing(browser, page):
+    browser.open(page, PHONE)
+    browser.evaluate(UNFOLD)
+    assert browser.axe(["wcag2a", "wcag2aa", "best-practice"]) == []
+
+
 def test_figures_follow_the_scheme(browser, page):
     corners = []
     for scheme in ("light", "dark"):
@@ -194,4 +200,5 @@ def test_a_spoilt_page_is_found_out(browser, tmp_path):
     assert "http://example.org/a.png" in browser.requests
     assert browser.complaints
     assert browser.evaluate(PALE) == ["pale"]
+    assert any(fault.startswith("image-alt") for fault in browser.axe(["wcag2a"]))
     assert browser.evaluate("document.documentElement.scrollWidth") > PHONE
