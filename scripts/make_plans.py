@@ -10,11 +10,16 @@ import sys
 
 FOLDER = pathlib.Path("configs/plans")
 STUDIES = pathlib.Path("configs/sweeps")
+SMALL = {
+    "configs/digits_cnn.py:lamb-1024": "v5e:2x2",
+    "configs/lstm_legw.py:mnist-8192": "v3:2x2",
+}
+"""Recipes of families without a published pod, and the pods on which they are planned."""
 
 
 def main(argv: list[str]) -> int:
     """Plan the recipes and studies whose names contain an argument."""
-    known = [*recipes(), *studies()]
+    known = [*recipes(), *SMALL, *studies()]
     wanted = [flag for flag in known if not argv or any(text in flag for text in argv)]
     if not wanted:
         texts = " or ".join(map(repr, argv))
@@ -69,7 +74,10 @@ def plan(flag: str) -> bool:
     output = plan_file(flag)
     output.parent.mkdir(exist_ok=True)
     done = subprocess.run(
-        [sys.executable, "-m", "lbopt", "plan", f"--config={flag}", f"--output={output}"],
+        [
+            *(sys.executable, "-m", "lbopt", "plan", f"--config={flag}", f"--output={output}"),
+            *([f"--topology={SMALL[flag]}"] if flag in SMALL else []),
+        ],
         stdout=subprocess.PIPE,
         text=True,
         check=False,

@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import pathlib
+import runpy
 
 from _site import recipes
 from _site.markdown import table
@@ -57,10 +58,15 @@ def plan(name):
 
 
 def plan_table(config=""):
-    """Return the table of the plans of one config file, or of all."""
+    """Return the table of the plans of one config file, or of all that name a published pod."""
+    small = runpy.run_path(str(ROOT / "scripts" / "make_plans.py"))["SMALL"]
     order = {one["config"]: number for number, one in enumerate(recipes.all_recipes())}
     found = [plan(file.stem) for file in (ROOT / "configs" / "plans").glob("*.json")]
-    chosen = [one for one in found if one["recipe"].startswith(f"configs/{config}")]
+    chosen = [
+        one
+        for one in found
+        if one["recipe"].startswith(f"configs/{config}") and (config or one["recipe"] not in small)
+    ]
     chosen.sort(key=lambda one: order[one["recipe"]])
     return table(HEADER, map(_row, chosen))
 

@@ -201,7 +201,7 @@ def test_the_benchmarks_are_those_of_the_script():
     page = (DOCS / "results" / "benchmarks.md").read_text()
     assert set(re.findall(r'{= benchmark\("(\w+)"\) =}', page)) == names
 
-    keys = {"name", "unit", "ours", "peer", "peer_name", "ratio", "limit"}
+    keys = {"name", "unit", "ours", "peer", "peer_name", "ratio", "aim", "met"}
     for file in benchmarks.FOLDER.glob("*.json"):
         assert file.stem in names
         for row in json.loads(file.read_text()):
@@ -214,11 +214,16 @@ def test_a_benchmark_has_its_table_or_the_command_that_makes_it(tmp_path, monkey
     assert "Not recorded yet. `scripts/bench step --json=" in benchmarks.benchmark("step")
 
     row = {"name": "CNN", "unit": "images/s", "ours": 23456.7, "peer": 23000.0, "ratio": 1.0199}
-    row |= {"peer_name": "loop", "limit": None, "command": "scripts/bench step"}
+    row |= {
+        "peer_name": "loop",
+        "aim": ["ratio", ">=", 3.0],
+        "met": False,
+        "command": "scripts/bench step",
+    }
     row |= {"device": "2 CPU cores", "versions": {"jax": "0.10.2"}, "git_revision": "a" * 40}
     (tmp_path / "step.json").write_text(json.dumps([row]))
     found = benchmarks.benchmark("step")
-    assert "| CNN | images/s | 23,457 | 23,000 | loop | 1.02 | - |" in found
+    assert "| CNN | images/s | 23,457 | 23,000 | loop | 1.02 | ratio ≥ 3 | **no** |" in found
     assert "Machine: 2 CPU cores. Versions: JAX 0.10.2. Revision: aaaaaaaa." in found
 
 
