@@ -14,6 +14,7 @@ import pytest
 from _site import benchmarks
 
 from lbopt.cli import _main
+from lbopt.transforms._variants import VARIANTS
 
 matplotlib.use("agg")  # as the notebooks of the site do
 ROOT = pathlib.Path(__file__).parents[2]
@@ -62,6 +63,9 @@ def test_the_numbers_of_the_readme_are_those_of_the_study():
     assert summary["claims"][0]["verdict"] == "cannot be told"
 
     plans = list((ROOT / "configs" / "plans").glob("*.json"))
+    counts = f"{len(VARIANTS['lamb'])} LAMBs", f"{len(VARIANTS['lars'])} LARS"
+    assert ", ".join(counts) in README
+    assert "All " + " and ".join(counts) in PAGES["guides/migrating.md"]
     small = runpy.run_path(str(ROOT / "scripts" / "make_plans.py"))["SMALL"]
     assert f"{len(plans) - len(small)} published TPU runs" in README
 

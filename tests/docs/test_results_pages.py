@@ -105,6 +105,23 @@ def test_nobody_is_shown_to_go_further():
     assert not any(limits("pydoc_lm_legw").values())
 
 
+def test_the_noise_scale_is_below_every_limit_and_critical_batch():
+    """Their ratios lie on both sides of three, which `lbopt suggest` takes."""
+    limit = ("limit", "global_batch_size")
+    measured = {
+        "digits_limit": limit,
+        "digits_lstm_legw": limit,
+        "digits_limit-target": ("critical_batch", "critical_batch_size"),
+    }
+    ratios = [
+        arm[what][size] / arm["points"][0]["noise_scale"]
+        for name, (what, size) in measured.items()
+        for arm in studies.study(name)["arms"]
+    ]
+    assert min(ratios) >= 1
+    assert min(ratios) < 3 < max(ratios)
+
+
 def test_what_fails_past_the_limit():
     """The LSTMs on digits lose at most a tenth of a point of training accuracy."""
     for arm in studies.study("digits_lstm_legw")["arms"]:
