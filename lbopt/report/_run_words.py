@@ -80,7 +80,9 @@ def in_words(name: str, value: float) -> str:
 def finite(lines: Lines, name: str) -> list[tuple[int, float]]:
     """Return the steps and the finite values of a metric."""
     found = [(line["step"], line.get(name)) for line in lines]
-    return [(step, value) for step, value in found if value is not None and math.isfinite(value)]
+    # Floats alone: NumPy makes objects of integers that it cannot hold.
+    kept = [(step, float(value)) for step, value in found if value is not None]
+    return [(step, value) for step, value in kept if math.isfinite(value)]
 
 
 # ---- time
