@@ -148,7 +148,7 @@ def test_the_inside_of_a_box_has_the_name_of_the_box():
 class Unreadable:
     """A callable whose signature cannot be read."""
 
-    __signature__ = "(params)"
+    __signature__ = 3
 
     def __call__(self, params):
         return params

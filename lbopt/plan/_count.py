@@ -141,15 +141,20 @@ def _scanned(
     Its constants are the same in every iteration. Its carry depends on the batch if any input does.
     """
     params = equation.params
-    constants = params["num_consts"]
-    carried = params["num_carry"]
+    if "ft_in" in params:  # since JAX 0.12
+        constants, carried, _ = map(len, params["ft_in"].unpack())
+    else:
+        constants = params["num_consts"]
+        carried = params["num_carry"]
+
     any_batch = any(depend for depend, _ in inputs)
     repeated = [number < constants for number in range(len(inputs))]
     depends = [
         depend or (constants <= number < constants + carried and any_batch)
         for number, (depend, _) in enumerate(inputs)
     ]
-    yield from _products(params["jaxpr"].jaxpr, depends, times * params["length"], repeated)
+    body = getattr(params["jaxpr"], "jaxpr", params["jaxpr"])
+    yield from _products(body, depends, times * params["length"], repeated)
 
 
 def _product(
