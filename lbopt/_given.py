@@ -254,8 +254,10 @@ def _globals_of(code: types.CodeType) -> set[str]:
 
 def _parts_of_code(function: types.FunctionType) -> list[str]:
     """Return a function's source, or what it is compiled to if that has no source of its own."""
-    with contextlib.suppress(OSError, TypeError):
-        if function.__name__ != "<lambda>":  # others may be in the same line
+    # Others may be in a lambda's line. And since Python 3.13 the text of `python -c` counts as the
+    # source of all that is compiled from a string without a name.
+    if function.__name__ != "<lambda>" and function.__code__.co_filename != "<string>":
+        with contextlib.suppress(OSError, TypeError):
             return [inspect.getsource(function.__code__)]
     return _compiled(function.__code__)
 

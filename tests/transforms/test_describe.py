@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+import textwrap
 import typing
 
 import jax
@@ -49,7 +50,9 @@ def test_the_signature_shows_every_option_of_the_paper_and_the_docstring_every_v
         name for name, parameter in parameters.items() if "Any" in str(parameter.annotation)
     ]
     describe = importlib.import_module("lbopt.transforms._describe")
-    assert describe.differences(optimizer) in alias.__doc__
+    # Python 3.13 takes the indentation of docstrings away.
+    told = textwrap.indent(textwrap.dedent(describe.differences(optimizer)), "  ")
+    assert told in inspect.cleandoc(alias.__doc__)
     names = getattr(_variants, f"{optimizer.capitalize()}Variant")
     assert typing.get_args(names) == tuple(VARIANTS[optimizer])
 
