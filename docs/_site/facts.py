@@ -12,6 +12,7 @@ import re
 import tomllib
 
 import jinja2
+from packaging.requirements import Requirement
 
 from _site import benchmarks, fields, plans, recipes, studies
 from _site.api import api, api_table
@@ -33,6 +34,7 @@ __all__ = [
     "field_groups",
     "flags",
     "job_flags",
+    "newest",
     "supported",
     "variant_entries",
     "variant_source",
@@ -165,6 +167,18 @@ def supported(package):
         if (found := re.fullmatch(rf"{package}>=([\w.]+)", one))
     )
     return version
+
+
+def newest(package, python):
+    """Return the newest version of a package that is tested on a Python, "3.12" for instance."""
+    text = (ROOT / "scripts" / "constraints.txt").read_text()
+    pins = [Requirement(line) for line in text.splitlines() if line.startswith(f"{package}==")]
+    (version,) = (
+        pin.specifier
+        for pin in pins
+        if pin.marker is None or pin.marker.evaluate({"python_version": python})
+    )
+    return str(version).removeprefix("==")
 
 
 @functools.cache

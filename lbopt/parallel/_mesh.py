@@ -173,8 +173,8 @@ def replicated_sharding(mesh: Mesh) -> NamedSharding:
     Args:
       mesh: Any mesh.
 
-    >>> replicated_sharding(make_mesh(1)).spec
-    P()
+    >>> tuple(replicated_sharding(make_mesh(1)).spec)
+    ()
     """
     return NamedSharding(mesh, PartitionSpec())
 
@@ -186,8 +186,8 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     Args:
       mesh: A mesh with an axis `data`.
 
-    >>> batch_sharding(make_mesh(1)).spec
-    P('data',)
+    >>> tuple(batch_sharding(make_mesh(1)).spec)
+    ('data',)
     """
     return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
 
@@ -229,8 +229,8 @@ def put_batch(mesh: Mesh, batch: types.Batch) -> types.Batch:
 
     >>> import numpy as np
     >>> batch = put_batch(make_mesh(1), {"x": np.zeros((8, 3), np.float32)})
-    >>> batch["x"].shape, batch["x"].sharding.spec
-    ((8, 3), P('data',))
+    >>> batch["x"].shape, tuple(batch["x"].sharding.spec)
+    ((8, 3), ('data',))
     """
     check_batch(batch)
     if jax.process_count() == 1:

