@@ -233,7 +233,7 @@ def _naming_promotion(model: ModelConfig) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if type(error).__name__ != "TypePromotionError":  # public since JAX 0.9
+        if type(error).__name__ != "TypePromotionError":  # not public in JAX 0.8
             raise
         fix = f"{model.name} computes in two precisions; unset it"
         variable = "$JAX_NUMPY_DTYPE_PROMOTION"
