@@ -77,9 +77,8 @@ def _wanted(one):
     if one["aim"] is None:
         return "-", "-"
     of, sign, value = one["aim"]
-    return f"{of} {sign.replace('>=', '≥').replace('<=', '≤')} {_figure(value)}", (
-        "yes" if one["met"] else "**no**"
-    )
+    sign = {">=": "≥", "<=": "≤"}[sign]
+    return f"{of} {sign} {_figure(value)}", "yes" if one["met"] else "**no**"
 
 
 def _figure(value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from lbopt.errors import EnvironmentProblem
+from lbopt.errors import EnvironmentProblem, UserError
 
 VARIABLE = "JAX_LOCAL_DEVICE_IDS"
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -47,7 +47,7 @@ def local_devices(environ: Mapping[str, str]) -> tuple[int, ...] | None:
     (3,)
 
     Raises:
-      EnvironmentProblem: If the processes cannot share the GPUs evenly.
+      UserError: If the processes cannot share the GPUs evenly.
     """
     rank = next((int(environ[name]) for name in _RANKS if environ.get(name, "").isdecimal()), 0)
     processes = _processes_here(environ)
@@ -64,11 +64,8 @@ def local_devices(environ: Mapping[str, str]) -> tuple[int, ...] | None:
     devices = visible or there or processes
     share = devices // processes
     if devices % processes:
-        fix = (
-            f"{processes} processes of this host cannot share {devices} GPUs evenly; start as many "
-            f"as GPUs, or one, or give each its own in {VARIABLE}"
-        )
-        raise EnvironmentProblem("CUDA_VISIBLE_DEVICES", reason=fix)
+        fix = f"they cannot share {devices} GPUs evenly; start one, or as many as GPUs, or give "
+        raise UserError("processes of a host", processes, f"{fix}each its own in {VARIABLE}")
     return tuple(range(rank * share, (rank + 1) * share))
 
 
