@@ -181,8 +181,8 @@ MODULES = {
             "AggregatorConfig ParallelConfig",
             "Own data and optimizers": "ArraysConfig ImageFolderConfig TfdsConfig OptaxConfig",
             "A study": "SweepConfig Arm SearchConfig MeasureConfig",
-            "Configs as data": "parse_row FromText config_fields FieldEntry config_to_json "
-            "config_from_json",
+            "Configs as data": "lbopt.cli.load_config parse_row FromText config_fields FieldEntry "
+            "config_to_json config_from_json",
             "From a config to objects": "make_optimizer make_schedule resolve_schedule "
             "ResolvedSchedule make_aggregator",
         },
@@ -202,7 +202,7 @@ MODULES = {
         "An error that is not a bug names a field, its value and what to do, in one line. "
         "[Exit codes](../exit-codes.md) says what a command ends with.",
         {
-            "Errors": "LboptError UserError EnvironmentProblem Preempted",
+            "Errors": "LboptError UserError EnvironmentProblem MissingPackage Preempted",
             "Checks": "require_choice",
         },
     ),

@@ -5,6 +5,7 @@ import json
 import math
 import pathlib
 import runpy
+import statistics
 
 from _site import recipes
 from _site.markdown import table
@@ -13,6 +14,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 FACTS = (
     "accelerators",
     "collectives",
+    "compile_minutes",
     "family_plans",
     "forward_macs",
     "milliseconds",
@@ -57,14 +59,17 @@ def plan(name):
     return json.loads((ROOT / "configs" / "plans" / f"{name}.json").read_text())
 
 
+def _plans():
+    return [plan(file.stem) for file in (ROOT / "configs" / "plans").glob("*.json")]
+
+
 def plan_table(config=""):
     """Return the table of the plans of one config file, or of all that name a published pod."""
     small = runpy.run_path(str(ROOT / "scripts" / "make_plans.py"))["SMALL"]
     order = {one["config"]: number for number, one in enumerate(recipes.all_recipes())}
-    found = [plan(file.stem) for file in (ROOT / "configs" / "plans").glob("*.json")]
     chosen = [
         one
-        for one in found
+        for one in _plans()
         if one["recipe"].startswith(f"configs/{config}") and (config or one["recipe"] not in small)
     ]
     chosen.sort(key=lambda one: order[one["recipe"]])
@@ -121,6 +126,12 @@ def plan_costs(*names):
             )
         )
     return table(("recipe", "slice", "chips", "planned time", "chip hours"), rows)
+
+
+def compile_minutes():
+    """Return the median and the longest time to compile a plan, in minutes."""
+    seconds = [one["compile_seconds"] for one in _plans()]
+    return round(statistics.median(seconds) / 60), round(max(seconds) / 60)
 
 
 def forward_macs(name):

@@ -149,6 +149,10 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
     Raises:
       UserError: If the file cannot be loaded, if its config is not of the expected class, if an
         override names no field, or if its value cannot be parsed.
+
+    >>> from lbopt.config import TrainConfig
+    >>> load_config("digits_cnn:lamb-1024", ["--config.num_epochs=5"], TrainConfig).num_epochs
+    5
     """
     config = call_get_config(flag)
     if not isinstance(config, expected):

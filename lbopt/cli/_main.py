@@ -18,7 +18,15 @@ from lbopt import __version__, errors, paths
 from lbopt._shown import one_line, show
 from lbopt.cli import _process, _standard_streams
 from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, require_choice
-from lbopt.job import MEMBER_VARIABLE, Job, find_place, given_job_flags, join_job, run_guarded
+from lbopt.job import (
+    MEMBER_VARIABLE,
+    Job,
+    find_place,
+    given_devices,
+    given_job_flags,
+    join_job,
+    run_guarded,
+)
 
 COMMANDS = {
     "new": "write a small project of your own, which runs as it stands",
@@ -84,6 +92,8 @@ def _run_command(argv: Sequence[str]) -> int:
             place = find_place(given_job_flags(argv[1:]), os.environ)
             if place is not None:
                 return run_guarded(place, argv, saves=name in RESUMED)
+        if name in COMPILING and job.count == 1:
+            _show_given_devices()
 
         with _system_errors():
             _run(name, argv[1:], job)
@@ -249,6 +259,16 @@ def _check_jax() -> None:
         except OSError as error:
             fix = f"{error.strerror}; unset it, or give a folder"
             raise EnvironmentProblem("JAX_DUMP_IR_TO", dump, fix, code="resource") from error
+
+
+def _show_given_devices() -> None:
+    """Show JAX the GPUs in `JAX_LOCAL_DEVICE_IDS` alone: it reads the variable in a job only."""
+    own = given_devices(os.environ)
+    if own is not None:
+        import jax
+
+        for name in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
+            jax.config.update(name, ",".join(map(str, own)))
 
 
 _BUCKETS = "(gs|s3)://[^/]"

@@ -58,10 +58,15 @@ def load_huggingface(directory: paths.GivenPath) -> tuple[nn.Module, dict[str, A
         missing, unexpected or of another shape. The error names the file or the field.
       EnvironmentProblem: If the files cannot be read, or exceed this machine's memory.
 
-    >>> import jax.numpy as jnp
-    >>> folder = "models/bert-base-uncased"  # saved by transformers' save_pretrained
-    >>> model, variables = load_huggingface(folder)  # doctest: +SKIP
-    >>> model = model.clone(dtype=jnp.bfloat16)  # doctest: +SKIP
+    >>> import jax, jax.numpy as jnp, lbopt, tempfile
+    >>> from lbopt.models import Bert
+    >>> saved = Bert(vocab_size=20, num_layers=1, width=8, num_heads=2, max_length=4)
+    >>> inputs = {"input_ids": jnp.zeros((1, 4), int)}
+    >>> folder = f"{tempfile.mkdtemp()}/bert"  # or one from transformers' save_pretrained
+    >>> lbopt.save_huggingface(folder, saved, saved.init(jax.random.key(0), inputs, train=False))
+    >>> model, variables = load_huggingface(folder)
+    >>> model.clone(dtype=jnp.bfloat16).width
+    8
 
     Note:
       EfficientNet's `batch_norm_momentum` has TensorFlow's meaning (0.99), which its authors used.

@@ -1,4 +1,5 @@
 from ._guard import run_guarded as run_guarded
+from ._local_devices import given_devices as given_devices
 from ._member import (
     MEMBER_VARIABLE as MEMBER_VARIABLE,
     STARTING_PATIENCE as STARTING_PATIENCE,

@@ -1,5 +1,7 @@
 """Every command does what its help says."""
 
+import base64
+import csv
 import json
 import pathlib
 import re
@@ -289,6 +291,12 @@ def test_report_is_one_page_with_everything_in_it(lbopt, trained):
         assert min(width, height) > 400
     assert "digits_cnn:lamb-128" in page
     assert "lbopt train --config=" in page
+
+    links = re.findall(r'download="([^"]*)" href="data:[^;]*;base64,([^"]*)"', page)
+    files = {name: base64.b64decode(content).decode() for name, content in links}
+    assert json.loads(files["config.json"]) == json.loads((trained / "config.json").read_text())
+    steps = [int(line["step"]) for line in csv.DictReader(files["metrics.csv"].splitlines())]
+    assert steps == list(metrics_of(trained))
 
 
 def test_the_spaced_form_and_four_devices_by_pmap(lbopt, configs, trained, tmp_path):

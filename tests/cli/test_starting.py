@@ -265,6 +265,19 @@ def test_jax_may_dump_into_a_bucket():
         jax.config.update("jax_dump_ir_to", before)
 
 
+def test_a_process_that_is_alone_uses_the_devices_that_it_is_given(lbopt, monkeypatch):
+    """JAX reads the variable only where processes are connected."""
+    monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "4,5")
+    names = ("jax_cuda_visible_devices", "jax_rocm_visible_devices")
+    before = {name: jax.config.values[name] for name in names}
+    try:
+        assert lbopt("suggest")[0] == 2  # without its flags
+        assert {jax.config.values[name] for name in names} == {"4,5"}
+    finally:
+        for name in names:
+            jax.config.update(name, before[name])
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

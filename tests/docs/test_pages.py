@@ -1,8 +1,10 @@
 """The README and the pages of the site are true: code runs, commands exist, messages are ours."""
 
 import ast
+import importlib
 import io
 import json
+import os
 import pathlib
 import re
 import runpy
@@ -13,7 +15,7 @@ import matplotlib
 import pytest
 from _site import benchmarks
 
-from lbopt.cli import _main
+from lbopt.cli import _main, load_config
 from lbopt.transforms._variants import VARIANTS
 
 matplotlib.use("agg")  # as the notebooks of the site do
@@ -27,9 +29,12 @@ PAGES = {
 }
 CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCKS = re.compile(
-    r"```(?:bash|console|text)\n(.*?)```|((?:^ {4}.*\n)+)", re.DOTALL | re.MULTILINE
+    r"^(?P<indent> *)```(?P<language>.*)\n(?P<fenced>(?s:.*?))^(?P=indent)```$"
+    r"|(?P<indented>(?:^ {4}.*\n)+)",
+    re.MULTILINE,
 )
-COMMANDS = re.compile(r"^lbopt (?:\\\n|[^\n])*", re.MULTILINE)
+SHELL = ("", "bash", "console", "sh", "text")
+COMMANDS = re.compile(r"^ *(?:\$ |(?:until|srun|\w+=).*?[\s'])?lbopt ([^;\n]*)", re.MULTILINE)
 RIDDLES = ("so many", "so often", "likewise", "whoever", "the former", "one that ", "as ever")
 
 
@@ -106,27 +111,38 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", ["README.md", *PAGES])
 def test_the_commands_of_a_page_exist(page):
-    text = README if page == "README.md" else PAGES[page]
-    blocks = re.findall(r"```(?:bash|console|sh|text)\n((?s:.*?))```|((?:^ {4}.*\n)+)", text, re.M)
-    for block in map("\n".join, blocks):
-        for line in COMMANDS.findall(re.sub(r"^ {4}", "", block, flags=re.M)):
-            _check_command(line)
+    for command in _commands(README if page == "README.md" else PAGES[page]):
+        _check_command(command)
 
 
-def _check_command(line):
-    """Check the command of a line, and the names of its flags."""
-    line = line.removeprefix("$ ").replace("\\\n", " ")
-    words = shlex.split(line, comments=True)[1:]
-    assert words[0] in (*_main.COMMANDS, "--version", "--help", "COMMAND"), line
-    if words[0] not in _main.COMMANDS:
-        return
+def test_commands_are_found_behind_a_prompt_and_behind_variables():
+    for page in ("reference/command.md", "guides/gpu-slurm.md", "guides/many-hosts.md"):
+        assert len(_commands(PAGES[page])) > 3
 
-    command = __import__(f"lbopt.cli._{words[0]}", fromlist=["FLAGS"])
-    known = set(getattr(command, "FLAGS", ()))
-    for word in words[1:]:
-        found = re.match(r"--([\w-]+)", word)
-        if found and not word.startswith(("--config.", "--help")) and known:
-            assert found[1] in known, line
+
+def _commands(text):
+    """Return what follows `lbopt` in the blocks of a page."""
+    blocks = [block for block in BLOCKS.finditer(text) if (block["language"] or "") in SHELL]
+    lines = [(block["fenced"] or block["indented"]).replace("\\\n", " ") for block in blocks]
+    return COMMANDS.findall("\n".join(lines))
+
+
+def _check_command(command):
+    """Check a command, the names of its flags, its recipe with the changed fields, its script."""
+    if command.count("'") % 2:  # the end of COMMAND='...'
+        command = command.removesuffix("'")
+    name, *words = shlex.split(command, comments=True)
+    assert name in (*_main.COMMANDS, "--version", "--help", "COMMAND"), command
+    if name == "tpu" and not words[0].startswith("--"):
+        assert os.access(ROOT / "tpu" / words[0], os.X_OK), command
+    elif name in _main.COMMANDS:
+        overrides = [word for word in words if word.startswith("--config.")]
+        given = [word[2:] for word in words if word.startswith("--") and word not in overrides]
+        values = dict(word.partition("=")[::2] for word in given)
+        known = getattr(importlib.import_module(f"lbopt.cli._{name}"), "FLAGS", {})
+        assert known == {} or values.keys() <= {*known, "help"}, command
+        if re.fullmatch(r"[\w/]+(:[\w.-]+)?", values.get("config", "")):
+            load_config(values["config"], overrides, object)
 
 
 @pytest.mark.parametrize("page", ["README.md", *PAGES])
