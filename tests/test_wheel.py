@@ -183,17 +183,15 @@ class Installed:
     """The wheel in an environment of its own, used in an empty folder."""
 
     def __init__(self, wheel, folder):
-        """Install the wheel; all other packages are those of the running environment."""
+        """Install the wheel and the packages that it names, from the package index."""
         self.folder = folder / "empty"
         self.folder.mkdir()
         venv = folder / "venv"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
         self.python = venv / "bin/python"
-        # A path alone: the file that makes lbopt editable there is not read.
-        (packages,) = venv.glob("lib/python*/site-packages")
-        (packages / "others.pth").write_text(f"{pathlib.Path(yaml.__file__).parents[1]}\n")
         pip = [sys.executable, "-m", "pip", "--python", self.python, "install", "--quiet"]
-        subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True)
+        versions = ["--no-compile", "--constraint", ROOT / "scripts/constraints.txt"]
+        subprocess.run([*pip, *versions, f"{wheel}[demo]"], check=True)
 
         self.environment = {
             name: value for name, value in os.environ.items() if name != "PYTHONPATH"
