@@ -90,8 +90,6 @@ def test_an_example_that_takes_long_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if name in PLANS:
         pytest.importorskip("libtpu")
-    if name == "lbopt.load_huggingface":
-        pytest.skip("it reads a folder that transformers saved")
     _run(name, re.sub(r" +# doctest: \+SKIP", "", api.docstring(name)))
 
 

@@ -23,6 +23,7 @@ RULES = ["color-contrast", "image-alt", "label", "link-name", "button-name", "do
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The site, built as scripts/docs builds it but with outputs of notebooks of an earlier run."""
+    pytest.importorskip("sphinx", reason="the extra docs has Sphinx")
     folder = tmp_path_factory.mktemp("site")
     subprocess.run(
         [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", "docs", folder],
