@@ -86,6 +86,11 @@ def test_the_measured_numbers_of_the_readme_are_those_of_the_benchmarks():
     large = [row["ratio"] for row in rows if row["name"].endswith(", 180 trials")]
     assert f"| {min(large):.0f} to {max(large):.0f} x | `scripts/bench sweep`" in README
 
+    (quickstart,) = [row for row in rows if row["name"].endswith("digits_limit.py, 630 trials")]
+    assert round(630 / quickstart["ours"] / 60) == 3
+    assert "study five optimizers on real digits, 3 minutes on 2 cores" in README
+    assert "takes about three minutes on two" in PAGES["start/first-run.md"]
+
 
 def measured(name, peer):
     """Return the rows of a benchmark beside one peer."""
