@@ -1,5 +1,6 @@
 """How Sphinx builds the site. `scripts/docs` runs it."""
 
+import os
 import pathlib
 import sys
 
@@ -9,6 +10,11 @@ sys.path.insert(0, str(ROOT / "docs"))
 from _site import api, cells, config_fields, facts, mathml  # noqa: E402
 
 import lbopt  # noqa: E402
+
+NOTEBOOKS = ROOT / "build" / "notebooks" / facts.revision()
+FILES = NOTEBOOKS / "files"  # what notebooks leave for the site
+FILES.mkdir(parents=True, exist_ok=True)
+os.environ["LBOPT_SITE_FILES"] = str(FILES)
 
 project = "lbopt"
 author = "The lbopt authors"
@@ -29,7 +35,7 @@ nitpicky = False
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 4
 nb_execution_mode = "cache"
-nb_execution_cache_path = str(ROOT / "build" / "notebooks" / facts.revision())
+nb_execution_cache_path = str(NOTEBOOKS / "cache")
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
@@ -60,6 +66,7 @@ html_theme_options = {
 }
 html_context = {"default_mode": "auto"}  # follows the reader's system
 html_static_path = ["_static"]
+html_extra_path = [str(FILES)]
 html_css_files = ["site.css"]
 html_js_files = ["filter.js"]
 html_copy_source = False

@@ -58,7 +58,7 @@ def _dead_links(path, page, pages):
     for link in dict.fromkeys(page.links):
         address = urllib.parse.urlsplit(link)
         if address.scheme or address.netloc:
-            if address.scheme not in ("https", "mailto"):
+            if address.scheme not in ("https", "mailto", "data"):
                 yield f"not a secure address: {link}"
             continue
 
