@@ -30,7 +30,7 @@ FACTS = (
 )
 HEADER = (
     "recipe",
-    "pod, cores",
+    "pod, devices",
     "GiB needed",
     "compute + communication, ms a step",
     "utilisation",

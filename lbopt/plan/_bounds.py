@@ -256,9 +256,9 @@ def _factorisations(number: int, limits: Sequence[int]) -> Iterator[tuple[int, .
 def dp_limit(tokens: int, d_in: int, d_out: int) -> int:
     """Return the most processors for which cutting only the tokens of a dense layer is optimal.
 
-    Cutting `out` in two would halve the weights that a processor receives and double the inputs.
-    With P processors that does not pay while the weights, in x out, are at most tokens x in / P.
-    The same holds for `in`, so P <= tokens / max(in, out).
+    Cutting `out` in two as well would spare a processor half of the weights, in x out / 2 words,
+    and bring it tokens x in / P words of inputs. That does not pay while P <= 2 tokens / out. More
+    parts pay later, and the same holds for `in`, so P <= 2 tokens / max(in, out).
 
     Args:
       tokens: Number of tokens in a batch.
@@ -269,11 +269,11 @@ def dp_limit(tokens: int, d_in: int, d_out: int) -> int:
       UserError: If an argument is less than 1.
 
     >>> dp_limit(512 * 128, 1024, 4096), dp_limit(65536 * 128, 1024, 4096)
-    (16, 2048)
+    (32, 4096)
     """
     for field, value in (("tokens", tokens), ("d_in", d_in), ("d_out", d_out)):
         require(value >= 1, field, value, "give at least 1")
-    return tokens // max(d_in, d_out)
+    return min(tokens, 2 * tokens // max(d_in, d_out))
 
 
 def _check(bounds: Mapping[str, float], arrays: Arrays) -> None:

@@ -40,7 +40,7 @@ class LayerSizes:
         cutting its output channels multiplies the inputs that a device receives, and cutting its
         input channels multiplies the outputs.
         """
-        return max(1, min(self.inputs, self.outputs) // self.weights)
+        return max(1, 2 * min(self.inputs, self.outputs) // self.weights)
 
 
 @dataclasses.dataclass(frozen=True)

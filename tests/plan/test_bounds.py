@@ -147,7 +147,7 @@ def test_no_grid_receives_less(sizes, processors):
     assert words_each_receives(loops, MATMUL, found.parts) == pytest.approx(words, abs=1e-6)
 
 
-@pytest.mark.parametrize(("batch", "limit"), [(512, 16), (8192, 256), (65536, 2048)])
+@pytest.mark.parametrize(("batch", "limit"), [(512, 32), (8192, 512), (65536, 4096)])
 def test_the_batch_alone_is_cut_up_to_the_limit_and_no_further(batch, limit):
     """The product is BERT-Large's wider one at 128 tokens per example."""
     tokens = batch * 128
@@ -155,8 +155,23 @@ def test_the_batch_alone_is_cut_up_to_the_limit_and_no_further(batch, limit):
         lbopt.plan.dp_limit(tokens, 1024, 4096) == lbopt.plan.dp_limit(tokens, 4096, 1024) == limit
     )
     loops = {"token": tokens, "in": 1024, "out": 4096}
-    assert grid(loops, DENSE, limit).parts == {"token": limit, "in": 1, "out": 1}
-    assert grid(loops, DENSE, 2 * limit).parts["token"] < 2 * limit
+    best = {
+        number: grid(loops, DENSE, number).words
+        / words_each_receives(loops, DENSE, {"token": number, "in": 1, "out": 1})
+        for number in (limit // 2, limit - 2, limit, limit + 2, 2 * limit)
+    }
+    assert [best[number] for number in (limit // 2, limit - 2, limit)] == pytest.approx([1.0] * 3)
+    assert max(best[limit + 2], best[2 * limit]) < 1 - 1e-6
+
+
+@hypothesis.given(st.integers(1, 300), st.integers(2, 40), st.integers(2, 40), st.integers(1, 64))
+def test_the_limit_beside_all_grids(tokens, d_in, d_out, half):
+    processors = 2 * half
+    hypothesis.assume(processors <= tokens)
+    loops = {"token": tokens, "in": d_in, "out": d_out}
+    alone = words_each_receives(loops, DENSE, {"token": processors, "in": 1, "out": 1})
+    best = grid(loops, DENSE, processors).words
+    assert (alone <= best + 1e-6) == (processors <= dp_limit(tokens, d_in, d_out))
 
 
 @pytest.mark.parametrize(
