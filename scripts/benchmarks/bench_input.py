@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import io
+import json
 import multiprocessing
 import os
 import pathlib
@@ -78,40 +79,51 @@ class Need(NamedTuple):
 
     Attributes:
       name: Recipe, batch size and slice.
-      step_ms: Step time in milliseconds, estimated by the TPU compiler's cycles, not measured; see
-        `scripts/bench models` and docs/results/benchmarks.md.
+      step: Case of `scripts/bench models` whose recorded step time is taken: an estimate by the TPU
+        compiler's cycles, not measured.
       global_batch_size: Examples in a step.
       hosts: Number of hosts of the slice, 8 TPU cores each.
       measured: Name of the row with the read rate of one CPU core.
     """
 
     name: str
-    step_ms: float
+    step: str
     global_batch_size: int
     hosts: int
     measured: str
 
 
 NEEDS = (
-    Need("ResNet-50 32768 on v3:16x32", 35.7, 32768, 128, CASES[0].name),
     Need(
-        "EfficientNet-B5 65536 on v3:16x32, 456 px, AutoAugment", 779.0, 65536, 128, CASES[-1].name
+        "ResNet-50 32768 on v3:16x32",
+        "ResNet-50, batch 32768, sharded update, v3:16x32",
+        32768,
+        128,
+        CASES[0].name,
+    ),
+    Need(
+        "EfficientNet-B5 65536 on v3:16x32, 456 px, AutoAugment",
+        "EfficientNet-B5, batch 65536, v3:16x32",
+        65536,
+        128,
+        CASES[-1].name,
     ),
     Need(
         "BERT-Large 65536 x 128 on v3:32x32",
-        210.9,
+        "BERT-Large, batch 65536 x 128, sharded update, v3:32x32",
         65536,
         256,
         "text 128: pairs of segments, masked",
     ),
     Need(
         "BERT-Large 32768 x 512 on v3:32x32",
-        566.8,
+        "BERT-Large, batch 32768 x 512, sharded update, v3:32x32",
         32768,
         256,
         "text 512: pairs of segments, masked",
     ),
 )
+STEPS = pathlib.Path(__file__).parents[2] / "docs" / "results" / "benchmarks" / "models.json"
 HOST_CORES = 48
 """CPU cores of a TPU v3 host: 96 hardware threads [recalled 85%: no source read], two per core."""
 
@@ -373,12 +385,16 @@ def _needs(measured: list[dict]) -> list[dict]:
     line = "{:<58}{:>9}{:>8}{:>7}{:>25}{:>27}{:>8}"
     print(line.format(*header))
 
+    steps = {row["name"]: row["ours"] for row in json.loads(STEPS.read_text())}
     rows = []
     for need in NEEDS:
-        needed = need.global_batch_size / need.step_ms * 1e3 / need.hosts
+        step_ms = steps[f"{need.step}: step"]
+        needed = need.global_batch_size / step_ms * 1e3 / need.hosts
         rate = rates[need.measured]
         figures = (f"{needed:.0f}", f"{rate:.0f}", f"{needed / rate:.2f}")
-        print(line.format(need.name, need.step_ms, need.global_batch_size, need.hosts, *figures))
+        print(
+            line.format(need.name, f"{step_ms:.1f}", need.global_batch_size, need.hosts, *figures)
+        )
         aim = ("lbopt", "<=", HOST_CORES)
         name = f"{need.name}: a host"
         rows.append(pairs.row(name, "cores", needed / rate, None, None, None, aim))
