@@ -73,15 +73,12 @@ def _rows(name: str, sharded: bool, cost: StepCost, first: StepCost) -> list[dic
     def row(what, unit, value, most=None):
         ours = value(cost)
         theirs = value(first)
-        return pairs.row(
-            f"{title}: {what}",
-            unit,
-            ours,
-            theirs,
-            "8 cores",
-            ours / theirs if theirs else None,
-            most and ("ratio", "<=", most),
-        )
+        # A whole update exchanges no parameters: there is no ratio.
+        ratio, aim = None, None
+        if theirs:
+            ratio = ours / theirs
+            aim = most and ("ratio", "<=", most)
+        return pairs.row(f"{title}: {what}", unit, ours, theirs, "8 cores", ratio, aim)
 
     return [
         row("compute", "ms", lambda cost: 1e3 * (cost.seconds - cost.update_seconds), FLAT),
