@@ -19,21 +19,15 @@ def benchmarks():
 
 
 def benchmark_list():
-    """Return the table of all benchmarks, with whether their figures are on this page."""
-    rows = [
-        (f"[`{name}`](#{name})", text, "recorded" if _file(name).is_file() else "not recorded yet")
-        for name, text in benchmarks().items()
-    ]
-    return table(("benchmark", "what it measures", "figures"), rows)
+    """Return the table of all benchmarks."""
+    rows = [(f"[`{name}`](#{name})", text) for name, text in benchmarks().items()]
+    return table(("benchmark", "what it measures"), rows)
 
 
 def benchmark(name):
-    """Return what a benchmark does, and its table; or, without figures, the command for them."""
+    """Return what a benchmark does, and its table."""
     described = _paragraphs(name)
     command = f"scripts/bench {name} --json=docs/results/benchmarks/{name}.json"
-    if not _file(name).is_file():
-        return f"{described}\n\nNot recorded yet. `{command}` records it."
-
     rows = measurements(name)
     shown = table(
         ("what", "unit", "lbopt", "peer", "peer is", "ratio", "wanted", "met"),
@@ -44,17 +38,13 @@ def benchmark(name):
 
 def measurements(name):
     """Return the rows of a benchmark: dicts of "name", "ours", "peer", "ratio" and so on."""
-    return json.loads(_file(name).read_text())
+    return json.loads((FOLDER / f"{name}.json").read_text())
 
 
 def measurement(name, row):
     """Return a row of a benchmark by its name."""
     (found,) = [one for one in measurements(name) if one["name"] == row]
     return found
-
-
-def _file(name):
-    return FOLDER / f"{name}.json"
 
 
 def _cells(one):
@@ -88,15 +78,14 @@ def _figure(value):
 
 def _circumstances(one, command):
     """Return the command, the machine and the versions behind a table."""
-    versions = one.get("versions", {})
+    versions = one["versions"]
     named = ", ".join(
         f"{label} {versions[name]}"
         for name, label in (("python", "Python"), ("jax", "JAX"), ("libtpu", "libtpu"))
         if versions.get(name)
     )
-    device = one.get("device", "not recorded")
-    revision = (one.get("git_revision") or "not recorded")[:8]
-    return f"`{command}`  \nMachine: {device}. Versions: {named}. Revision: {revision}."
+    revision = one["git_revision"][:8]
+    return f"`{command}`  \nMachine: {one['device']}. Versions: {named}. Revision: {revision}."
 
 
 def _paragraphs(name):

@@ -213,23 +213,22 @@ def test_the_bits_that_a_sum_needs():
 
 
 def test_the_benchmarks_are_those_of_the_script():
-    """The page has a section for each, and a recorded file has the agreed keys."""
+    """Each has a section on the page, and a file with the agreed keys."""
     names = set(benchmarks.benchmarks())
     page = (DOCS / "results" / "benchmarks.md").read_text()
     assert set(re.findall(r'{= benchmark\("(\w+)"\) =}', page)) == names
 
     keys = {"name", "unit", "ours", "peer", "peer_name", "ratio", "aim", "met"}
-    for file in benchmarks.FOLDER.glob("*.json"):
-        assert file.stem in names
+    files = list(benchmarks.FOLDER.iterdir())
+    assert {file.name for file in files} == {f"{name}.json" for name in names}
+    for file in files:
         for row in json.loads(file.read_text()):
             assert keys | {"command", "device", "versions", "git_revision"} == set(row)
             assert row["command"] == f"scripts/bench {file.stem}"
 
 
-def test_a_benchmark_has_its_table_or_the_command_that_makes_it(tmp_path, monkeypatch):
+def test_the_table_of_a_benchmark(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmarks, "FOLDER", tmp_path)
-    assert "Not recorded yet. `scripts/bench step --json=" in benchmarks.benchmark("step")
-
     row = {"name": "CNN", "unit": "images/s", "ours": 23456.7, "peer": 23000.0, "ratio": 1.0199}
     row |= {
         "peer_name": "loop",
@@ -242,6 +241,37 @@ def test_a_benchmark_has_its_table_or_the_command_that_makes_it(tmp_path, monkey
     found = benchmarks.benchmark("step")
     assert "| CNN | images/s | 23,457 | 23,000 | loop | 1.02 | ratio ≥ 3 | **no** |" in found
     assert "Machine: 2 CPU cores. Versions: JAX 0.10.2. Revision: aaaaaaaa." in found
+
+
+def test_what_the_page_of_benchmarks_says_of_the_tables():
+    def rows(name, *words):
+        named = {row["name"]: row for row in benchmarks.measurements(name)}
+        found = [row for title, row in named.items() if all(word in title for word in words)]
+        assert found, (name, words)
+        return found
+
+    large = "BERT-Large, batch 65536 x 128, no dropout"
+    whole, sharded = (
+        benchmarks.measurement("models", f"{large}{update}, v3:32x32: step")["ours"]
+        for update in ("", ", sharded update")
+    )
+    assert sharded < 0.9 * whole  # "a large part"
+
+    shares = rows("pod", "optimizer's HBM traffic, beside a whole one's")
+    assert len(shares) == 5
+    assert all(row["met"] for row in shares)  # 1/N and the small arrays
+
+    for row in rows("aggregators", ": time, "):
+        assert row["ratio"] < 1
+    for row in rows("aggregators", "sent by a core"):
+        promised = row["aim"][2]
+        assert row["ours"] < 1.005 * promised or row["name"].startswith("agvm")
+    words = {row["name"]: row["ratio"] for row in rows("update", "LAMB: HBM, ")}
+    assert {name[-3:] for name, ratio in words.items() if ratio < 1} == {"v5e", "v6e"}
+    loops = [row for row in rows("step", "1 device") if "momentum" in row["name"]]
+    ratios = [row["ratio"] for row in loops]  # at batches 64, 256 and 1,024
+    assert ratios == sorted(ratios)
+    assert ratios[-1] < 1
 
 
 def test_the_commands_of_what_is_measured_exist():
