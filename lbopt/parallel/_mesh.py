@@ -37,8 +37,8 @@ def make_mesh(
       num_devices: Number of devices to use, from the first; None for all.
       devices: Devices to choose from; None for `jax.devices()`.
       order: "given" (on TPU host by host, so that neighbours in the mesh are neighbours on the
-        torus: on v2 and v3 contiguous groups of 8 are the 2 x 2 chips of a host) or "torus": row by row,
-        which batch norm over "tiles:RxC" needs.
+        torus: on v2 and v3 contiguous groups of 8 are the 2 x 2 chips of a host) or "torus": row by
+        row, which batch norm over "tiles:RxC" needs.
 
     Raises:
       UserError: If there are fewer than `num_devices` devices, if "torus" is asked for and the
