@@ -152,7 +152,7 @@ def load_config(flag: str, overrides: Sequence[str], expected: type | tuple[type
 
     >>> from lbopt.config import TrainConfig
     >>> load_config("digits_cnn:lamb-1024", ["--config.num_epochs=5"], TrainConfig).num_epochs
-    5
+    5.0
     """
     config = call_get_config(flag)
     if not isinstance(config, expected):

@@ -58,12 +58,13 @@ def load_huggingface(directory: paths.GivenPath) -> tuple[nn.Module, dict[str, A
         missing, unexpected or of another shape. The error names the file or the field.
       EnvironmentProblem: If the files cannot be read, or exceed this machine's memory.
 
-    >>> import jax, jax.numpy as jnp, lbopt, tempfile
+    >>> import jax, jax.numpy as jnp, tempfile
+    >>> from lbopt.interchange import save_huggingface
     >>> from lbopt.models import Bert
     >>> saved = Bert(vocab_size=20, num_layers=1, width=8, num_heads=2, max_length=4)
     >>> inputs = {"input_ids": jnp.zeros((1, 4), int)}
     >>> folder = f"{tempfile.mkdtemp()}/bert"  # or one from transformers' save_pretrained
-    >>> lbopt.save_huggingface(folder, saved, saved.init(jax.random.key(0), inputs, train=False))
+    >>> save_huggingface(folder, saved, saved.init(jax.random.key(0), inputs, train=False))
     >>> model, variables = load_huggingface(folder)
     >>> model.clone(dtype=jnp.bfloat16).width
     8

@@ -74,7 +74,7 @@ def _rows(name: str, sharded: bool, cost: StepCost, first: StepCost) -> list[dic
         ours = value(cost)
         theirs = value(first)
         # A whole update exchanges no parameters: there is no ratio.
-        ratio, aim = None, None
+        ratio = aim = None
         if theirs:
             ratio = ours / theirs
             aim = most and ("ratio", "<=", most)
