@@ -210,6 +210,19 @@ def test_the_bits_that_a_sum_needs():
     assert lost == sorted(lost)
     for label in ("3 bits (e2m0)", "3 bits (e2m0), APS"):
         assert not studies.point("precision_digits", label, 64)["learned"]
+    widest = re.search(r'"4 bits \(e3m0\), APS" \(\S+ to \+(\d)', told("precision_digits"))
+    assert widest[1] == "4"  # points, as the page says
+
+
+def test_how_arms_on_images_fail():
+    arms = [
+        arm for name in ("digits_limit", "digits_lstm_legw") for arm in studies.study(name)["arms"]
+    ]
+    kinds = [arm["failure"]["kind"] for arm in arms]
+    assert (kinds.count("generalise"), len(kinds)) == (6, 8)
+    for arm in studies.study("digits_limit")["arms"]:  # the CNN, at the full batch
+        first, *_, last = [point["train_accuracy_mean"] for point in arm["points"]]
+        assert first - last > 0.02
 
 
 def test_the_benchmarks_are_those_of_the_script():
