@@ -140,9 +140,13 @@ def import_client(field: str, address: str) -> None:
     gcsfs reads the variable once, when it is imported; a program that set it, or imported gcsfs
     before, keeps its own choice.
 
+    Paths in buckets use this client too where TensorFlow is installed, unless EPATH_USE_TF says
+    otherwise: TensorFlow's own client signs in and reports errors in another way.
+
     Raises:
       EnvironmentProblem: If the client is not installed.
     """
+    os.environ.setdefault("EPATH_USE_TF", "false")
     variable = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
     chosen = variable in os.environ
     if not chosen:

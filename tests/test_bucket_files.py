@@ -158,6 +158,20 @@ print(file, file.read_text())
     assert list(tmp_path.iterdir()) == []
 
 
+def test_beside_tensorflow_a_bucket_keeps_its_client(tmp_path):
+    """Where TensorFlow is installed, epath would read buckets with TensorFlow's client."""
+    (tmp_path / "tensorflow.py").write_text("raise AssertionError('imported')")
+    program = """
+from lbopt.workdir import bucket_path
+print((bucket_path("gs://bucket/run") / "config.json").exists())
+"""
+    with serving() as (_, variables):
+        variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
 def test_a_folder_is_written_with_its_description_last(buckets, monkeypatch):
     order = []
     put_file = buckets.put_file
