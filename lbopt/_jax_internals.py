@@ -8,6 +8,16 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
+READ_XLA_FLAGS = """
+from jaxlib._jax import CompileOptions
+CompileOptions().executable_build_options.debug_options
+"""
+"""A program in which XLA reads XLA_FLAGS, and ends with its message if it refuses one.
+
+`jax.devices()` reads them too, but first imports JAX and starts the devices, which takes seconds
+and may hold a TPU.
+"""
+
 
 def runs_on_cloud_tpu() -> bool:
     """Return whether JAX found a Cloud TPU attached to this machine.

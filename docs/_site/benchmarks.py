@@ -10,7 +10,7 @@ from _site.markdown import table
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results" / "benchmarks"
-FACTS = ("benchmark", "benchmark_list", "benchmarks", "measurement", "measurements")
+FACTS = ("benchmark", "benchmark_list", "benchmarks", "measurement", "measurements", "ratios")
 
 
 def benchmarks():
@@ -45,6 +45,16 @@ def measurement(name, row):
     """Return a row of a benchmark by its name."""
     (found,) = [one for one in measurements(name) if one["name"] == row]
     return found
+
+
+def ratios(name, *words, peer):
+    """Return "LOW to HIGH", the rounded ratios to a peer of the rows whose names have all words."""
+    found = [
+        row["ratio"]
+        for row in measurements(name)
+        if row["peer_name"] == peer and all(word in row["name"] for word in words)
+    ]
+    return f"{min(found):.0f} to {max(found):.0f}"
 
 
 def _cells(one):

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 
-from lbopt import __version__, errors, paths
+from lbopt import __version__, _jax_internals, errors, paths
 from lbopt._shown import one_line, show
 from lbopt.cli import _process, _standard_streams
 from lbopt.errors import EXIT_USER, EnvironmentProblem, Preempted, UserError, require_choice
@@ -198,7 +198,7 @@ def _read_by_xla(flags: str) -> str | None:
     XLA ends the process in which it reads a wrong flag, so a child process reads them.
     """
     ended = subprocess.run(
-        [sys.executable, "-c", _READ_FLAGS],
+        [sys.executable, "-c", _jax_internals.READ_XLA_FLAGS],
         env={**os.environ, "XLA_FLAGS": flags},
         capture_output=True,
         text=True,
@@ -213,10 +213,6 @@ def _read_by_xla(flags: str) -> str | None:
 
 _DEVICES = re.compile(r"--xla_force_host_platform_device_count=\d{1,4}")
 """A common flag that needs no check."""
-_READ_FLAGS = """
-from jaxlib._jax import CompileOptions
-CompileOptions().executable_build_options.debug_options
-"""
 _REFUSED = re.compile(
     r"Unknown flags? in XLA_FLAGS: .*|Couldn't interpret value .*|Could not open file \".*?\""
 )

@@ -9,12 +9,15 @@ import pathlib
 import re
 import runpy
 import shlex
+import signal
+import subprocess
 from contextlib import redirect_stdout
 
 import matplotlib
 import pytest
-from _site import benchmarks
+from _site import benchmarks, links
 
+from lbopt import errors
 from lbopt.cli import _main, load_config
 from lbopt.transforms._variants import VARIANTS
 
@@ -35,6 +38,11 @@ BLOCKS = re.compile(
 )
 SHELL = ("", "bash", "console", "sh", "text")
 COMMANDS = re.compile(r"^ *(?:\$ |(?:until|srun|\w+=).*?[\s'])?lbopt ([^;\n]*)", re.MULTILINE)
+METHODS = {
+    "LAMB": "layerwise adaptive moments",
+    "LARS": "layerwise adaptive rate scaling",
+    "LEGW": "linear-epoch gradual warmup",
+}
 RIDDLES = ("so many", "so often", "likewise", "whoever", "the former", "one that ", "as ever")
 
 
@@ -80,16 +88,31 @@ def test_the_measured_numbers_of_the_readme_are_those_of_the_benchmarks():
     assert f"| {update['ours']:.1f}; Optax {update['peer']:.1f} | `scripts/bench update`" in README
 
     loop = [row["ratio"] for row in measured("step", "hand-written jit loop")]
-    assert f"| {min(loop):.2f} to {max(loop):.2f} x | `scripts/bench step`" in README
+    assert f"| {min(loop):.2f} to {max(loop):.2f} | `scripts/bench step`" in README
 
     rows = measured("sweep", "one process per trial")
     large = [row["ratio"] for row in rows if row["name"].endswith(", 180 trials")]
-    assert f"| {min(large):.0f} to {max(large):.0f} x | `scripts/bench sweep`" in README
+    assert f"| {min(large):.0f} to {max(large):.0f} | `scripts/bench sweep`" in README
 
     (quickstart,) = [row for row in rows if row["name"].endswith("digits_limit.py, 630 trials")]
     assert round(630 / quickstart["ours"] / 60) == 3
     assert "study five optimizers on real digits, 3 minutes on 2 cores" in README
     assert "takes about three minutes on two" in PAGES["start/first-run.md"]
+
+
+def test_the_tested_numbers_of_the_readme_are_those_of_the_tests():
+    kills = constant("train/test_many_kills.py", "KILLS")
+    assert f"| {kills} times `kill -9`, then resumed" in README
+    limit = constant("transforms/test_variants.py", "IN_FLOAT64_WITHIN")
+    assert f"beside their sources | to {limit:.0e} |" in README
+
+
+def constant(file, name):
+    """Return a constant of a test file, whose module is not imported."""
+    for node in ast.parse((ROOT / "tests" / file).read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id == name:
+            return ast.literal_eval(node.value)
+    raise LookupError(name)
 
 
 def measured(name, peer):
@@ -155,6 +178,67 @@ def test_a_page_is_plain_english(page):
     text = (README if page == "README.md" else PAGES[page]).lower()
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     assert [words for words in RIDDLES if words in re.sub(r"\s+", " ", prose)] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "examples/README.md", *PAGES])
+def test_methods_are_spelled_out_where_a_page_names_them_first(page):
+    """Or they are links to the glossary. Titles and code do not count."""
+    text = PAGES[page] if page in PAGES else (ROOT / page).read_text()
+    no_prose = r"^#.*?$|^```.*?^```|\{=.*?=\}|(\{term\})?`[^`]+`"
+    found = re.sub(no_prose, lambda part: part[0] if part[1] else "", text, flags=re.S | re.M)
+    prose = " ".join(found.split())
+    for name, meaning in METHODS.items():
+        first = re.search(rf"(?<![\w-])`?{name}\b", prose)
+        if first and not prose[: first.start()].endswith("{term}"):
+            around = prose[max(0, first.start() - 60) : first.end() + 120]
+            assert meaning in around.replace("*", "").lower(), around
+
+
+def test_a_spoilt_site_is_found_out(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "sound.html").write_text('<p id="here"><a href="deep/spoilt.html#top">there</a>')
+    (tmp_path / "deep" / "spoilt.html").write_text(
+        '<p id="top"><a href="../sound.html#here">sound</a><a href="../sound.html#gone"></a>'
+        '<a href="missing.html"></a><a href="http://example.com"></a>'
+        '<img src="a.png"><script src="https://example.com/a.js"></script>'
+    )
+    assert links.faults(tmp_path) == [
+        f"deep/spoilt.html: {fault}"
+        for fault in (
+            "an image without a text: a.png",
+            "fetched from another server: https://example.com/a.js",
+            "no such place: ../sound.html#gone",
+            "no such file: missing.html",
+            "not a secure address: http://example.com",
+        )
+    ]
+
+
+def test_the_settings_of_the_page_are_those_of_the_scripts():
+    """Their names, and their defaults but for the one that is made of other settings."""
+    script = """
+    source tpu/settings.sh
+    for name in "${REQUIRED[@]}"; do echo "$name"; done
+    for name in "${!DEFAULTS[@]}"; do echo "$name=${DEFAULTS[$name]:-empty}"; done
+    """
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    known = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+
+    rows = re.findall(r"^\| (`[A-Z_`, ]+`) \|(.*?)\|", PAGES["reference/tpu-env.md"], re.MULTILINE)
+    shown = {
+        name: cell.strip(" `") for names, cell in rows for name in re.findall("[A-Z_]+", names)
+    }
+    assert shown.keys() == known.keys()
+    assert shown["WORKDIR"] == "$BUCKET/runs/$NAME"
+    named = {name: value for name, value in known.items() if value and name != "WORKDIR"}
+    assert named == {name: shown[name] for name in named}
+
+
+def test_the_exit_codes_of_the_page_are_those_of_the_code():
+    codes = re.findall(r"^\| (\d+) \|", PAGES["reference/exit-codes.md"], re.MULTILINE)
+    of_errors = {errors.EXIT_USER, errors.EXIT_ENVIRONMENT, errors.EXIT_PREEMPTED}
+    of_signals = {128 + signal.SIGINT, 128 + signal.SIGTERM}
+    assert {*map(int, codes)} == {0, 1} | of_errors | of_signals
 
 
 def test_messages_of_the_troubleshooting_page_are_in_the_code():

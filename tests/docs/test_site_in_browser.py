@@ -40,7 +40,8 @@ def browser(tmp_path_factory):
     browser.close()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(PHONE, "light"), (DESKTOP, "dark")])
+@pytest.mark.parametrize("width", [PHONE, DESKTOP], ids=["phone", "desktop"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_each_page_is_sound(browser, site, width, scheme):
     """No message on the console, no request that leaves, nothing wider than the screen.
 
@@ -77,6 +78,26 @@ def test_the_search_finds_a_page(browser, site):
     }})
     """
     assert any("Licence and citation" in title for title in browser.evaluate(waited))
+
+
+def test_the_table_of_recipes_is_filtered_by_words(browser, site):
+    (page,) = (path for path in site if path.parts[-2:] == ("recipes", "index.html"))
+    browser.open(page.as_uri(), DESKTOP)
+    shown = """
+    [...document.querySelectorAll("table tbody tr")]
+      .filter((row) => row.offsetHeight).map((row) => row.textContent.toLowerCase())
+    """
+    everything = browser.evaluate(shown)
+    found = browser.evaluate(f"""
+    (() => {{
+      const field = document.querySelector("input.filter");
+      field.value = "LARS 32768";
+      field.dispatchEvent(new Event("input"));
+      return {shown.strip()};
+    }})()
+    """)
+    assert 0 < len(found) < len(everything)
+    assert found == [row for row in everything if "lars" in row and "32768" in row]
 
 
 def _stays(url):

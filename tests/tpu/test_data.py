@@ -1,8 +1,14 @@
 """The data of a run: mounted on every worker, handed to the command, checked before it starts."""
 
+import re
+import shlex
 import subprocess
+import tomllib
 
 import pytest
+
+from lbopt.cli import load_config
+from lbopt.config import TrainConfig
 
 pytestmark = pytest.mark.process
 
@@ -71,8 +77,10 @@ def test_an_address_that_is_none(cloud, value):
     [
         ("lbopt train --config=good.py --workdir=$WORKDIR", 0, "config ok"),
         ("A=1 python -m lbopt train --config bad.py --workdir=$WORKDIR", 2, "batch"),
+        ("A='b c' venv/bin/python3.11 -m lbopt train --config=bad.py", 2, "batch"),
+        ("venv/bin/lbopt train --config=bad.py", 2, "batch"),
         ("lbopt train --config=missing.py --workdir=$WORKDIR", 3, "data"),
-        ("python stand_in.py $WORKDIR 5", 0, "ok"),
+        ("python stand_in.py $WORKDIR 5", 0, "config not checked"),
     ],
 )
 def test_the_preflight_checks_the_config(cloud, command, code, said):
@@ -95,11 +103,21 @@ def test_a_command_that_is_none(cloud, command):
 
 
 def test_the_example_installs_what_its_recipe_needs(checkout):
-    """The images of ImageNet need the extra `images`, which `data` includes."""
-    example = (checkout / "tpu/env.example").read_text()
-    assert "resnet50" in example
-    line = next(line for line in example.splitlines() if line.startswith("EXTRAS="))
-    assert {"tpu", "gcs", "data"} <= {*line.split()[0].partition("=")[2].split(",")}
+    """Photographs in a TFDS data set, in a bucket, on TPUs."""
+    text = (checkout / "tpu/env.example").read_text()
+    lines = re.findall(r"^[A-Z].*", text, re.MULTILINE)
+    values = dict(shlex.split(line, comments=True)[0].partition("=")[::2] for line in lines)
+    (flag,) = re.findall(r"--config=(\S+)", values["COMMAND"])
+    config = load_config(flag, [], TrainConfig)
+    assert (config.data.name, config.data.builder) == ("images", "imagenet2012")
+    assert values["DATA_DIR"].startswith("gs://")
+
+    extras = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
+    extras = extras["optional-dependencies"]
+    installed = values["EXTRAS"].split(",")
+    for extra in installed:  # grows
+        installed += re.findall(r"lbopt\[(\w+)\]", " ".join(extras[extra]))
+    assert {"tpu", "gcs", "tfds", "images"} <= {*installed}
     shell = "source tpu/settings.sh; echo ${DEFAULTS[EXTRAS]}"
     done = subprocess.run(["bash", "-c", shell], cwd=checkout, capture_output=True, text=True)
     assert done.stdout == "tpu,gcs,data\n"
