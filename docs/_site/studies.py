@@ -45,6 +45,9 @@ CLAIMS = {
     "diffusion_is_logarithmic": (
         "The distance of the weights from their start grows like the logarithm of the step"
     ),
+    "aps_keeps_accuracy": (
+        "8-bit gradients with auto-precision scaling (APS) keep the accuracy of 32 bits"
+    ),
 }
 """What each claim of a study says."""
 FACTS = (

@@ -36,6 +36,7 @@ class Truth:
       spread: difference between the best and the worst final seed.
       layers: names of the layers with a trust ratio and a phi.
       diverges: batch sizes at which the final trials diverge.
+      aggregator: fields of the arm's aggregator; None for no field of its own.
     """
 
     test: tuple[float, ...]
@@ -54,6 +55,7 @@ class Truth:
     spread: float = 0.002
     layers: tuple[str, ...] = ()
     diverges: tuple[int, ...] = ()
+    aggregator: dict | None = None
 
 
 def legw(test, train=None, **changes):
@@ -136,7 +138,8 @@ def _arm(name, truth):
         "base_learning_rate": 0.1,
         "decay": "constant",
     }
-    return {"name": name, "optimizer": {"name": truth.optimizer}, "schedule": schedule}
+    arm = {"name": name, "optimizer": {"name": truth.optimizer}, "schedule": schedule}
+    return arm | ({"aggregator": truth.aggregator} if truth.aggregator else {})
 
 
 def _search():

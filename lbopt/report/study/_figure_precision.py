@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from typing import Any
 
-from lbopt.config import AggregatorConfig
 from lbopt.report import _page
 from lbopt.report.study import _style
+from lbopt.report.study._claim_precision import FULL, ArmFormat, arm_format
 from lbopt.report.study._metric import ACCURACY, middle_half
 from lbopt.report.study._study import Study
 
-_FULL = (8, 23)
 _NEAR = 6
 """Height of the panel near the best, in tolerances of the limit."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _ArmFormat:
-    """The format of an arm.
-
-    Attributes:
-      bits: Exponent bits, mantissa bits.
-      shifted: Whether each layer is shifted by a power of two; None in full precision, where it
-        makes no difference.
-    """
-
-    bits: tuple[int, int]
-    shifted: bool | None
-
-
 def precision(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw the test score over the bits of `aps` aggregators; None unless arms differ in them."""
-    found = {arm.name: form for arm in study.measured if (form := _format(arm.train.aggregator))}
+    found = {arm.name: form for arm in study.measured if (form := arm_format(arm.train.aggregator))}
     forms = sorted({one.bits for one in found.values()}, key=lambda bits: (sum(bits), bits))
-    if len([bits for bits in forms if bits != _FULL]) < 2:
+    if len([bits for bits in forms if bits != FULL]) < 2:
         return None
 
     near = study.metric is ACCURACY
@@ -67,18 +51,10 @@ def precision(study: Study, folder: pathlib.Path) -> _page.Section | None:
     return _page.Section("How many bits it takes", pictures=[drawn])
 
 
-def _format(aggregator: AggregatorConfig) -> _ArmFormat | None:
-    if aggregator.name == "mean":
-        return _ArmFormat(_FULL, None)
-    if aggregator.name != "aps":
-        return None
-    return _ArmFormat((aggregator.exponent_bits, aggregator.mantissa_bits), aggregator.shift)
-
-
 def _line(
     panel: Any,
     study: Study,
-    found: dict[str, _ArmFormat],
+    found: dict[str, ArmFormat],
     forms: list[tuple[int, int]],
     size: int,
     shifted: bool,

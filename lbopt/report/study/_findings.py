@@ -19,6 +19,7 @@ from lbopt.report.study._claim_noise_scale import (
     noise_scale_predicts_critical_batch,
     noise_scale_predicts_limit,
 )
+from lbopt.report.study._claim_precision import aps_keeps_accuracy
 from lbopt.report.study._claim_warmup import constant_warmup_steps
 from lbopt.report.study._finding_search import search_findings
 from lbopt.report.study._limit import CannotTell, Limit
@@ -50,6 +51,7 @@ def claims_of(study: Study) -> list[Claim]:
         noise_scale_predicts_limit(study),
         noise_scale_predicts_critical_batch(study),
         diffusion_is_logarithmic(study),
+        aps_keeps_accuracy(study),
     ]
     return [claim for claim in found if claim is not None]
 

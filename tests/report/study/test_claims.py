@@ -1,6 +1,7 @@
 """Every verdict on a claim can be positive or negative, and names its evidence."""
 
 import dataclasses
+import operator
 
 import numpy as np
 import pytest
@@ -552,3 +553,43 @@ def test_arms_whose_rate_falls_are_counted_and_not_judged():
 
 def test_diffusion_that_was_not_measured_is_not_judged():
     assert "diffusion_is_logarithmic" not in claims({"a": Truth(FLAT)})
+
+
+# ---- 8 bits with APS are enough
+
+
+@pytest.mark.parametrize(
+    ("short", "spread", "verdict"),
+    [
+        ((0.98, 0.979, 0.975), 0.002, "held"),
+        ((0.98, 0.98, 0.96), 0.002, "did not hold"),
+        ((0.98, 0.98, 0.975), 0.02, "cannot be told"),
+        ((0.98, 0.98, 0.975), 0.0, "cannot be told"),
+    ],
+)
+def test_a_format_of_eight_bits_is_held_to_the_tolerance_of_the_limit(short, spread, verdict):
+    aps = {"name": "aps", "exponent_bits": 4, "mantissa_bits": 3}
+    arms = {
+        "32 bits": Truth(FLAT, spread=spread, aggregator={"name": "mean"}),
+        "e4m3": Truth(short, spread=spread, aggregator=aps),
+        "unshifted": Truth((0.5, 0.5, 0.5), aggregator={**aps, "shift": False}),
+    }
+    config, rows = synthetic.make_study(arms)
+    found, sentence = judged(config, rows)["aps_keeps_accuracy"]
+    assert found == verdict
+    assert "1 point of the accuracy of 32 bits" in sentence
+    assert "unshifted" not in sentence
+    assert "aps_keeps_accuracy" not in claims({"32 bits": arms["32 bits"]})
+
+    if not spread:
+        assert "the seeds are too few for an interval of e4m3 at 256" in sentence
+        return
+    cell = operator.itemgetter("arm", "phase", "global_batch_size")
+    ours, theirs = (
+        [100 * row["test_accuracy"] for row in rows if cell(row) == (name, "final", 256)]
+        for name in ("e4m3", "32 bits")
+    )
+    low, high = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(1 - 0.05 / 3)
+    assert (
+        f"at batch 256 the difference of e4m3 to 32 bits is {low:+.2f} to {high:+.2f}" in sentence
+    )
