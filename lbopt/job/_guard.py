@@ -467,8 +467,9 @@ class _Guard:
             self._member.send(release=True)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(_LEAVING_S)
-        # The child may have reported a consequence of another death, so the cause is said too.
-        if not self._has_spoken or kind == "died":
+        # The child may have reported a consequence of the death of another one, which may have been
+        # ended because it hung, so the cause is said too.
+        if not self._has_spoken or kind in ("died", "hung"):
             self._say(line)
         elif self._failed is not None:
             code = self._failed

@@ -152,6 +152,16 @@ def test_a_job_that_was_suspended_goes_on(place, monkeypatch):
     assert said["silent_s"] < 5
 
 
+@pytest.mark.parametrize(("kind", "code"), [("died", 3), ("hung", 3), ("said", 1)])
+def test_what_follows_from_a_peer_that_died_or_hung_is_not_the_cause(place, capsys, kind, code):
+    """A collective fails in the other processes once a peer that hangs is ended."""
+    ours, _theirs = socket.socketpair()
+    guard = _Guard(place, Wire(ours), ["train"], True, _Signals(), False)
+    guard._from_member({"failed": 1, "line": "a collective failed"})
+    assert guard._from_hub({"end": {"code": 3, "line": "the cause", "kind": kind}}) == code
+    assert capsys.readouterr().err == "lbopt train: the cause\n" * (code == 3)
+
+
 def connect(place):
     stranger = socket.create_connection((place.host, place.port), timeout=10)
     asked = json.loads(stranger.recv(4096))
