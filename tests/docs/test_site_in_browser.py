@@ -84,7 +84,7 @@ def test_the_table_of_recipes_is_filtered_by_words(browser, site):
     (page,) = (path for path in site if path.parts[-2:] == ("recipes", "index.html"))
     browser.open(page.as_uri(), DESKTOP)
     shown = """
-    [...document.querySelectorAll("table tbody tr")]
+    [...document.querySelectorAll(".filtered tbody tr")]
       .filter((row) => row.offsetHeight).map((row) => row.textContent.toLowerCase())
     """
     everything = browser.evaluate(shown)
