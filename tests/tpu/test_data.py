@@ -77,7 +77,7 @@ def test_an_address_that_is_none(cloud, value):
     [
         ("lbopt train --config=good.py --workdir=$WORKDIR", 0, "config ok"),
         ("A=1 python -m lbopt train --config bad.py --workdir=$WORKDIR", 2, "batch"),
-        ("A='b c' venv/bin/python3.11 -m lbopt train --config=bad.py", 2, "batch"),
+        ('A="b c" venv/bin/python3.11 -m lbopt train --config=bad.py', 2, "batch"),
         ("venv/bin/lbopt train --config=bad.py", 2, "batch"),
         ("lbopt train --config=missing.py --workdir=$WORKDIR", 3, "data"),
         ("python stand_in.py $WORKDIR 5", 0, "config not checked"),
