@@ -220,6 +220,8 @@ def test_how_arms_on_images_fail():
     ]
     kinds = [arm["failure"]["kind"] for arm in arms]
     assert (kinds.count("generalise"), len(kinds)) == (6, 8)
+    shares = [arm["failure"]["train_share"] for arm in arms]
+    assert sum(share < 0.5 for share in shares) == 6  # "less than half as much"
     for arm in studies.study("digits_limit")["arms"]:  # the CNN, at the full batch
         first, *_, last = [point["train_accuracy_mean"] for point in arm["points"]]
         assert first - last > 0.02
