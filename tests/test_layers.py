@@ -33,7 +33,7 @@ LEVELS = {
         "_installed",
         "_jax_internals",
     },
-    1: {"job", "transforms", "schedules", "losses", "metrics", "models", "aggregators"},
+    1: {"job", "linalg", "transforms", "schedules", "losses", "metrics", "models", "aggregators"},
     2: {"parallel", "config", "data", "interchange"},
     3: {"workdir", "evaluation"},
     4: {"train"},
@@ -98,6 +98,7 @@ CONFINED = {
     "tensorflow_datasets": {"data/prepare/_builders.py", "data/_records.py"},
 }
 VENDORABLE = {
+    "linalg",
     "transforms",
     "schedules",
     "losses",
