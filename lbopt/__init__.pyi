@@ -41,16 +41,20 @@ from .schedules import (
 )
 from .stacks import stacked_from_metadata, stacked_paths
 from .transforms import (
+    cautious,
     clip_by_global_norm,
     describe,
     ema_params,
     estimate_noise,
+    hyperball,
     lamb,
     lans,
     lars,
     monitor_layers,
     normalize_gradients,
     optimizer_metrics,
+    radial_brake,
+    relative_update,
     scale_by_agvm,
     scale_by_lamb_moments,
     scale_by_lans,
@@ -61,6 +65,7 @@ from .transforms import (
     summarize_masks,
     track_ema,
     track_noise_scale,
+    update_floor,
 )
 
 __version__: str
@@ -80,6 +85,7 @@ __all__ = [
     "albert_schedule",
     "all_leaves",
     "aps",
+    "cautious",
     "clip_by_global_norm",
     "describe",
     "econtrol",
@@ -92,6 +98,7 @@ __all__ = [
     "exclude_roles",
     "exponential_schedule",
     "float_quantize",
+    "hyperball",
     "lamb",
     "lans",
     "lars",
@@ -106,6 +113,8 @@ __all__ = [
     "normalize_gradients",
     "optimizer_metrics",
     "powersgd",
+    "radial_brake",
+    "relative_update",
     "run_plan",
     "run_sweep",
     "run_training",
@@ -127,6 +136,7 @@ __all__ = [
     "summarize_masks",
     "track_ema",
     "track_noise_scale",
+    "update_floor",
     "warmup_schedule",
     "weights_only",
 ]

@@ -34,7 +34,8 @@ def tsqr(a: jax.Array, axis_name: types.AxisName = None) -> tuple[jax.Array, jax
 
     Returns:
       Q, the rows of this device, [m / P, k], and R, the same on all, [k, n], k = min(m, n), both in
-      the dtype of `a`, computed in fp32 or wider.
+      the dtype of `a`, computed in fp32 or wider. `shard_map` cannot see that R is the same: it
+      needs `check_vma=False` where R leaves it as replicated.
 
     Raises:
       UserError: If `a` is no matrix.

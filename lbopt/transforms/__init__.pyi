@@ -3,6 +3,7 @@ from ._arguments import (
     require_state as require_state,
     require_transformation as require_transformation,
 )
+from ._cautious import cautious as cautious
 from ._clipping import (
     clip_by_global_norm as clip_by_global_norm,
     global_norm as global_norm,
@@ -49,6 +50,13 @@ from ._per_path import (
     UNKNOWN_PARAMS as UNKNOWN_PARAMS,
     find_states as find_states,
     is_placeholder as is_placeholder,
+)
+from ._relative import (
+    SphereState as SphereState,
+    hyperball as hyperball,
+    radial_brake as radial_brake,
+    relative_update as relative_update,
+    update_floor as update_floor,
 )
 from ._skipping import SkipState as SkipState, skip_bad_updates as skip_bad_updates
 from ._trust_ratio import (

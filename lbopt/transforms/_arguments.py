@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -91,6 +92,16 @@ def require_float_leaves(params: types.Params, **real: Any) -> None:
                 "out with optax.masked"
             )
             raise UserError(given[0], real[given[0]], fix, code="conflict")
+
+
+def warn_of_zeros(transform: str, name: str, norm: jax.Array) -> None:
+    """Warn if a norm, one or one for each layer, is known to be 0 somewhere."""
+    if not isinstance(norm, jax.core.Tracer) and not np.all(norm):
+        warnings.warn(
+            f"{transform}: {name!r}, or one of its layers, is zero and will stay zero; leave it "
+            "out by the mask, or initialise it to other values.",
+            stacklevel=2,
+        )
 
 
 def require_state(state: Any, kind: type) -> None:

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from lbopt import tree, types
+from lbopt.errors import UserError
 
 UNKNOWN_PARAMS: Any = 0
 """The state's dictionary when `init` gets a placeholder; see `is_placeholder`."""
@@ -35,11 +36,36 @@ def collect(params: types.Params, values: types.PyTree) -> dict[str, jax.Array]:
     kept: dict[str, jax.Array] = {}
     for name, value in zip(tree.leaf_names(params), structure.flatten_up_to(values), strict=True):
         if value is not None:
-            kept[name if name not in kept else f"{name}#{len(kept)}"] = _replicated(value)
+            kept[name if name not in kept else f"{name}#{len(kept)}"] = replicated(value)
     return kept
 
 
-def _replicated(value: jax.Array) -> jax.Array:
+def spread(params: types.Params, kept: Mapping[str, jax.Array], has_value: types.PyTree) -> Any:
+    """Return what `collect` kept as a pytree like the parameters, with None for other leaves.
+
+    Args:
+      params: The parameters.
+      kept: {path: value}, from `collect`.
+      has_value: A bool for each leaf, whether it has a value.
+
+    Raises:
+      UserError: If a leaf has no value: the state is that of other parameters.
+    """
+    structure: Any = jax.tree.structure(params)
+    names: dict[str, None] = {}
+    values = []
+    for name, has in zip(tree.leaf_names(params), jax.tree.leaves(has_value), strict=True):
+        key = name if name not in names else f"{name}#{len(names)}"
+        if has and key not in kept:
+            fix = f"it has nothing for {name!r}; give the state of these parameters and masks"
+            raise UserError("opt_state", reason=fix, code="type")
+        values.append(kept[key] if has else None)
+        names.update({key: None} if has else {})
+    return structure.unflatten(values)
+
+
+def replicated(value: jax.Array) -> jax.Array:
+    """Return an array, replicated if it lies on a mesh with explicit axes."""
     spec = getattr(jax.typeof(value).sharding, "spec", ())
     if not any(spec):
         return value

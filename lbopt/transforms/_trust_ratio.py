@@ -14,7 +14,7 @@ import optax
 
 from lbopt import _scalars, masks, stacks, tree, types
 from lbopt.errors import UserError, require_choice
-from lbopt.transforms import _arguments, _per_path
+from lbopt.transforms import _arguments, _per_path, _selection
 
 Denominator = Literal["norm_of_sum", "sum_of_norms", "gradient_only", "momentum"]
 DENOMINATORS = ("norm_of_sum", "sum_of_norms", "gradient_only", "momentum")
@@ -34,11 +34,14 @@ class TrustRatioState(NamedTuple):
       inner: State of the transform inside, empty if there is none.
       schedule_count: int32 scalar, number of updates so far; None unless the ratio depends on the
         learning rate.
+      initial_norm: Path of each adapted leaf -> its norm in `init`, like the ratios; None unless
+        the ratio depends on it.
     """
 
     trust_ratio: dict[str, jax.Array]
     inner: Any = optax.EmptyState()
     schedule_count: jax.Array | None = None
+    initial_norm: dict[str, jax.Array] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +67,8 @@ class _Options:
     sharded_mask: types.Mask
     near_one: bool
     """Whether the norms of incoming updates are near 1, as those of Adam's directions."""
+    weight_norm: Any
+    """The norm in the numerator: "current", "initial" (that in `init`), or a number > 0."""
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -112,6 +117,10 @@ class _Options:
     @property
     def needs_rate(self) -> bool:
         return self.clip_mode == "clip" or self.weight_decay_placement == "decoupled"
+
+    @property
+    def needs_initial_norm(self) -> bool:
+        return isinstance(self.weight_norm, str) and self.weight_norm == "initial"
 
     def rate(self, count: jax.Array | None) -> Any:
         """Return the learning rate of this update; None if a schedule's is not needed."""
@@ -225,10 +234,20 @@ class _LeafRule:
         d = g + self.decay(w) if inside else g
         return d if self.options.update_bounds is None else jnp.clip(d, *self.options.update_bounds)
 
-    def ratio(self, g: jax.Array, w: jax.Array, y: jax.Array, rate: Any) -> jax.Array:
+    @property
+    def layer(self) -> _selection.Layer:
+        return _selection.Layer(self.adapted, self.layer_axes, self.axis_name)
+
+    def ratio(
+        self, g: jax.Array, w: jax.Array, y: jax.Array, rate: Any, initial: jax.Array | None
+    ) -> jax.Array:
         """Return the trust ratio, real, of a shape that broadcasts against `y`."""
         options = self.options
-        weight_norm = tree.l2_norm(w, self.layer_axes.axes, self.axis_name)
+        if isinstance(options.weight_norm, str) and initial is None:
+            weight_norm = tree.l2_norm(w, self.layer_axes.axes, self.axis_name)
+        else:
+            kept = options.weight_norm if initial is None else initial
+            weight_norm = self.layer.against(jnp.asarray(kept, tree.real_dtype(w.dtype)), w)
         weight_decay = jnp.asarray(options.weight_decay, weight_norm.dtype)
         rate = None if rate is None else jnp.asarray(rate, weight_norm.dtype)
 
@@ -305,6 +324,7 @@ def scale_by_layerwise_trust_ratio(
     axis_name: types.AxisName = None,
     sharded_mask: types.Mask = None,
     _near_one: bool = False,
+    _weight_norm: Any = "current",
 ) -> optax.GradientTransformation:
     r"""Add the weight decay, then scale each layer's update by a ratio of norms.
 
@@ -412,6 +432,7 @@ def scale_by_layerwise_trust_ratio(
         axis_name=axis_name,
         sharded_mask=sharded_mask,
         near_one=_near_one,
+        weight_norm=_weight_norm,
     )
     through = optax.identity() if inner is None else inner
     _arguments.require_transformation("inner", through)
@@ -419,7 +440,8 @@ def scale_by_layerwise_trust_ratio(
     def init_fn(params: types.Params) -> TrustRatioState:
         count = jnp.zeros((), jnp.int32) if options.needs_rate else None
         if _per_path.is_placeholder(params):
-            return TrustRatioState(_per_path.UNKNOWN_PARAMS, through.init(params), count)
+            unknown = _per_path.UNKNOWN_PARAMS if options.needs_initial_norm else None
+            return TrustRatioState(_per_path.UNKNOWN_PARAMS, through.init(params), count, unknown)
         _arguments.require_float_leaves(params, update_bounds=options.update_bounds)
         choices = options.choose_leaves(params)
         choices.record()
@@ -428,8 +450,13 @@ def scale_by_layerwise_trust_ratio(
             shape = rule.layer_axes.layers(p.shape)
             return jnp.ones(shape, tree.real_dtype(p.dtype)) if rule.adapted else None
 
-        ones = jax.tree.map(one, options.rules(params, choices), params)
-        return TrustRatioState(_per_path.collect(params, ones), through.init(params), count)
+        rules = options.rules(params, choices)
+        ratios = _per_path.collect(params, jax.tree.map(one, rules, params))
+        initial = None
+        if options.needs_initial_norm:
+            layers = jax.tree.map(lambda rule: rule.layer, rules)
+            initial = _selection.initial_norms(params, layers, "relative_update")
+        return TrustRatioState(ratios, through.init(params), count, initial)
 
     def update_fn(
         updates: optax.Updates, state: TrustRatioState, params: types.Params | None = None
@@ -446,17 +473,28 @@ def scale_by_layerwise_trust_ratio(
         decayed = jax.tree.map(lambda rule, g, w: rule.decayed_update(g, w), rules, wide, weights)
         directions, inner_state = through.update(decayed, state.inner, params)
 
+        initial = jax.tree.map(lambda _: None, params)
+        if options.needs_initial_norm:
+            adapted = jax.tree.map(lambda rule: rule.adapted, rules)
+            initial = _per_path.spread(params, state.initial_norm or {}, adapted)
+
         def adapt(
-            u: jax.Array, rule: _LeafRule, g: jax.Array, w: jax.Array, y: jax.Array
+            u: jax.Array,
+            rule: _LeafRule,
+            g: jax.Array,
+            w: jax.Array,
+            y: jax.Array,
+            start: jax.Array | None,
         ) -> tuple[jax.Array, jax.Array | None]:
-            ratio = rule.ratio(g, w, y, rate) if rule.adapted else None
+            ratio = rule.ratio(g, w, y, rate, start) if rule.adapted else None
             out = rule.finish(y, w, ratio).astype(u.dtype)
             return out, None if ratio is None else ratio.reshape(rule.layer_axes.layers(w.shape))
 
-        pairs = jax.tree.map(adapt, updates, rules, wide, weights, directions)
+        pairs = jax.tree.map(adapt, updates, rules, wide, weights, directions, initial)
         updates, ratios = tree.unzip_pairs(updates, pairs)
         count = None if state.schedule_count is None else optax.safe_increment(state.schedule_count)
-        return updates, TrustRatioState(_per_path.collect(params, ratios), inner_state, count)
+        kept = _per_path.collect(params, ratios)
+        return updates, TrustRatioState(kept, inner_state, count, state.initial_norm)
 
     return optax.GradientTransformation(init_fn, update_fn)
 

@@ -159,6 +159,29 @@ TABLE = {
         False,
     ),
     "add_weight_decay": (add_weight_decay, {"weight_decay": 0.1}, (), True),
+    "relative_update": (lbopt.relative_update, {"mask": None}, ("mask",), True),
+    "relative_initial": (
+        lbopt.relative_update,
+        {"scale": "initial", "mask": None, "stacked": lbopt.stacked_paths("kernel")},
+        ("scale", "mask", "stacked"),
+        True,
+    ),
+    "relative_fixed": (lbopt.relative_update, {"scale": 0.5}, (), True),
+    "hyperball": (
+        lbopt.hyperball,
+        {"mask": None, "stacked": lbopt.stacked_paths("kernel")},
+        ("radius", "mask", "stacked"),
+        True,
+    ),
+    "hyperball_fixed": (lbopt.hyperball, {"radius": 0.5}, (), True),
+    "radial_brake": (lbopt.radial_brake, {"outward_scale": 0.3, "inward_scale": 0.6}, (), True),
+    "update_floor": (lbopt.update_floor, {"floor": 2.0}, (), True),
+    "cautious": (
+        lbopt.cautious,
+        {"inner": lbopt.scale_by_lars_momentum(0.8), "min_fraction": 0.5},
+        (),
+        False,
+    ),
     "skip": (
         lbopt.skip_bad_updates,
         {
@@ -185,6 +208,12 @@ each = pytest.mark.parametrize(
     [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in TABLE],
 )
 narrow_too = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["fp32", "bf16"])
+
+
+STARTS_AT_PARAMS = ("ema", "hyperball", "relative_initial")
+"""Their states are made from the values of the parameters, so shapes are not enough."""
+WITHOUT_STATE = ("clip", "normalize", "add_weight_decay", "monitor", "radial_brake", "update_floor")
+"""Their updates read no state."""
 
 
 def make(name):
@@ -262,7 +291,7 @@ def test_init_on_shapes_equals_init(name, dtype):
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
     real = kinds(tx.init(params))
     assert kinds(jax.eval_shape(tx.init, shapes)) == real
-    if name == "ema":  # an average of the parameters cannot start from their shapes
+    if name in STARTS_AT_PARAMS:
         with refused("params/first/bias", code="type"):
             tx.init(shapes)
     else:
@@ -385,11 +414,15 @@ INJECTED = {
     "lars_momentum": "momentum",
     "clip": "max_norm",
     "add_weight_decay": "weight_decay",
+    "relative_fixed": "scale",
+    "hyperball_fixed": "radius",
+    "radial_brake": "outward_scale",
+    "update_floor": "floor",
 }
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in TABLE if name not in ("normalize", "skip", "ema", "monitor")]
+    "name", [name for name in TABLE if name in INJECTED or "learning_rate" in TABLE[name][1]]
 )
 def test_injected_hyperparams_take_effect(name):
     factory, options, static, _ = TABLE[name]
@@ -537,7 +570,7 @@ def test_a_state_without_its_types_or_of_other_parameters_is_refused_in_one_line
     params = tree_of(0)
     gradient = tree_of(100)
     state = tx.init(params)
-    if name not in ("clip", "normalize", "add_weight_decay", "monitor"):  # these read no state
+    if name not in WITHOUT_STATE:
         with refused("opt_state", code="type"):
             tx.update(gradient, without_types(state), params)
     if any(leaf.shape == params["first"]["kernel"].shape for leaf in jax.tree.leaves(state)):

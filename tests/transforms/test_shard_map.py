@@ -32,6 +32,18 @@ BUILD = {
         lbopt.lars, 0.1, variant="nus", weight_decay=0.1, trust_coefficient=0.1
     ),
     "lars_lamb_paper": functools.partial(lbopt.lars, 0.1, variant="lamb_paper", weight_decay=0.1),
+    "hyperball": lambda **where: optax.chain(
+        lbopt.cautious(lbopt.scale_by_lars_momentum(0.8), **where),
+        lbopt.update_floor(0.3, **where),
+        lbopt.relative_update("initial", stacked=STACKED, **where),
+        lbopt.scale_by_learning_rate(0.1),
+        lbopt.hyperball(stacked=STACKED, **where),
+    ),
+    "brake": lambda **where: optax.chain(
+        lbopt.relative_update(0.5, **where),
+        lbopt.scale_by_learning_rate(0.1),
+        lbopt.radial_brake(**where),
+    ),
 }
 
 

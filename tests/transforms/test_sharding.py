@@ -26,6 +26,11 @@ MAKE = {
     "skip": functools.partial(lbopt.skip_bad_updates, lbopt.lamb(0.1), spike_factor=5.0),
     "ema": functools.partial(lbopt.track_ema, 0.9),
     "monitor": lbopt.monitor_layers,
+    "relative": functools.partial(lbopt.relative_update, "initial"),
+    "hyperball": lbopt.hyperball,
+    "brake": lbopt.radial_brake,
+    "floor": functools.partial(lbopt.update_floor, 2.0),
+    "cautious": functools.partial(lbopt.cautious, lbopt.scale_by_lars_momentum(0.8)),
 }
 SPECS = {
     "replicated": {"kernel": P(), "bias": P()},
