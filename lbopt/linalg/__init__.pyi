@@ -5,6 +5,8 @@ from ._low_rank import (
 )
 from ._newton_schulz import (
     COEFFICIENTS as COEFFICIENTS,
+    Coefficients as Coefficients,
+    CoefficientSet as CoefficientSet,
     newton_schulz as newton_schulz,
     resolve_coefficients as resolve_coefficients,
 )

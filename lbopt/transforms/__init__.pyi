@@ -1,3 +1,4 @@
+from ._adamh import adamh as adamh
 from ._arguments import (
     rate_at as rate_at,
     require_state as require_state,
@@ -43,6 +44,13 @@ from ._monitoring import (
     is_per_layer as is_per_layer,
     monitor_layers as monitor_layers,
     optimizer_metrics as optimizer_metrics,
+)
+from ._muon import muon as muon, muonh as muonh, normuon as normuon, scion as scion
+from ._newton_schulz import (
+    NeuronNormState as NeuronNormState,
+    scale_by_matrix_shape as scale_by_matrix_shape,
+    scale_by_neuron_norm as scale_by_neuron_norm,
+    scale_by_newton_schulz as scale_by_newton_schulz,
 )
 from ._noise_scale import estimate_noise as estimate_noise, track_noise_scale as track_noise_scale
 from ._normalization import normalize_gradients as normalize_gradients

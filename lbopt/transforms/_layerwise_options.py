@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import jax
 
@@ -76,7 +76,7 @@ class LarsOptions:
     zero_norm_ratio: Number | None = 1.0
 
 
-Options = TypeVar("Options", LambOptions, LarsOptions)
+Options = TypeVar("Options")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Variant(Generic[Options]):
     """One public code.
 
     Attributes:
-      optimizer: "lamb" or "lars".
+      optimizer: Name of the optimizer, "lamb" for instance.
       name: Name of the variant.
       source: File at a commit, or paper with its version.
       about: Peculiarities of the code, and differences that no option expresses.
@@ -111,7 +111,7 @@ def choose(variants: Mapping[str, Variant[Options]], name: str, **given: Any) ->
     """Return the options of a variant, except where the caller gives others.
 
     Args:
-      variants: Variants by name, `LAMB` or `LARS`.
+      variants: Variants of one optimizer by name, `LAMB` for instance.
       name: Name of the variant.
       **given: Every option; a `types.Default` is an option that the caller did not give.
 
@@ -126,7 +126,7 @@ def choose(variants: Mapping[str, Variant[Options]], name: str, **given: Any) ->
     chosen = {
         option: value for option, value in given.items() if not isinstance(value, types.Default)
     }
-    return dataclasses.replace(variants[name].options, **chosen)
+    return cast(Options, dataclasses.replace(cast(Any, variants[name].options), **chosen))
 
 
 def trust_ratio_mask(options: LambOptions | LarsOptions) -> types.Mask:

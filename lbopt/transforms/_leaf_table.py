@@ -28,7 +28,8 @@ def summarize_masks(params: types.Params, tx: Any) -> None:
       params: Arrays or `jax.ShapeDtypeStruct`s.
       tx: Any Optax transformation. lbopt's transforms in it are found under chains, `masked`,
         `multi_transform` and the other wrappers; `-` stands for facts that no transform tells, such
-        as the decay of `optax.adamw`.
+        as the decay of `optax.adamw`. Where an optimizer splits the leaves, as `lbopt.muon` does, a
+        last column names the optimizer of each.
 
     Raises:
       UserError: If `tx` is no transformation; for an `nnx.Optimizer` give its `tx`.
@@ -54,22 +55,26 @@ def summarize_masks(params: types.Params, tx: Any) -> None:
     adapted = _chosen(recorded, "trust_ratio_mask")
     stacked = _chosen(recorded, "stacked")
 
+    optimizer = _chosen(recorded, "optimizer")
+    header = (*_HEADER, "optimizer") if optimizer else _HEADER
+
     layer_axes = tree.map_with_name(lambda name, _: stacked.get(name, stacks.LayerAxes(0)), params)
     layers = stacks.one_layer(params, layer_axes)
     known = _chosen(recorded, "known_roles")
     # Inside a wrapper, as of lookahead, the transforms' paths are not those of `params`.
     names = tree.leaf_names(params)
     roles = masks.explain_roles(layers, {name: known[name] for name in names if name in known})
-    lines: list[tuple[str, ...]] = [_HEADER]
+    lines: list[tuple[str, ...]] = [header]
     sizes = {}
     columns = (*map(jax.tree.leaves, (params, layer_axes)), roles.items())
     for leaf, axes, (name, told) in zip(*columns, strict=True):
         sizes[name] = int(np.prod(leaf.shape))
         answers = (_yes(decayed.get(name)), _yes(adapted.get(name)))
         number = " x ".join(str(size) for size in axes.layers(leaf.shape)) or "-"
-        lines.append((printable(name), str(tuple(leaf.shape)), *told, *answers, number))
+        last = (optimizer.get(name, "-"),) if optimizer else ()
+        lines.append((printable(name), str(tuple(leaf.shape)), *told, *answers, number, *last))
 
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         show("  ".join(cells).rstrip())

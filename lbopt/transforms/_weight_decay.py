@@ -14,6 +14,7 @@ def add_weight_decay(
     weight_decay: float | jax.Array,
     weight_decay_mask: types.Mask = types.default(masks.weights_only),
     stacked: types.Stacked = None,
+    cautious: bool = False,
 ) -> optax.GradientTransformation:
     """Add weight_decay * w to the updates of the chosen leaves, in fp32 (or wider).
 
@@ -24,6 +25,8 @@ def add_weight_decay(
       weight_decay_mask: The leaves that are decayed (see `lbopt.types.Mask`).
       stacked: Leaves that are stacks of layers (see `scale_by_layerwise_trust_ratio`); a mask that
         is a function gets one layer of each.
+      cautious: Whether a component is decayed only where the update, which is to be subtracted, has
+        the sign of the weight (Chen et al., Cautious Weight Decay, arXiv:2510.12402, Algorithm 1).
 
     Raises:
       UserError: If `weight_decay` is below 0, or a mask does not fit the parameters.
@@ -50,8 +53,17 @@ def add_weight_decay(
             # In bf16 a small decay may vanish beside the update.
             wide = tree.wide_dtype(u.dtype)
             decay = jnp.asarray(weight_decay, wide) * w.astype(wide)
+            if cautious:
+                decay = tree.scaled(decay, ~_opposed(u, w))
             return (u.astype(wide) + decay).astype(u.dtype)
 
         return jax.tree.map(add, updates, params, chosen(params)), state
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _opposed(u: jax.Array, w: jax.Array) -> jax.Array:
+    """Return where u w < 0, of complex numbers Re(u conj(w)) < 0; products could underflow."""
+    if jnp.iscomplexobj(u):
+        return u.real * w.real + u.imag * w.imag < 0
+    return ((u > 0) & (w < 0)) | ((u < 0) & (w > 0))

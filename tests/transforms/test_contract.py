@@ -14,7 +14,15 @@ from jax.sharding import PartitionSpec
 from refusal import ANY, names_in, refused
 
 import lbopt
+from lbopt import transforms
 from lbopt.transforms._weight_decay import add_weight_decay
+
+
+def by_shape(params):
+    """Return dimension numbers of every leaf of two dimensions or more; masks may hide leaves."""
+    numbers = optax.contrib.MuonDimensionNumbers
+    return jax.tree.map(lambda p: numbers(0, (*range(1, p.ndim),)) if p.ndim > 1 else None, params)
+
 
 jit = functools.partial(jax.jit, compiler_options=QUICKLY)
 # name -> (factory, options, static_args of inject_hyperparams, whether update needs params)
@@ -182,6 +190,70 @@ TABLE = {
         (),
         False,
     ),
+    "newton_schulz": (
+        lbopt.scale_by_newton_schulz,
+        {"coefficients": "newton", "eps": 0.5, "dimension_numbers": by_shape},
+        ("coefficients", "dimension_numbers"),
+        False,
+    ),
+    "matrix_shape": (
+        transforms.scale_by_matrix_shape,
+        {"rule": "rms", "factor": 0.2, "dimension_numbers": by_shape},
+        ("rule", "dimension_numbers"),
+        False,
+    ),
+    "neuron_norm": (
+        transforms.scale_by_neuron_norm,
+        {"b2": 0.9, "eps": 1e-3, "dimension_numbers": by_shape},
+        ("dimension_numbers",),
+        False,
+    ),
+    "muon": (
+        lbopt.muon,
+        {
+            "learning_rate": lambda count: 0.1 / (1 + count),
+            "weight_decay": 0.1,
+            "products_dtype": None,
+            "dimension_numbers": by_shape,
+        },
+        ("products_dtype", "dimension_numbers"),
+        True,
+    ),
+    "normuon": (
+        lbopt.normuon,
+        {"learning_rate": 0.1, "products_dtype": None, "dimension_numbers": by_shape},
+        ("products_dtype", "dimension_numbers"),
+        True,
+    ),
+    "muonh": (
+        lbopt.muonh,
+        {"learning_rate": 0.1, "dimension_numbers": by_shape},
+        ("dimension_numbers",),
+        True,
+    ),
+    "muon_optax": (
+        lbopt.muon,
+        {
+            "learning_rate": 0.1,
+            "variant": "optax",
+            "weight_decay": 0.1,
+            "dimension_numbers": by_shape,
+        },
+        ("dimension_numbers",),
+        True,
+    ),
+    "scion": (
+        lbopt.scion,
+        {"learning_rate": 0.1, "products_dtype": None, "dimension_numbers": by_shape},
+        ("products_dtype", "dimension_numbers"),
+        True,
+    ),
+    "adamh": (
+        lbopt.adamh,
+        {"learning_rate": 0.1, "b2": 0.9, "eps": 1e-3, "sphere_mask": None},
+        ("sphere_mask",),
+        True,
+    ),
     "skip": (
         lbopt.skip_bad_updates,
         {
@@ -201,7 +273,19 @@ TABLE = {
         True,
     ),
 }
-VARIANTS = ("lars_flax", "lars_nus", "lars_timm", "lamb_timm_decoupled", "lamb_apex_l2")
+VARIANTS = (
+    "lars_flax",
+    "lars_nus",
+    "lars_timm",
+    "lamb_timm_decoupled",
+    "lamb_apex_l2",
+    "relative_initial",
+    "relative_fixed",
+    "hyperball_fixed",
+    "normuon",
+    "muon_optax",
+    "scion",
+)
 """Rows of the classes of other rows with other options: the wrappers see no difference."""
 each = pytest.mark.parametrize(
     "name",
@@ -210,9 +294,18 @@ each = pytest.mark.parametrize(
 narrow_too = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["fp32", "bf16"])
 
 
-STARTS_AT_PARAMS = ("ema", "hyperball", "relative_initial")
+STARTS_AT_PARAMS = ("ema", "hyperball", "relative_initial", "muonh", "adamh")
 """Their states are made from the values of the parameters, so shapes are not enough."""
-WITHOUT_STATE = ("clip", "normalize", "add_weight_decay", "monitor", "radial_brake", "update_floor")
+WITHOUT_STATE = (
+    "clip",
+    "normalize",
+    "add_weight_decay",
+    "monitor",
+    "radial_brake",
+    "update_floor",
+    "newton_schulz",
+    "matrix_shape",
+)
 """Their updates read no state."""
 
 
@@ -418,6 +511,9 @@ INJECTED = {
     "hyperball_fixed": "radius",
     "radial_brake": "outward_scale",
     "update_floor": "floor",
+    "newton_schulz": "eps",
+    "matrix_shape": "factor",
+    "neuron_norm": "eps",
 }
 
 

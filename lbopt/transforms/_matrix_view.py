@@ -1,0 +1,262 @@
+"""Leaves as stacks of matrices, and functions that are mapped over all matrices of one shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from lbopt import masks, stacks, tree, types
+from lbopt.errors import UserError
+
+DimensionNumbers = Any
+"""A pytree of `optax.contrib.MuonDimensionNumbers`, with None for leaves that are no matrices, or a
+function params -> such a pytree; None for those that `lbopt.masks.matrix_dimension_numbers` finds.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixView:
+    """A leaf as matrices [batch, in, out].
+
+    Attributes:
+      shape: Shape of the leaf.
+      reduction: Axes that are reduced where the matrix is applied to a vector, its inputs.
+      output: Axes of its outputs.
+    """
+
+    shape: tuple[int, ...]
+    reduction: tuple[int, ...]
+    output: tuple[int, ...]
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The other axes: layers of a stack, heads, experts."""
+        own = {*self.reduction, *self.output}
+        return tuple(axis for axis in range(len(self.shape)) if axis not in own)
+
+    def _size(self, axes: tuple[int, ...]) -> int:
+        return math.prod(self.shape[axis] for axis in axes)
+
+    @property
+    def count(self) -> int:
+        """The number of matrices."""
+        return self._size(self.batch)
+
+    @property
+    def fan_in(self) -> int:
+        return self._size(self.reduction)
+
+    @property
+    def fan_out(self) -> int:
+        return self._size(self.output)
+
+    def split(self, leaf: jax.Array) -> jax.Array:
+        """Return a leaf as [count, fan_in, fan_out]."""
+        order = (*self.batch, *self.reduction, *self.output)
+        return leaf.transpose(order).reshape(self.count, self.fan_in, self.fan_out)
+
+    def join(self, matrices: jax.Array) -> jax.Array:
+        """Return [count, fan_in, fan_out] as a leaf."""
+        order = (*self.batch, *self.reduction, *self.output)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return matrices.reshape([self.shape[axis] for axis in order]).transpose(back)
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """Dimension numbers as a leaf of a pytree; they are a pytree themselves."""
+
+    numbers: optax.contrib.MuonDimensionNumbers | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrices:
+    """The arguments by which a transform chooses matrices.
+
+    Attributes:
+      dimension_numbers: The axes of each matrix, or None for hidden weights by role.
+      stacked: Leaves that are stacks of layers; None if the dimension numbers tell.
+    """
+
+    dimension_numbers: DimensionNumbers = None
+    stacked: types.Stacked = None
+
+    def views(self, params: types.Params) -> types.PyTree:
+        """Return a pytree like `params` of `MatrixView`s, with None for other leaves.
+
+        Raises:
+          UserError: If the dimension numbers do not fit the parameters, or no leaf is a matrix.
+        """
+        views = tree.map_with_name(_view, params, self.numbers(params))
+        names = tree.leaf_names(params)
+        if names and not jax.tree.leaves(views):
+            fix = (
+                f"none of the {len(names)} parameters ({tree.some(names)}) is a matrix; give the "
+                "axes of those that are: optax.contrib.MuonDimensionNumbers"
+            )
+            raise UserError("dimension_numbers", reason=fix)
+        return views
+
+    def numbers(self, params: types.Params) -> types.PyTree:
+        """Return a pytree like `params` of the axes of each leaf, `Given`."""
+        given = self.dimension_numbers
+        if given is None:
+            numbers = masks.matrix_dimension_numbers(params, self.stacked)
+        else:
+            numbers = given(params) if tree.is_function(given) else given
+
+        # By name, as masks: containers may be of other types, and leaves may be taken out.
+        boxed = jax.tree.map(
+            lambda one: one if isinstance(one, Given) else Given(one), numbers, is_leaf=_is_numbers
+        )
+        return tree.spread(boxed, params, "dimension_numbers")
+
+    def record(self, params: types.Params) -> None:
+        """Record the choices for `lbopt.summarize_masks`; call it in `init`."""
+        if self.stacked is not None:
+            masks.record_choice("stacked", stacks.resolve_stacked(self.stacked, params))
+
+
+def _is_numbers(node: Any) -> bool:
+    return node is None or isinstance(node, optax.contrib.MuonDimensionNumbers)
+
+
+def _view(name: str, leaf: Any, given: Given) -> MatrixView | None:
+    numbers = given.numbers
+    if numbers is None:
+        return None
+    shape = jnp.shape(leaf)
+    fits = isinstance(numbers, optax.contrib.MuonDimensionNumbers)
+    reduction, output = map(_axes, numbers) if fits else ((), ())
+    axes = [axis for axis in (*reduction, *output) if -len(shape) <= axis < len(shape)]
+    own = {axis % len(shape) for axis in axes}
+    if not reduction or not output or len(own) != len(reduction) + len(output):
+        fix = (
+            f"the leaf has shape {shape}; give two sets of its axes that have none in common, or "
+            "None if it is no matrix"
+        )
+        raise UserError(f"dimension_numbers/{name}", numbers, fix)
+    return MatrixView(
+        shape,
+        tuple(axis % len(shape) for axis in reduction),
+        tuple(axis % len(shape) for axis in output),
+    )
+
+
+def _axes(given: Any) -> tuple[int, ...]:
+    axes = (given,) if isinstance(given, int) else given
+    try:
+        return tuple(int(axis) for axis in axes)
+    except (TypeError, ValueError):
+        return ()
+
+
+class Layout(Protocol):
+    """A way to run a function of stacks of matrices on a mesh."""
+
+    def run(self, fn: MatrixFn, *stacked: jax.Array) -> tuple[jax.Array, ...]:
+        """Return fn(*stacked), whose arguments and results have the matrices on axis 0."""
+        ...
+
+
+MatrixFn = Callable[..., tuple[jax.Array, ...]]
+"""Stacks [K, ...] of matrices and of what is kept for each -> the same of results. Every matrix is
+treated by itself."""
+
+# JAX keys its caches by this value, so a jitted part of an optimizer is traced anew for a layout.
+_LAYOUT = jax.make_user_context(default_value=None)
+
+
+def with_layout(layout: Layout) -> Any:
+    """Return a context in which matrix functions run by a layout while they are traced."""
+    return _LAYOUT(layout)
+
+
+class _Member(NamedTuple):
+    """A leaf of a group: its place among the leaves, and whether its matrices are transposed."""
+
+    place: int
+    view: MatrixView
+    transposed: bool
+
+
+def map_matrices(
+    fn: MatrixFn,
+    views: Sequence[MatrixView | None],
+    leaves: Sequence[jax.Array],
+    *kept: Sequence[jax.Array | None],
+    any_orientation: bool = False,
+) -> tuple[list[Any], ...]:
+    """Apply a function to the matrices of all leaves; those of one shape and dtype go in one call.
+
+    Args:
+      fn: (x [K, in, out], *kept [K, ...]) -> (y [K, in, out], *kept).
+      views: The view of each leaf; None for leaves that are no matrices.
+      leaves: The leaves.
+      *kept: For each leaf, an array with the matrices on axis 0, or None.
+      any_orientation: Whether fn(x^T) = fn(x)^T. On a mesh, matrices of a shape and its transpose
+        then go in one call.
+
+    Returns:
+      The results as `leaves`, unchanged where there is no view, and as each of `kept`.
+    """
+    # On one device a shape and its transpose stay apart, so that each is treated as it would be
+    # alone, bit for bit; on a mesh fewer groups mean fewer collectives.
+    layout = _LAYOUT.value
+    groups: dict[Any, list[_Member]] = {}
+    for place, (view, leaf) in enumerate(zip(views, leaves, strict=True)):
+        if view is None:
+            continue
+        is_tall = view.fan_in > view.fan_out
+        transposed = any_orientation and is_tall and layout is not None
+        sides = (view.fan_in, view.fan_out)[:: -1 if transposed else 1]
+        groups.setdefault((sides, leaf.dtype), []).append(_Member(place, view, transposed))
+
+    results = tuple(list(part) for part in (leaves, *kept))
+    for members in groups.values():
+        stacked = [_joined([_matrices(one, leaves[one.place]) for one in members])]
+        stacked += [_joined([part[one.place] for one in members]) for part in kept]
+        new = fn(*stacked) if layout is None else layout.run(fn, *stacked)
+
+        start = 0
+        for one in members:
+            stop = start + one.view.count
+            own = new[0][start:stop]
+            own = jnp.swapaxes(own, -1, -2) if one.transposed else own
+            results[0][one.place] = _placed_as(leaves[one.place], one.view.join(own))
+            for part, values in zip(results[1:], new[1:], strict=True):
+                part[one.place] = values[start:stop]
+            start = stop
+    return results
+
+
+def _matrices(one: _Member, leaf: jax.Array) -> jax.Array:
+    matrices = one.view.split(_whole(leaf))
+    return jnp.swapaxes(matrices, -1, -2) if one.transposed else matrices
+
+
+def _joined(parts: Sequence[Any]) -> jax.Array:
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+def _spec(leaf: jax.Array) -> tuple[Any, ...]:
+    return tuple(getattr(jax.typeof(leaf).sharding, "spec", ()))
+
+
+def _whole(leaf: jax.Array) -> jax.Array:
+    """Return a leaf, replicated if it lies on a mesh with explicit axes: products need its rows."""
+    if not any(_spec(leaf)):
+        return leaf
+    return jax.sharding.reshard(leaf, PartitionSpec(*[None] * leaf.ndim))
+
+
+def _placed_as(leaf: jax.Array, result: jax.Array) -> jax.Array:
+    spec = _spec(leaf)
+    return jax.sharding.reshard(result, PartitionSpec(*spec)) if any(spec) else result

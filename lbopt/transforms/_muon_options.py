@@ -1,0 +1,176 @@
+"""The options of Muon and its family, and the public codes that set them, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from jax.typing import DTypeLike
+
+from lbopt import masks, types
+from lbopt.linalg import Coefficients
+from lbopt.transforms._layerwise_options import Number, Variant
+from lbopt.transforms._newton_schulz import ShapeRule
+
+MomentumForm = Literal["average", "sum", "debiased"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MuonOptions:
+    """The options of `lbopt.muon`, `normuon`, `muonh` and `scion` that a variant sets.
+
+    The defaults are those of KellerJordan/Muon.
+    """
+
+    momentum: Number = 0.95
+    nesterov: bool = True
+    momentum_form: MomentumForm = "average"
+    coefficients: Coefficients = "muon"
+    steps: int | None = None
+    products_dtype: DTypeLike | None = "bfloat16"
+    eps: Number = 1e-7
+    neuron_b2: Number | None = None
+    shape_rule: ShapeRule = "width"
+    shape_factor: Number = 1.0
+    sphere: bool = False
+    weight_decay: Number = 0.0
+    weight_decay_mask: types.Mask = masks.weights_only
+    cautious_weight_decay: bool = False
+    rest: Any = "adamw"
+    rest_learning_rate_ratio: Number = 1.0
+    rest_b1: Number = 0.9
+    rest_b2: Number = 0.95
+    rest_eps: Number = 1e-10
+    rest_weight_decay: Number | None = None
+
+
+def _rows(optimizer: str, rows: Mapping[str, tuple[str, str, MuonOptions]]) -> dict[str, Variant]:
+    return {
+        name: Variant(optimizer, name, source, about, options)
+        for name, (source, about, options) in rows.items()
+    }
+
+
+MUON: Mapping[str, Variant[MuonOptions]] = _rows(
+    "muon",
+    {
+        "keller": (
+            "KellerJordan/Muon@857d1adc159e098212f828d927460782d3da59e9:muon.py",
+            "Muon with auxiliary Adam. Its default rates are 0.02 and 3e-4, hence the ratio. The "
+            "code takes the Frobenius norm after rounding to bf16, here it is taken in fp32.",
+            MuonOptions(rest_learning_rate_ratio=0.015),
+        ),
+        "moonlight": (
+            "MoonshotAI/Moonlight@c2ad5b20c605086526a179d36901bfc41b52b44b:examples/toy_train.py",
+            "Updates have the RMS of AdamW's, so that one rate and one decay serve all leaves. The "
+            "code decays biases and norms too: weight_decay_mask=None.",
+            MuonOptions(
+                momentum_form="sum",
+                shape_rule="rms",
+                shape_factor=0.2,
+                weight_decay=0.1,
+                rest_eps=1e-8,
+            ),
+        ),
+        "polar": (
+            "microsoft/dion@0a059a4542e5aa74b40dcd1dce363836c7afcd48:dion/muon.py",
+            "Polar Express polynomials, the spectral rule and plain momentum. The code decays "
+            "biases and norms too: weight_decay_mask=None.",
+            MuonOptions(
+                nesterov=False,
+                momentum_form="sum",
+                coefficients="polar_express_5",
+                eps=1e-8,
+                shape_rule="spectral",
+                weight_decay=0.01,
+                rest_eps=1e-8,
+            ),
+        ),
+        "optax": (
+            "google-deepmind/optax@v0.2.8:optax/contrib/_muon.py",
+            "optax.contrib.muon with the same dimension numbers, with its state in fp32. Its "
+            "default without dimension numbers takes every leaf of two dimensions, embeddings too.",
+            MuonOptions(
+                momentum_form="debiased",
+                products_dtype=None,
+                eps=1e-8,
+                rest="nadamw",
+                rest_b2=0.999,
+                rest_eps=1e-8,
+                rest_weight_decay=0.0,
+                weight_decay_mask=None,
+            ),
+        ),
+    },
+)
+
+NORMUON: Mapping[str, Variant[MuonOptions]] = _rows(
+    "normuon",
+    {
+        "paper": (
+            "zichongli5/NorMuon@d45c9a4280d758e2cf0b2b8333765d040e953937:normuon.py",
+            "Muon whose neurons are divided by the root of their mean square. The code treats a "
+            "convolution as one matrix for the products only, here for the norms too.",
+            MuonOptions(neuron_b2=0.95, rest_learning_rate_ratio=0.015),
+        ),
+    },
+)
+
+MUONH: Mapping[str, Variant[MuonOptions]] = _rows(
+    "muonh",
+    {
+        "marin": (
+            "marin-community/marin@05422e243ad24b426998b8c33d4db437aca1129e:"
+            "lib/levanter/src/levanter/optim/muonh.py",
+            "Hidden matrices and output heads keep their norm, heads by Adam's direction. The code "
+            "also clips the gradients of each group to norm 1.",
+            MuonOptions(
+                momentum_form="sum",
+                coefficients="quintic",
+                products_dtype=None,
+                eps=1e-8,
+                sphere=True,
+                rest="adamh",
+                rest_eps=1e-8,
+                rest_weight_decay=0.0,
+            ),
+        ),
+        "modded_nanogpt": (
+            "KellerJordan/modded-nanogpt@1ee24075ec89727f56db9e8f520c0917651a52e6:records/"
+            "track_3_optimization/results/20260430_muonh/train_gpt_simple_muonh.py",
+            "Twelve Newton steps. The rates of the record are 0.018, and 0.3, 1/320 and 0.01 for "
+            "embedding, head and the rest.",
+            MuonOptions(
+                coefficients="newton",
+                sphere=True,
+                rest_b1=0.8,
+                rest_learning_rate_ratio=0.5556,
+                rest_weight_decay=0.0,
+            ),
+        ),
+    },
+)
+
+SCION: Mapping[str, Variant[MuonOptions]] = _rows(
+    "scion",
+    {
+        "nvidia": (
+            "NVIDIA-NeMo/Emerging-Optimizers@fd7729267109a8848709e9406bf19e53e970c3f4:"
+            "emerging_optimizers/orthogonalized_optimizers/scion.py",
+            "A Frank-Wolfe step towards the ball of a spectral norm: the decay is 1. The radius is "
+            "shape_factor. The rest takes signs, in the ball of the largest entry, as the paper's "
+            "first and last layers do; NVIDIA's code leaves it to the user.",
+            MuonOptions(
+                nesterov=False,
+                coefficients="quintic",
+                eps=1e-15,
+                shape_rule="spectral",
+                weight_decay=1.0,
+                weight_decay_mask=None,
+                rest="sign",
+                rest_b1=0.95,
+            ),
+        ),
+    },
+)

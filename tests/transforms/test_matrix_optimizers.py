@@ -1,0 +1,268 @@
+"""Muon's family and AdamH against their public codes, and the split by role."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import matrix_sources as sources
+import numpy as np
+import optax
+import pytest
+from compiling import QUICKLY
+from matrix_sources import Leaf
+from refusal import names_in, refused
+
+import lbopt
+
+jit = functools.partial(jax.jit, compiler_options=QUICKLY)
+LEAVES = {
+    "embed/embedding": Leaf((10, 6), "embedding"),
+    "layers/dense/kernel": Leaf((3, 6, 8), "matrix", layers=3),
+    "layers/dense/bias": Leaf((3, 8), "vector"),
+    "conv/kernel": Leaf((2, 2, 3, 5), "matrix", inputs=3),
+    "query/kernel": Leaf((6, 2, 3), "matrix"),
+    "norm/scale": Leaf((6,), "vector"),
+    "lm_head/kernel": Leaf((6, 10), "head"),
+}
+STACKED = lbopt.stacked_paths("^layers/")
+STEPS = 200
+IN_FP32 = {"products_dtype": None, "stacked": STACKED}
+
+
+def rate_of(t):
+    return 0.02 / (1 + 0.01 * t)
+
+
+BUILD = {
+    "muon_keller": (
+        sources.Keller,
+        {"wd": 0.1},
+        lbopt.muon,
+        {"weight_decay": 0.1, "rest_weight_decay": 0.0},
+    ),
+    "muon_moonlight": (
+        sources.Moonlight,
+        {},
+        lbopt.muon,
+        {"variant": "moonlight", "weight_decay_mask": None},
+    ),
+    "muon_polar": (
+        sources.Polar,
+        {},
+        lbopt.muon,
+        {"variant": "polar", "weight_decay_mask": None},
+    ),
+    "normuon": (
+        sources.NorMuon,
+        {"wd": 0.1},
+        lbopt.normuon,
+        {"weight_decay": 0.1, "rest_weight_decay": 0.0},
+    ),
+    "muonh_marin": (
+        sources.MuonHMarin,
+        {"ratio": 0.3},
+        lbopt.muonh,
+        {"rest_learning_rate_ratio": 0.3},
+    ),
+    "muonh_modded": (sources.MuonHModded, {}, lbopt.muonh, {"variant": "modded_nanogpt"}),
+    "adamh": (sources.AdamHMarin, {"ratio": 0.3}, lbopt.adamh, {"rest_learning_rate_ratio": 0.3}),
+    "scion": (sources.ScionNvidia, {"radius": 1.5}, lbopt.scion, {"shape_factor": 1.5}),
+}
+
+
+def flat_of(seed, size=1.0):
+    rng = np.random.default_rng(seed)
+    return {name: size * rng.normal(size=leaf.shape) for name, leaf in LEAVES.items()}
+
+
+def gradient_of(step):
+    """Return gradients; those of one step are zero, of another tiny, of a third large."""
+    return flat_of(1000 + step, {40: 0.0, 60: 1e-12, 80: 1e4}.get(step, 1.0))
+
+
+def nested(flat, dtype=jnp.float32):
+    tree = {}
+    for name, leaf in flat.items():
+        *parents, last = name.split("/")
+        inside = tree
+        for parent in parents:
+            inside = inside.setdefault(parent, {})
+        inside[last] = jnp.asarray(leaf, dtype)
+    return tree
+
+
+@functools.cache
+def walked(name):
+    """Return the weights of the source after 1, 2 and all steps."""
+    source, options, _, _ = BUILD[name]
+    run = source(LEAVES, **options)
+    weights = flat_of(0)
+    kept = []
+    for step in range(STEPS):
+        weights = run.step(weights, gradient_of(step), rate_of(step))
+        if step in (0, 1, STEPS - 1):
+            kept.append(weights)
+    return kept
+
+
+def norm(x):
+    return np.linalg.norm(np.asarray(x, np.float64))
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_200_steps_equal_the_public_code(name):
+    _, _, factory, options = BUILD[name]
+    own = {"stacked": STACKED} if factory is lbopt.adamh else IN_FP32
+    tx = factory(rate_of, **options, **own)
+    params = nested(flat_of(0))
+    state = tx.init(params)
+
+    @jit
+    def step_fn(params, state, gradients):
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    expected = iter(walked(name))
+    for step in range(STEPS):
+        params, state = step_fn(params, state, nested(gradient_of(step)))
+        if step not in (0, 1, STEPS - 1):
+            continue
+        for path, wanted in next(expected).items():
+            *parents, last = path.split("/")
+            found = functools.reduce(lambda node, key: node[key], parents, params)[last]
+            moved = norm(wanted - flat_of(0)[path])
+            assert norm(np.asarray(found, np.float64) - wanted) <= 2e-3 * moved, (step, path)
+
+
+def test_every_two_sources_differ_by_far_more_than_the_tolerance():
+    for name in BUILD:
+        for other in BUILD:
+            ours, theirs = (walked(one)[-1] for one in (name, other))
+            gaps = [
+                norm(ours[path] - theirs[path]) / norm(ours[path] - flat_of(0)[path])
+                for path in ours
+            ]
+            assert name == other or max(gaps) > 0.05, (name, other)
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_a_stack_equals_its_layers(name):
+    _, _, factory, options = BUILD[name]
+    own = {} if factory is lbopt.adamh else {"products_dtype": None}
+
+    def tree(seed, stacked):
+        rng = np.random.default_rng(seed)
+        kernels = [jnp.float32(rng.normal(size=(6, 8))) for _ in range(3)]
+        head = {"kernel": jnp.float32(rng.normal(size=(6, 4)))}
+        if stacked:
+            return {"layers": {"kernel": jnp.stack(kernels)}, "lm_head": head}
+        return {**{str(i): {"kernel": one} for i, one in enumerate(kernels)}, "lm_head": head}
+
+    ends = []
+    for stacked in (True, False):
+        where = {"stacked": STACKED} if stacked else {}
+        tx = factory(0.02, **options, **own, **where)
+        params = tree(0, stacked)
+        state = tx.init(params)
+        for step in range(3):
+            updates, state = tx.update(tree(1 + step, stacked), state, params)
+            params = optax.apply_updates(params, updates)
+        ends.append(params)
+    whole, apart = ends
+    for i in range(3):
+        np.testing.assert_allclose(whole["layers"]["kernel"][i], apart[str(i)]["kernel"], atol=2e-6)
+
+
+def test_the_split_is_visible(capsys):
+    shapes = jax.eval_shape(lambda: nested(flat_of(0)))
+    lbopt.summarize_masks(shapes, lbopt.muonh(0.1, stacked=STACKED))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = {line[0]: (line[-1], line[-3]) for line in lines if "/" in line[0]}
+    assert found == {
+        "conv/kernel": ("muonh", "yes"),
+        "embed/embedding": ("adamw", "no"),
+        "layers/dense/bias": ("adamw", "no"),
+        "layers/dense/kernel": ("muonh", "yes"),
+        "lm_head/kernel": ("adamh", "yes"),
+        "norm/scale": ("adamw", "no"),
+        "query/kernel": ("muonh", "yes"),
+    }
+
+
+def test_heads_can_be_orthogonalized_by_themselves():
+    numbers = {"query": {"kernel": optax.contrib.MuonDimensionNumbers((0,), (2,))}}
+    params = {
+        "query": {
+            "kernel": jnp.asarray(np.random.default_rng(0).normal(size=(6, 2, 3)), jnp.float32)
+        }
+    }
+    tx = lbopt.scale_by_newton_schulz("deepseek", dimension_numbers=numbers)
+    updates, _ = tx.update(params, tx.init(params))
+    for head in range(2):
+        y = np.asarray(updates["query"]["kernel"][:, head], np.float64)
+        np.testing.assert_allclose(y.T @ y, np.eye(3), atol=5e-3)
+
+
+def test_any_transformation_can_take_the_rest():
+    params = nested(flat_of(0))
+    tx = lbopt.muon(
+        0.02, rest=lbopt.scale_by_lars_momentum(0.0), rest_learning_rate_ratio=0.5, stacked=STACKED
+    )
+    updates, _ = tx.update(params, tx.init(params), params)
+    np.testing.assert_allclose(updates["norm"]["scale"], -0.01 * params["norm"]["scale"], rtol=1e-6)
+
+
+def test_zero_gradients_do_not_move_matrices_and_bad_ones_can_be_skipped():
+    params = nested(flat_of(0))
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    for name in ("muon_keller", "normuon", "muonh_marin", "adamh"):
+        _, _, factory, options = BUILD[name]
+        tx = lbopt.skip_bad_updates(
+            factory(
+                0.1,
+                stacked=STACKED,
+                **{**options, **({"weight_decay": 0.0} if "weight_decay" in options else {})},
+            )
+        )
+        updates, state = tx.update(zeros, tx.init(params), params)
+        assert all(
+            norm(u) <= 1e-5 * norm(p)
+            for u, p in zip(jax.tree.leaves(updates), jax.tree.leaves(params), strict=True)
+        ), name
+        bad = jax.tree.map(lambda p: p.at[(0,) * p.ndim].set(jnp.nan), params)
+        updates, _ = tx.update(bad, state, params)
+        assert not any(np.any(u) for u in jax.tree.leaves(updates))
+
+
+def test_bad_input_is_refused_in_one_line():
+    vectors = {"norm": {"scale": jnp.ones(3)}, "gain": jnp.ones(())}
+    for tx in (lbopt.muon(0.1), lbopt.scale_by_newton_schulz()):
+        with refused("dimension_numbers", code="value") as caught:
+            tx.init(vectors)
+        assert {"gain", "norm/scale"} <= names_in(caught)
+    numbers = {"norm": {"scale": optax.contrib.MuonDimensionNumbers(0, 1)}, "gain": None}
+    with refused("dimension_numbers/norm/scale", numbers["norm"]["scale"], "value"):
+        lbopt.muon(0.1, dimension_numbers=numbers).init(vectors)
+    with refused("dimension_numbers", code="type"):
+        lbopt.muon(0.1, dimension_numbers={"norm": None}).init(vectors)
+    with refused("stacked/norm/scale", code="value"):
+        lbopt.muon(0.1, stacked=lambda path, leaf: 2 * (path == "norm/scale")).init(vectors)
+    for field, value, code in [
+        ("variant", "kellar", "choice"),
+        ("rest", "adam", "choice"),
+        ("rest", 3, "type"),
+        ("momentum", 1.0, "value"),
+        ("momentum_form", "mean", "choice"),
+        ("shape_rule", "square", "choice"),
+        ("coefficients", "muno", "choice"),
+        ("steps", 0, "value"),
+        ("products_dtype", "int8", "value"),
+        ("eps", -1.0, "value"),
+        ("rest_learning_rate_ratio", -1.0, "value"),
+        ("rest_b2", 1.0, "value"),
+        ("weight_decay", -0.1, "value"),
+    ]:
+        with refused(field, value, code):
+            lbopt.muon(0.1, **{field: value})
+    with refused("neuron_b2", 1.0, "value"):
+        lbopt.normuon(0.1, neuron_b2=1.0)
