@@ -119,6 +119,20 @@ class _Groups:
         """Return a bool for each leaf, whether its optimizer has this name."""
         return jax.tree.map(lambda label: label == name, self.labels)
 
+    def mask(self, name: str) -> types.PyTree:
+        """Return `of` for `optax.masked`, with one bool for a box, such as `nn.Partitioned`.
+
+        A box is taken out as a whole: an empty one would still claim the sharding of an array.
+        """
+        return jax.tree.map(
+            lambda node: jax.tree.leaves(node) == [name], self.labels, is_leaf=_is_box
+        )
+
+
+def _is_box(node: Any) -> bool:
+    """Return whether a node is no plain container and holds one leaf."""
+    return not isinstance(node, (dict, list, tuple)) and len(jax.tree.leaves(node)) == 1
+
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
@@ -138,7 +152,7 @@ class _Group:
         self, *links: optax.GradientTransformation, relative: bool = False
     ) -> optax.GradientTransformation:
         """Return the chain of links on this group alone, with a relative update at its end."""
-        mask = True if self.groups is None else self.groups.of(self.name)
+        mask = True if self.groups is None else self.groups.mask(self.name)
         if relative:
             stacked = self._stacked()
             links = (*links, _relative.relative_update("weight", None, stacked=stacked))
