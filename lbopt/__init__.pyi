@@ -27,6 +27,7 @@ from .parallel import (
     make_eval_step,
     make_mesh,
     make_train_step,
+    shard_matrices,
 )
 from .schedules import (
     albert_schedule,
@@ -140,6 +141,7 @@ __all__ = [
     "scion",
     "select_paths",
     "select_roles",
+    "shard_matrices",
     "skip_bad_updates",
     "stacked_from_metadata",
     "stacked_paths",

@@ -26,6 +26,11 @@ from ._learning_rate import (
     LearningRateState as LearningRateState,
     scale_by_learning_rate as scale_by_learning_rate,
 )
+from ._matrix_view import (
+    MatrixGroup as MatrixGroup,
+    MatrixFn as MatrixFn,
+    with_matrix_layout as with_matrix_layout,
+)
 from ._module_scale import (
     Labels as Labels,
     ModuleOf as ModuleOf,

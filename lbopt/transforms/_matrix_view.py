@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -56,6 +57,17 @@ class MatrixView:
     @property
     def fan_out(self) -> int:
         return self._size(self.output)
+
+    def matrix_spec(self, spec: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Return the mesh axes that split rows and columns of the matrices.
+
+        (None, None) unless the leaf is one matrix, or a stack along one whole axis, of two axes.
+        """
+        spec = (*spec, *[None] * (len(self.shape) - len(spec)))
+        plain = len(self.reduction) == 1 and len(self.output) == 1 and len(self.batch) <= 1
+        if not plain or any(spec[axis] is not None for axis in self.batch):
+            return (None, None)
+        return (spec[self.reduction[0]], spec[self.output[0]])
 
     def split(self, leaf: jax.Array) -> jax.Array:
         """Return a leaf as [count, fan_in, fan_out]."""
@@ -158,11 +170,31 @@ def _axes(given: Any) -> tuple[int, ...]:
         return ()
 
 
-class Layout(Protocol):
-    """A way to run a function of stacks of matrices on a mesh."""
+class MatrixGroup(NamedTuple):
+    """Matrices that go in one call.
 
-    def run(self, fn: MatrixFn, *stacked: jax.Array) -> tuple[jax.Array, ...]:
-        """Return fn(*stacked), whose arguments and results have the matrices on axis 0."""
+    Attributes:
+      sides: (rows, columns) of each.
+      count: Their number.
+      spec: Mesh axes over which their rows and their columns are split.
+    """
+
+    sides: tuple[int, int]
+    count: int
+    spec: tuple[Any, Any]
+
+
+class Layout(Protocol):
+    """A way to run functions of stacks of matrices on a mesh."""
+
+    def spec(self, name: str, leaf: jax.Array) -> tuple[Any, ...]:
+        """Return the mesh axes over which each dimension of a leaf is split; () for none."""
+        ...
+
+    def runners(
+        self, groups: Sequence[MatrixGroup]
+    ) -> Sequence[Callable[..., tuple[jax.Array, ...]]]:
+        """Return for each group a function (fn, *stacked) -> fn(*stacked)."""
         ...
 
 
@@ -174,7 +206,7 @@ treated by itself."""
 _LAYOUT = jax.make_user_context(default_value=None)
 
 
-def with_layout(layout: Layout) -> Any:
+def with_matrix_layout(layout: Layout) -> contextlib.AbstractContextManager[None]:
     """Return a context in which matrix functions run by a layout while they are traced."""
     return _LAYOUT(layout)
 
@@ -189,7 +221,7 @@ class _Member(NamedTuple):
 
 def map_matrices(
     fn: MatrixFn,
-    views: Sequence[MatrixView | None],
+    views: Mapping[str, MatrixView | None],
     leaves: Sequence[jax.Array],
     *kept: Sequence[jax.Array | None],
     any_orientation: bool = False,
@@ -198,7 +230,7 @@ def map_matrices(
 
     Args:
       fn: (x [K, in, out], *kept [K, ...]) -> (y [K, in, out], *kept).
-      views: The view of each leaf; None for leaves that are no matrices.
+      views: Path of each leaf -> its view; None for leaves that are no matrices.
       leaves: The leaves.
       *kept: For each leaf, an array with the matrices on axis 0, or None.
       any_orientation: Whether fn(x^T) = fn(x)^T. On a mesh, matrices of a shape and its transpose
@@ -207,23 +239,19 @@ def map_matrices(
     Returns:
       The results as `leaves`, unchanged where there is no view, and as each of `kept`.
     """
-    # On one device a shape and its transpose stay apart, so that each is treated as it would be
-    # alone, bit for bit; on a mesh fewer groups mean fewer collectives.
     layout = _LAYOUT.value
-    groups: dict[Any, list[_Member]] = {}
-    for place, (view, leaf) in enumerate(zip(views, leaves, strict=True)):
-        if view is None:
-            continue
-        is_tall = view.fan_in > view.fan_out
-        transposed = any_orientation and is_tall and layout is not None
-        sides = (view.fan_in, view.fan_out)[:: -1 if transposed else 1]
-        groups.setdefault((sides, leaf.dtype), []).append(_Member(place, view, transposed))
+    groups = _grouped(views, leaves, layout if any_orientation else None, layout)
+    runners: Sequence[Callable[..., tuple[jax.Array, ...]]] = [_directly] * len(groups)
+    if layout is not None:
+        counts = [sum(one.view.count for one in members) for members in groups.values()]
+        dealt = [MatrixGroup(key[0], n, key[1]) for key, n in zip(groups, counts, strict=True)]
+        runners = layout.runners(dealt)
 
     results = tuple(list(part) for part in (leaves, *kept))
-    for members in groups.values():
-        stacked = [_joined([_matrices(one, leaves[one.place]) for one in members])]
+    for ((_, spec, _), members), run in zip(groups.items(), runners, strict=True):
+        stacked = [_joined([_matrices(one, leaves[one.place], spec) for one in members])]
         stacked += [_joined([part[one.place] for one in members]) for part in kept]
-        new = fn(*stacked) if layout is None else layout.run(fn, *stacked)
+        new = run(fn, *stacked)
 
         start = 0
         for one in members:
@@ -237,8 +265,39 @@ def map_matrices(
     return results
 
 
-def _matrices(one: _Member, leaf: jax.Array) -> jax.Array:
-    matrices = one.view.split(_whole(leaf))
+def _directly(fn: MatrixFn, *stacked: jax.Array) -> tuple[jax.Array, ...]:
+    return fn(*stacked)
+
+
+def _grouped(
+    views: Mapping[str, MatrixView | None],
+    leaves: Sequence[jax.Array],
+    transposing: Layout | None,
+    layout: Layout | None,
+) -> dict[tuple[tuple[int, int], tuple[Any, Any], Any], list[_Member]]:
+    """Return the members of each group, by (sides, spec, dtype).
+
+    On one device a shape and its transpose stay apart, so that each is treated as it would be
+    alone, bit for bit; on a mesh fewer groups mean fewer collectives.
+    """
+    groups: dict[Any, list[_Member]] = {}
+    for place, ((name, view), leaf) in enumerate(zip(views.items(), leaves, strict=True)):
+        if view is None:
+            continue
+        sides = (view.fan_in, view.fan_out)
+        spec = (None, None) if layout is None else view.matrix_spec(layout.spec(name, leaf))
+        transposed = transposing is not None and view.fan_in > view.fan_out
+        if transposed:
+            sides = sides[::-1]
+            spec = spec[::-1]
+        member = _Member(place, view, transposed)
+        groups.setdefault((sides, spec, leaf.dtype), []).append(member)
+    return groups
+
+
+def _matrices(one: _Member, leaf: jax.Array, spec: tuple[Any, Any]) -> jax.Array:
+    # Products need whole rows; where a layout knows the split of a leaf it moves it itself.
+    matrices = one.view.split(leaf if any(spec) else _whole(leaf))
     return jnp.swapaxes(matrices, -1, -2) if one.transposed else matrices
 
 

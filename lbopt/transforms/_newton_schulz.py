@@ -246,8 +246,9 @@ def map_with_state(
     flat = structure.flatten_up_to(views)
     has_view = structure.unflatten([view is not None for view in flat])
     parts = [structure.flatten_up_to(_per_path.spread(updates, one, has_view)) for one in kept]
+    named = dict(zip(_per_path.keys(updates), flat, strict=True))
     new, *new_parts = _matrix_view.map_matrices(
-        fn, flat, jax.tree.leaves(updates), *parts, any_orientation=any_orientation
+        fn, named, jax.tree.leaves(updates), *parts, any_orientation=any_orientation
     )
     collected = (_per_path.collect(updates, structure.unflatten(part)) for part in new_parts)
     return structure.unflatten(new), tuple(collected)

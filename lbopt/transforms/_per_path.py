@@ -33,11 +33,16 @@ def collect(params: types.Params, values: types.PyTree) -> dict[str, jax.Array]:
         replicated, so that their types are those of the initial state.
     """
     structure: Any = jax.tree.structure(params)
-    kept: dict[str, jax.Array] = {}
-    for name, value in zip(tree.leaf_names(params), structure.flatten_up_to(values), strict=True):
-        if value is not None:
-            kept[name if name not in kept else f"{name}#{len(kept)}"] = replicated(value)
-    return kept
+    named = zip(keys(params), structure.flatten_up_to(values), strict=True)
+    return {name: replicated(value) for name, value in named if value is not None}
+
+
+def keys(params: types.Params) -> list[str]:
+    """Return a name for each leaf, in leaf order; a name that occurs again gets a number."""
+    found: dict[str, None] = {}
+    for name in tree.leaf_names(params):
+        found[name if name not in found else f"{name}#{len(found)}"] = None
+    return list(found)
 
 
 def spread(params: types.Params, kept: Mapping[str, jax.Array], has_value: types.PyTree) -> Any:
@@ -52,15 +57,12 @@ def spread(params: types.Params, kept: Mapping[str, jax.Array], has_value: types
       UserError: If a leaf has no value: the state is that of other parameters.
     """
     structure: Any = jax.tree.structure(params)
-    names: dict[str, None] = {}
     values = []
-    for name, has in zip(tree.leaf_names(params), jax.tree.leaves(has_value), strict=True):
-        key = name if name not in names else f"{name}#{len(names)}"
-        if has and key not in kept:
+    for name, has in zip(keys(params), jax.tree.leaves(has_value), strict=True):
+        if has and name not in kept:
             fix = f"it has nothing for {name!r}; give the state of these parameters and masks"
             raise UserError("opt_state", reason=fix, code="type")
-        values.append(kept[key] if has else None)
-        names.update({key: None} if has else {})
+        values.append(kept[name] if has else None)
     return structure.unflatten(values)
 
 

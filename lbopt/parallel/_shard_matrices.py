@@ -1,0 +1,335 @@
+"""Matrix optimizers on a mesh: each device treats some of the matrices, and all get the results."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from lbopt import tree, types
+from lbopt.errors import UserError, require_choice
+from lbopt.transforms import MatrixFn, MatrixGroup, require_transformation, with_matrix_layout
+
+By = Literal["stack", "owner", "auto"]
+_CLEARLY_BETTER = 0.9
+"""Share of the time of "stack" below which "auto" takes "owner", whose branches cost something."""
+_COSTLY = 2.0
+"""Multiple of the ideal time from which "stack" warns."""
+
+
+def shard_matrices(
+    tx: optax.GradientTransformation,
+    mesh: Mesh,
+    by: By = "auto",
+    *,
+    axis_names: str | Sequence[str] | None = None,
+    param_shardings: types.PyTree = None,
+) -> optax.GradientTransformation:
+    r"""Deal the matrices of an optimizer over the devices of a mesh.
+
+    Under plain data parallelism every device orthogonalizes every matrix. Here the matrices of one
+    shape (or of its transpose) are stacked and dealt over the devices, each device treats whole
+    matrices, so there is no collective in the iterations, and the results are gathered. Numbers,
+    states and checkpoints are those of `tx`, whatever the mesh.
+
+        leaves                    before the iterations     after them
+        whole on every device     none                      one all-gather a shape
+        split along one axis      one all-to-all a shape    one all-to-all a shape
+
+    It works under `jit` with automatic and explicit axes, and inside `shard_map` on leaves that are
+    whole on every device.
+
+    Args:
+      tx: The optimizer, `lbopt.muon` for instance, or a chain with `scale_by_newton_schulz`.
+      mesh: The mesh of the program.
+      by: "stack" gives each device an equal number of matrices of each shape; the last ones may be
+        padding. "owner" packs the matrices of all shapes by their cost, largest first, and devices
+        skip padding. "auto" takes the faster by the count of multiplications.
+      axis_names: Mesh axes over which the matrices are dealt; None for all.
+      param_shardings: Pytree like the parameters of `NamedSharding` or `PartitionSpec`, or a
+        function shape -> one of them: how the leaves are split, if they are, on automatic axes. On
+        explicit axes their types tell. Without it the results are gathered whole.
+
+    Returns:
+      A transformation with the state of `tx`.
+
+    Raises:
+      UserError: For an unknown `by`, axes that the mesh does not have, or no transformation.
+
+    >>> import jax, jax.numpy as jnp, lbopt
+    >>> mesh = lbopt.make_mesh(1)
+    >>> tx = lbopt.shard_matrices(lbopt.muon(0.02), mesh)
+    >>> params = {"dense": {"kernel": jnp.eye(4)}}
+    >>> updates, state = jax.jit(tx.update)(params, tx.init(params), params)
+    >>> round(float(updates["dense"]["kernel"][0, 0]), 4)
+    -0.0137
+
+    References:
+      Liu et al., Muon is Scalable for LLM Training, arXiv:2502.16982, section 2.3 (a device for
+      each matrix). Graham, Bounds on Multiprocessing Timing Anomalies, 1969 (largest first).
+    """
+    require_transformation("tx", tx)
+    require_choice("by", by, ("stack", "owner", "auto"))
+    names = mesh.axis_names if axis_names is None else axis_names
+    names = (names,) if isinstance(names, str) else tuple(names)
+    unknown = [name for name in names if name not in mesh.axis_names]
+    if unknown or not names:
+        fix = f"the mesh has {', '.join(map(str, mesh.axis_names))}; name one or more of these"
+        raise UserError("axis_names", axis_names, fix)
+
+    given = param_shardings
+    if given is not None and not callable(given):
+        named = jax.tree_util.tree_leaves_with_path(given, is_leaf=_is_placement)
+        given = tuple((tree.path_name(path), where) for path, where in named)
+    layout = _Dealt(mesh, names, by, given)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: types.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        with with_matrix_layout(layout):
+            return optax.with_extra_args_support(tx).update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update_fn)
+
+
+def _is_placement(node: Any) -> bool:
+    return isinstance(node, (NamedSharding, PartitionSpec))
+
+
+def _spec_of(where: Any) -> PartitionSpec:
+    return where.spec if isinstance(where, NamedSharding) else where
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dealt:
+    """The layout: matrices dealt over axes of a mesh.
+
+    Attributes:
+      mesh: The mesh.
+      axes: Its axes over which matrices are dealt.
+      by: "stack", "owner" or "auto".
+      given: (path, sharding) of each leaf, or a function shape -> sharding; None if leaves are
+        whole.
+    """
+
+    mesh: Mesh
+    axes: tuple[str, ...]
+    by: By
+    given: Any
+
+    @property
+    def devices(self) -> int:
+        return math.prod(self.mesh.shape[name] for name in self.axes)
+
+    def spec(self, name: str, leaf: jax.Array) -> tuple[Any, ...]:
+        """Return the mesh axes over which each dimension of a leaf is split."""
+        typed = tuple(getattr(jax.typeof(leaf).sharding, "spec", ()))
+        if any(typed) or self.given is None or self._is_manual():
+            return typed
+        if callable(self.given):
+            return tuple(_spec_of(self.given(leaf.shape)))
+        return tuple(_spec_of(dict(self.given).get(name, PartitionSpec())))
+
+    def _is_manual(self) -> bool:
+        manual = jax.sharding.get_abstract_mesh().manual_axes
+        return any(name in manual for name in self.axes)
+
+    def runners(self, groups: Sequence[MatrixGroup]) -> list[Callable[..., tuple[jax.Array, ...]]]:
+        """Return for each group a function (fn, *stacked) -> fn(*stacked)."""
+        orders = deal(groups, self.devices, self.by)
+        runner = self._run_manually if self._is_manual() else self._run
+        return [
+            functools.partial(runner, order, group.spec)
+            for order, group in zip(orders, groups, strict=True)
+        ]
+
+    def _run(
+        self, order: np.ndarray, spec: tuple[Any, Any], fn: MatrixFn, *stacked: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        """Run on arrays of the whole mesh, under jit or eagerly.
+
+        Args:
+          order: [devices, slots], the matrix in each slot, or -1.
+          spec: Mesh axes that split rows and columns of the matrices.
+          fn: The function.
+          *stacked: Matrices, and what is kept for each.
+        """
+        x, *kept = stacked
+        dealt = PartitionSpec(self.axes)
+        whole = PartitionSpec(None, *spec)
+        before = [self._placed(x, whole), *kept]
+        rows = [self._placed(_in_slots(part, order), dealt) for part in before]
+        local = jax.shard_map(
+            functools.partial(_in_turn, fn, order, self.axes),
+            mesh=self.mesh,
+            in_specs=(dealt,) * len(rows),
+            out_specs=(dealt,) * len(rows),
+            check_vma=False,
+        )
+        after, *rest = local(*rows)
+        specs = [whole, *[PartitionSpec()] * len(rest)]
+        placed = (
+            self._placed(part, where) for part, where in zip((after, *rest), specs, strict=True)
+        )
+        return tuple(_out_of_slots(part, order) for part in placed)
+
+    def _placed(self, x: jax.Array, spec: PartitionSpec) -> jax.Array:
+        """Return an array with another sharding, of the mesh's kind of axes."""
+        full = PartitionSpec(*spec, *[None] * (x.ndim - len(spec)))
+        if any(kind == AxisType.Explicit for kind in self.mesh.axis_types):
+            return jax.sharding.reshard(x, full)
+        mesh = self._mesh_of(spec, x.shape[1:])
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, full))
+
+    def _mesh_of(self, spec: PartitionSpec, shape: tuple[int, ...]) -> Mesh:
+        """Return the mesh that has the axes of a spec: shardings may name axes of their own."""
+        parts = ((part,) if isinstance(part, str) else part or () for part in spec)
+        names = {name for part in parts for name in part}
+        given = self.given
+        known = (
+            [given(shape), given(shape[::-1])] if callable(given) else [w for _, w in given or ()]
+        )
+        meshes = [self.mesh, *(where.mesh for where in known if isinstance(where, NamedSharding))]
+        return next(mesh for mesh in meshes if names <= set(mesh.axis_names))
+
+    def _run_manually(
+        self, order: np.ndarray, spec: tuple[Any, Any], fn: MatrixFn, *stacked: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        """Run inside `shard_map`, on matrices that every device has whole."""
+        del spec
+        slots = order.shape[1]
+        start = jax.lax.axis_index(self.axes) * slots
+        own = [
+            jax.lax.dynamic_slice_in_dim(_in_slots(part, order), start, slots) for part in stacked
+        ]
+        after = _in_turn(fn, order, self.axes, *own)
+        gathered = (jax.lax.all_gather(part, self.axes, tiled=True) for part in after)
+        return tuple(_out_of_slots(part, order) for part in gathered)
+
+
+def _in_slots(x: jax.Array, order: np.ndarray) -> jax.Array:
+    """Return the matrices in the order of slots; what stands in padding does not matter."""
+    flat = order.reshape(-1)
+    if np.array_equal(flat[: len(x)], np.arange(len(x))):
+        return jnp.pad(x, [(0, len(flat) - len(x)), *[(0, 0)] * (x.ndim - 1)])
+    return x[np.maximum(flat, 0)]
+
+
+def _out_of_slots(x: jax.Array, order: np.ndarray) -> jax.Array:
+    flat = order.reshape(-1)
+    count = int(flat.max()) + 1
+    places = np.empty(count, int)
+    places[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
+    return x[:count] if np.array_equal(places, np.arange(count)) else x[places]
+
+
+def _in_turn(
+    fn: MatrixFn, order: np.ndarray, axes: tuple[str, ...], *own: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Run a function on the slots of one device; a slot of padding is skipped, if devices differ.
+
+    Slots that are full on all devices go in one call.
+    """
+    full = int(np.min(np.sum(order >= 0, axis=1)))
+    slots = order.shape[1]
+    parts = []
+    if full:
+        parts.append(fn(*(part[:full] for part in own)))
+    if full == 0 and slots == 1:
+        # One slot: padding costs no time, as the other devices work.
+        return fn(*own)
+
+    used = jnp.asarray(np.sum(order >= 0, axis=1))[jax.lax.axis_index(axes)]
+    for slot in range(full, slots):
+        one = tuple(part[slot : slot + 1] for part in own)
+        parts.append(jax.lax.cond(slot < used, lambda *x: tuple(fn(*x)), lambda *x: x, *one))
+    return tuple(jnp.concatenate(column) for column in zip(*parts, strict=True))
+
+
+def deal(groups: Sequence[MatrixGroup], devices: int, by: By) -> list[np.ndarray]:
+    """Return for each group [devices, slots], the matrix in each slot of each device, or -1.
+
+    Args:
+      groups: The groups of matrices.
+      devices: Number of devices.
+      by: "stack", "owner" or "auto".
+    """
+    stacked = [_by_stack(group.count, devices) for group in groups]
+    if by == "stack":
+        _warn_of_cost(groups, devices, stacked)
+        return stacked
+    owned = _by_owner(groups, devices)
+    if by == "owner":
+        return owned
+    faster = makespan(groups, owned) < _CLEARLY_BETTER * makespan(groups, stacked)
+    return owned if faster else stacked
+
+
+def cost(group: MatrixGroup) -> int:
+    """Return the multiplications of one step of Newton-Schulz for one matrix."""
+    short, long = sorted(group.sides)
+    return short * short * (2 * long + short)
+
+
+def makespan(groups: Sequence[MatrixGroup], orders: Sequence[np.ndarray]) -> int:
+    """Return the cost of the device that has most to do."""
+    of_each = [
+        cost(group) * np.sum(order >= 0, axis=1)
+        for group, order in zip(groups, orders, strict=True)
+    ]
+    return int(np.max(np.sum(of_each, axis=0))) if of_each else 0
+
+
+def _by_stack(count: int, devices: int) -> np.ndarray:
+    slots = -(-count // devices)
+    order = np.full(devices * slots, -1)
+    order[:count] = np.arange(count)
+    return order.reshape(devices, slots)
+
+
+def _by_owner(groups: Sequence[MatrixGroup], devices: int) -> list[np.ndarray]:
+    """Give each matrix, the costliest first, to the device with least to do."""
+    load = np.zeros(devices, np.int64)
+    owned: list[list[list[int]]] = [[[] for _ in range(devices)] for _ in groups]
+    for place in sorted(range(len(groups)), key=lambda place: -cost(groups[place])):
+        for matrix in range(groups[place].count):
+            device = int(np.argmin(load))
+            load[device] += cost(groups[place])
+            owned[place][device].append(matrix)
+
+    orders = []
+    for of_devices in owned:
+        slots = max(len(own) for own in of_devices)
+        orders.append(np.array([own + [-1] * (slots - len(own)) for own in of_devices]))
+    return orders
+
+
+def _warn_of_cost(
+    groups: Sequence[MatrixGroup], devices: int, orders: Sequence[np.ndarray]
+) -> None:
+    ideal = max(
+        sum(cost(group) * group.count for group in groups) / devices,
+        max((cost(group) for group in groups), default=0),
+    )
+    times = makespan(groups, orders) / ideal if ideal else 1
+    other = makespan(groups, _by_owner(groups, devices)) / ideal if ideal else 1
+    if times >= _COSTLY and times > other:
+        shapes = len(groups)
+        warnings.warn(
+            f'shard_matrices(by="stack"): {sum(group.count for group in groups)} matrices of '
+            f"{shapes} shapes on {devices} devices take {times:.1f} times the ideal; "
+            f'by="owner" takes {other:.1f} times.',
+            stacklevel=2,
+        )

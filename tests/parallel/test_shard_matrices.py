@@ -1,0 +1,211 @@
+"""Matrices dealt over devices: the same numbers, few collectives, none in the iterations."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from refusal import refused
+
+import lbopt
+from lbopt.parallel import split_sharding
+from lbopt.parallel._shard_matrices import deal, makespan
+from lbopt.transforms import MatrixGroup
+
+SHAPES = {
+    "layers": {"up": {"kernel": (3, 16, 32)}, "down": {"kernel": (3, 32, 16)}},
+    "query": {"kernel": (16, 4, 4)},
+    "mixer": {"kernel": (16, 16), "bias": (16,)},
+    "embed": {"embedding": (8, 16)},
+}
+STACKED = lbopt.stacked_paths("^layers/")
+SPECS = {
+    "layers": {"up": {"kernel": P(None, "x", None)}, "down": {"kernel": P(None, None, "x")}},
+    "query": {"kernel": P("x")},
+    "mixer": {"kernel": P(None, "x"), "bias": P()},
+    "embed": {"embedding": P()},
+}
+MAKE = {
+    "muon": lambda: lbopt.muon(0.02, weight_decay=0.1, products_dtype=None, stacked=STACKED),
+    "normuon": lambda: lbopt.normuon(0.02, products_dtype=None, stacked=STACKED),
+    "muonh": lambda: lbopt.muonh(0.02, stacked=STACKED),
+}
+
+
+def tree_of(seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda shape: np.float32(rng.normal(size=shape)),
+        SHAPES,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+
+
+def walk(tx, params, grads):
+    state = tx.init(params)
+    for gradient in grads:
+        updates, state = tx.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+PARAMS = tree_of(0)
+GRADS = [tree_of(seed) for seed in (1, 2)]
+
+
+@functools.cache
+def expected(name):
+    return jax.jit(functools.partial(walk, MAKE[name]()))(PARAMS, GRADS)
+
+
+def mesh_of(count=4, kind=AxisType.Auto):
+    return jax.make_mesh((count,), ("x",), axis_types=(kind,))
+
+
+def check(found, name, limit=5e-6):
+    theirs = expected(name)
+    assert jax.tree.structure(found) == jax.tree.structure(theirs)
+    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(theirs), strict=True):
+        assert np.linalg.norm(mine - other) <= limit * max(np.linalg.norm(other), 1e-30)
+
+
+@pytest.mark.everyday("muon-stack-4", "muon-owner-4", "normuon-auto-4", "muonh-owner-4")
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("by", ["stack", "owner", "auto"])
+@pytest.mark.parametrize("name", MAKE)
+def test_whole_leaves_under_jit(name, by, count):
+    tx = lbopt.shard_matrices(MAKE[name](), mesh_of(count), by)
+    whole = NamedSharding(mesh_of(count), P())
+    params, grads = jax.device_put((PARAMS, GRADS), whole)
+    check(jax.jit(functools.partial(walk, tx))(params, grads), name)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("by", ["stack", "owner"])
+def test_split_leaves(kind, by):
+    mesh = mesh_of(4, kind)
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), SPECS)
+    params = jax.device_put(PARAMS, shardings)
+    grads = [jax.device_put(gradient, shardings) for gradient in GRADS]
+    with jax.set_mesh(mesh):
+        tx = lbopt.shard_matrices(MAKE["muon"](), mesh, by, param_shardings=shardings)
+        found, state = jax.jit(functools.partial(walk, tx))(params, grads)
+        for leaf, where in zip(jax.tree.leaves(found), jax.tree.leaves(shardings), strict=True):
+            assert kind == AxisType.Auto or leaf.sharding.is_equivalent_to(where, leaf.ndim)
+        check(jax.device_get((found, state)), "muon")
+
+
+def test_inside_shard_map():
+    mesh = mesh_of()
+    tx = lbopt.shard_matrices(MAKE["normuon"](), mesh, "owner")
+    inside = jax.shard_map(
+        functools.partial(walk, tx), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+    )
+    check(jax.jit(inside)(PARAMS, GRADS), "normuon")
+
+
+def test_with_a_sharded_update_in_a_training_step():
+    mesh = lbopt.make_mesh(4)
+
+    def loss_fn(params, model_state, batch, rng):
+        x = batch["x"] @ params["a"]["kernel"]
+        return jnp.mean((jnp.tanh(x) @ params["b"]["kernel"] - batch["y"]) ** 2), (model_state, {})
+
+    rng = np.random.default_rng(0)
+    params = {name: {"kernel": np.float32(0.1 * rng.normal(size=(128, 128)))} for name in "ab"}
+    batch = {name: np.float32(rng.normal(size=(8, 128))) for name in "xy"}
+    ends = []
+    for options in ({}, {"shard_update": True}):
+        tx = lbopt.muon(0.02, products_dtype=None)
+        if options:
+            where = functools.partial(split_sharding, mesh)
+            tx = lbopt.shard_matrices(tx, mesh, param_shardings=where)
+        step = lbopt.make_train_step(loss_fn, tx, mesh, **options)
+        state = step.place(lbopt.TrainState.create(params, {}, tx))
+        for _ in range(2):
+            state, _ = step(state, batch)
+            jax.block_until_ready(state)
+        ends.append(jax.device_get(state.params))
+    for mine, other in zip(*map(jax.tree.leaves, ends), strict=True):
+        assert np.linalg.norm(mine - other) <= 5e-6 * np.linalg.norm(other)
+
+
+def collectives(by, specs, kind=AxisType.Auto):
+    """Return {collective: count} of one update of four shape groups with orthogonalization only."""
+    mesh = mesh_of(4, kind)
+    shapes = {"a": (4, 64, 128), "b": (4, 128, 64), "c": (2, 64, 64)}
+    stacked = lbopt.stacked_paths("")
+    tx = lbopt.shard_matrices(
+        lbopt.scale_by_newton_schulz(stacked=stacked), mesh, by, param_shardings=specs
+    )
+    arguments = {
+        name: {
+            "kernel": jax.ShapeDtypeStruct(
+                shape,
+                jnp.float32,
+                sharding=NamedSharding(mesh, specs[name]["kernel"] if specs else P()),
+            )
+        }
+        for name, shape in shapes.items()
+    }
+    where = jax.tree.map(lambda leaf: leaf.sharding, arguments)
+    update = jax.jit(lambda grads: tx.update(grads, tx.init(grads))[0], out_shardings=where)
+    text = update.lower(arguments).compile().as_text()
+    loops = re.findall(r"while\(", text)
+    assert not loops
+    names = ("all-to-all", "all-gather", "all-reduce", "reduce-scatter", "collective-permute")
+    found = {name: len(re.findall(rf" {name}(?:-start)?\(", text)) for name in names}
+    return {name: count for name, count in found.items() if count}
+
+
+@pytest.mark.parametrize("by", ["stack", "owner"])
+def test_collectives_of_each_shape(by):
+    # a and the transpose of b are one shape, c another.
+    assert collectives(by, None) == {"all-gather": 2}
+
+
+def test_split_leaves_take_two_all_to_alls_a_shape():
+    rows, columns = P(None, "x", None), P(None, None, "x")
+    specs = {"a": {"kernel": rows}, "b": {"kernel": columns}, "c": {"kernel": rows}}
+    assert collectives("stack", specs) == {"all-to-all": 4}
+
+
+def test_owners_are_packed_by_cost():
+    groups = [
+        MatrixGroup((64, 64), 5, (None, None)),
+        MatrixGroup((64, 256), 3, (None, None)),
+        MatrixGroup((32, 32), 2, (None, None)),
+    ]
+    stacked = deal(groups, 4, "stack")
+    owned = deal(groups, 4, "owner")
+    for orders in (stacked, owned):
+        for group, order in zip(groups, orders, strict=True):
+            assert sorted(order[order >= 0]) == list(range(group.count))
+            assert order.shape[0] == 4
+    total = sum(makespan([group], [np.zeros((1, 1), int)]) * group.count for group in groups)
+    assert makespan(groups, owned) <= 4 / 3 * max(
+        total / 4, makespan(groups[1:2], [np.zeros((1, 1), int)])
+    )
+    assert makespan(groups, owned) < makespan(groups, stacked)
+    assert [order.tolist() for order in deal(groups, 4, "auto")] == [o.tolist() for o in owned]
+
+
+def test_stacking_different_shapes_says_what_it_costs():
+    mesh = mesh_of()
+    params = {str(i): {"kernel": jnp.ones((8 + i, 12))} for i in range(4)}
+    with pytest.warns(UserWarning, match=r"4 matrices of 4 shapes on 4 devices take \d\.\d times"):
+        lbopt.shard_matrices(lbopt.scale_by_newton_schulz(), mesh, "stack").update(params, ())
+
+
+def test_wrong_arguments_are_refused_in_one_line():
+    mesh = mesh_of()
+    with refused("by", "rows", "choice"):
+        lbopt.shard_matrices(lbopt.muon(0.1), mesh, "rows")
+    with refused("axis_names", "model", "value"):
+        lbopt.shard_matrices(lbopt.muon(0.1), mesh, axis_names="model")
+    with refused("tx", 3, "type"):
+        lbopt.shard_matrices(3, mesh)
