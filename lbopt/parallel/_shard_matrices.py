@@ -193,7 +193,7 @@ class _Dealt:
         mesh = self._mesh_of(spec, x.shape[1:])
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, full))
 
-    def _mesh_of(self, spec: PartitionSpec, shape: tuple[int, ...]) -> Mesh:
+    def _mesh_of(self, spec: PartitionSpec, shape: tuple[int, ...]) -> Any:
         """Return the mesh that has the axes of a spec: shardings may name axes of their own."""
         parts = ((part,) if isinstance(part, str) else part or () for part in spec)
         names = {name for part in parts for name in part}
@@ -266,7 +266,7 @@ def deal(groups: Sequence[MatrixGroup], devices: int, by: By) -> list[np.ndarray
       devices: Number of devices.
       by: "stack", "owner" or "auto".
     """
-    stacked = [_by_stack(group.count, devices) for group in groups]
+    stacked = [_by_stack(group.number, devices) for group in groups]
     if by == "stack":
         _warn_of_cost(groups, devices, stacked)
         return stacked
@@ -304,7 +304,7 @@ def _by_owner(groups: Sequence[MatrixGroup], devices: int) -> list[np.ndarray]:
     load = np.zeros(devices, np.int64)
     owned: list[list[list[int]]] = [[[] for _ in range(devices)] for _ in groups]
     for place in sorted(range(len(groups)), key=lambda place: -cost(groups[place])):
-        for matrix in range(groups[place].count):
+        for matrix in range(groups[place].number):
             device = int(np.argmin(load))
             load[device] += cost(groups[place])
             owned[place][device].append(matrix)
@@ -320,7 +320,7 @@ def _warn_of_cost(
     groups: Sequence[MatrixGroup], devices: int, orders: Sequence[np.ndarray]
 ) -> None:
     ideal = max(
-        sum(cost(group) * group.count for group in groups) / devices,
+        sum(cost(group) * group.number for group in groups) / devices,
         max((cost(group) for group in groups), default=0),
     )
     times = makespan(groups, orders) / ideal if ideal else 1
@@ -328,7 +328,7 @@ def _warn_of_cost(
     if times >= _COSTLY and times > other:
         shapes = len(groups)
         warnings.warn(
-            f'shard_matrices(by="stack"): {sum(group.count for group in groups)} matrices of '
+            f'shard_matrices(by="stack"): {sum(group.number for group in groups)} matrices of '
             f"{shapes} shapes on {devices} devices take {times:.1f} times the ideal; "
             f'by="owner" takes {other:.1f} times.',
             stacklevel=2,

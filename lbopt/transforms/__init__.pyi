@@ -27,8 +27,8 @@ from ._learning_rate import (
     scale_by_learning_rate as scale_by_learning_rate,
 )
 from ._matrix_view import (
-    MatrixGroup as MatrixGroup,
     MatrixFn as MatrixFn,
+    MatrixGroup as MatrixGroup,
     with_matrix_layout as with_matrix_layout,
 )
 from ._module_scale import (

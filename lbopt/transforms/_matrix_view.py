@@ -175,12 +175,12 @@ class MatrixGroup(NamedTuple):
 
     Attributes:
       sides: (rows, columns) of each.
-      count: Their number.
+      number: Their number.
       spec: Mesh axes over which their rows and their columns are split.
     """
 
     sides: tuple[int, int]
-    count: int
+    number: int
     spec: tuple[Any, Any]
 
 
