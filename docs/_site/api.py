@@ -55,15 +55,31 @@ MODULES = {
         "Optimizers, and Optax transformations of gradients to build others from. Every one of "
         "them is an `optax.GradientTransformation` and goes into `optax.chain`.",
         {
-            "Optimizers": "lamb lars lans describe",
-            "Parts of optimizers": "scale_by_lamb_moments scale_by_lars_momentum scale_by_lans "
-            "scale_by_layerwise_trust_ratio scale_by_learning_rate scale_by_agvm",
+            "Layerwise optimizers": "lamb lars lans adamh describe",
+            "Matrix optimizers": "muon normuon muonh scion",
+            "Parts of layerwise optimizers": "scale_by_lamb_moments scale_by_lars_momentum "
+            "scale_by_lans scale_by_layerwise_trust_ratio scale_by_learning_rate scale_by_agvm",
+            "Relative updates": "relative_update hyperball radial_brake update_floor cautious",
+            "Parts of matrix optimizers": "scale_by_newton_schulz scale_by_matrix_shape "
+            "scale_by_neuron_norm",
             "Gradients": "normalize_gradients clip_by_global_norm global_norm skip_bad_updates",
             "Averages of the parameters": "track_ema ema_params evaluated_params "
             "has_evaluated_params",
             "Measurements": "monitor_layers optimizer_metrics is_per_layer summarize_masks "
             "track_noise_scale estimate_noise",
             "States": "find_states EmaState LayerNormsState LearningRateState SkipState",
+        },
+    ),
+    "lbopt.linalg": Module(
+        "Linear algebra over a mesh",
+        "The orthogonal factor of a matrix by products alone, QR of tall matrices whose rows lie "
+        "on several devices, sketches and low-rank approximations. Each entry says how stable it "
+        "is, and how many words it sends in how many messages.",
+        {
+            "Orthogonal factor": "newton_schulz resolve_coefficients",
+            "QR": "tsqr cholesky_qr2 grqr",
+            "Low rank": "range_finder glu gaussian_sketch srht",
+            "Roots": "inverse_root",
         },
     ),
     "lbopt.schedules": Module(
@@ -138,6 +154,7 @@ MODULES = {
         "gradients are reduced once per step.",
         {
             "Steps": "make_train_step make_eval_step Step TrainState split_seed",
+            "Matrix optimizers on a mesh": "shard_matrices",
             "Reduction of gradients": "AllReduce ReduceScatter Aggregate GradientClip",
             "Devices and batches": "make_mesh put_batch put_replicated batch_sharding "
             "replicated_sharding",

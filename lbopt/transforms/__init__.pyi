@@ -9,7 +9,7 @@ from ._clipping import (
     clip_by_global_norm as clip_by_global_norm,
     global_norm as global_norm,
 )
-from ._describe import describe as describe
+from ._describe import MATRIX_VARIANTS as MATRIX_VARIANTS, describe as describe
 from ._ema import (
     EmaState as EmaState,
     ema_params as ema_params,

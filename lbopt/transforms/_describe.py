@@ -1,4 +1,4 @@
-"""Variants of `lbopt.lamb` and `lbopt.lars` as text: one in full, or a table of all."""
+"""Variants of optimizers as text: one in full, or a table of all."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from lbopt import masks
 from lbopt._shown import show
 from lbopt.errors import UserError, require_choice
 from lbopt.transforms._layerwise_options import Variant
+from lbopt.transforms._muon_options import MUON, MUONH, NORMUON, SCION
 from lbopt.transforms._variants import VARIANTS
 
+MATRIX_VARIANTS = {"muon": MUON, "muonh": MUONH, "normuon": NORMUON, "scion": SCION}
+_ALL: dict[str, Any] = {**VARIANTS, **MATRIX_VARIANTS}
 _WIDTH = 100
 
 
 def describe(variant: str | None = None, optimizer: str | None = None) -> None:
-    """Print the source of a variant of `lbopt.lamb` or `lbopt.lars`, its peculiarities and options.
+    """Print the source of a variant of an optimizer, its peculiarities and options.
 
-    A star marks the options that differ from the paper's.
+    A star marks the options that differ from those of the paper, of Keller Jordan's code for Muon
+    and its family.
 
     Args:
       variant: Name of the variant; None prints a table of all variants.
-      optimizer: "lamb" or "lars"; None for both.
+      optimizer: "lamb", "lars", "muon", "muonh", "normuon" or "scion"; None for all.
 
     Raises:
       UserError: For an unknown name; it lists the known ones.
@@ -37,19 +41,28 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
     ...
     """
     if optimizer is not None:
-        require_choice("optimizer", optimizer, VARIANTS)
-    optimizers = [name for name in VARIANTS if optimizer in (None, name)]
+        require_choice("optimizer", optimizer, _ALL)
+    optimizers = [name for name in _ALL if optimizer in (None, name)]
     if variant is None:
         pages = [variants_table(name) for name in optimizers]
     else:
-        named = [VARIANTS[name].get(variant) for name in optimizers if isinstance(variant, str)]
+        named = [_ALL[name].get(variant) for name in optimizers if isinstance(variant, str)]
         pages = [_page(found) for found in named if found is not None]
     if not pages:
-        known = "; ".join(f"{name}: {', '.join(VARIANTS[name])}" for name in optimizers)
+        known = "; ".join(f"{name}: {', '.join(_ALL[name])}" for name in optimizers)
         raise UserError("variant", variant, f"use one of ({known})", code="choice")
     show(*"\n\n".join(pages).split("\n"))
 
 
+_MATRIX_COLUMNS = {
+    "momentum": "momentum_form",
+    "polynomials": "coefficients",
+    "products": "products_dtype",
+    "shape": "shape_rule",
+    "decay": "weight_decay",
+    "rest": "rest",
+    "rate of rest": "rest_learning_rate_ratio",
+}
 _COLUMNS = {
     "lamb": {
         "debias": "debias",
@@ -71,13 +84,13 @@ _COLUMNS = {
 
 
 def variants_table(optimizer: str) -> str:
-    """Return a table of all variants of "lamb" or "lars", one per line.
+    """Return a table of all variants of an optimizer, one per line.
 
     Its columns are the main options, the other options that differ from the paper, and the source.
     """
-    columns = _COLUMNS[optimizer]
+    columns = _COLUMNS.get(optimizer, _MATRIX_COLUMNS)
     lines = [(optimizer, *columns, "else", "source")]
-    for variant in VARIANTS[optimizer].values():
+    for variant in _ALL[optimizer].values():
         values = [_cell(option, variant) for option in columns.values()]
         others = _others(variant, set(columns.values())) or "-"
         lines.append((variant.name, *values, others, variant.source))
@@ -114,6 +127,8 @@ def _others(variant: Variant, shown: set[str]) -> str:
 
 def _cell(option: str, variant: Variant) -> str:
     value = getattr(variant.options, option)
+    if callable(value) and not isinstance(value, masks.RoleMask):
+        return value.__name__
     if option == "trust_ratio_mask" and not variant.options.adapt_undecayed:
         return "decayed, if wd > 0"
     if option.endswith("_mask"):

@@ -14,7 +14,7 @@ from refusal import refused
 
 import lbopt
 from lbopt import types
-from lbopt.transforms import VARIANTS, _variants
+from lbopt.transforms import MATRIX_VARIANTS, VARIANTS, _variants
 
 ROWS = [(optimizer, name) for optimizer, rows in VARIANTS.items() for name in rows]
 
@@ -57,6 +57,33 @@ def test_the_signature_shows_every_option_of_the_paper_and_the_docstring_every_v
     assert typing.get_args(names) == tuple(VARIANTS[optimizer])
 
 
+@pytest.mark.parametrize("optimizer", MATRIX_VARIANTS)
+def test_rows_of_matrix_optimizers_are_printed_and_their_signatures_show_them(optimizer, capsys):
+    alias = getattr(lbopt, optimizer)
+    parameters = inspect.signature(alias).parameters
+    shown = {
+        name: parameter.default.value
+        for name, parameter in parameters.items()
+        if isinstance(parameter.default, types.Default)
+    }
+    rows = MATRIX_VARIANTS[optimizer]
+    first = rows[parameters["variant"].default]
+    told = {name: getattr(first.options, name) for name in shown}
+    if optimizer == "muon":  # its docstring says so
+        assert told.pop("rest_learning_rate_ratio") == 0.015
+        assert shown.pop("rest_learning_rate_ratio") == 1.0
+    assert shown == told
+    hints = typing.get_type_hints(alias)
+    assert typing.get_args(hints["variant"]) == tuple(rows)
+
+    for name, row in rows.items():
+        lbopt.describe(name, optimizer)
+        printed = capsys.readouterr().out
+        assert printed.startswith(f'{optimizer}, variant "{name}": {row.source}\n')
+        options = dict(re.findall(r"^  [ *] (\w+) +(.+)$", printed, re.MULTILINE))
+        assert options == {option: repr(value) for option, value in vars(row.options).items()}
+
+
 def test_a_name_that_both_have_is_printed_twice(capsys):
     lbopt.describe("nus")
     printed = capsys.readouterr().out
@@ -68,7 +95,8 @@ def test_the_table_has_every_row(capsys):
     lbopt.describe()
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[0] for line in lines if line]
-    assert names == ["lamb", *VARIANTS["lamb"], "lars", *VARIANTS["lars"]]
+    tables = {**VARIANTS, **MATRIX_VARIANTS}
+    assert names == [name for table, rows in tables.items() for name in (table, *rows)]
     lbopt.describe(optimizer="lars")
     assert capsys.readouterr().out.split()[0] == "lars"
 
@@ -76,8 +104,8 @@ def test_the_table_has_every_row(capsys):
 @pytest.mark.parametrize(
     ("arguments", "field", "value", "listed"),
     [
-        (("mine",), "variant", "mine", ["lamb: paper", "lars: paper"]),
-        ((["paper"],), "variant", ["paper"], ["lamb: paper", "lars: paper"]),
+        (("mine",), "variant", "mine", ["lamb: paper", "lars: paper", "normuon: paper"]),
+        ((["paper"],), "variant", ["paper"], ["lamb: paper", "lars: paper", "normuon: paper"]),
         (("tfa", "lars"), "variant", "tfa", ["lars: paper"]),
         ((None, "adam"), "optimizer", "adam", []),
     ],
