@@ -10,6 +10,7 @@ from ._clipping import (
     global_norm as global_norm,
 )
 from ._describe import MATRIX_VARIANTS as MATRIX_VARIANTS, describe as describe
+from ._dion import DionState as DionState, scale_by_dion as scale_by_dion
 from ._ema import (
     EmaState as EmaState,
     ema_params as ema_params,
@@ -59,6 +60,7 @@ from ._newton_schulz import (
 )
 from ._noise_scale import estimate_noise as estimate_noise, track_noise_scale as track_noise_scale
 from ._normalization import normalize_gradients as normalize_gradients
+from ._outer import OuterState as OuterState, nesterov_outer as nesterov_outer
 from ._per_path import (
     UNKNOWN_PARAMS as UNKNOWN_PARAMS,
     find_states as find_states,
@@ -71,7 +73,9 @@ from ._relative import (
     relative_update as relative_update,
     update_floor as update_floor,
 )
+from ._second_order import dion as dion, muloco as muloco, soap as soap, soaph as soaph
 from ._skipping import SkipState as SkipState, skip_bad_updates as skip_bad_updates
+from ._soap import SoapState as SoapState, scale_by_soap as scale_by_soap
 from ._trust_ratio import (
     CLIP_MODES as CLIP_MODES,
     scale_by_layerwise_trust_ratio as scale_by_layerwise_trust_ratio,

@@ -94,6 +94,27 @@ def require_float_leaves(params: types.Params, **real: Any) -> None:
             raise UserError(given[0], real[given[0]], fix, code="conflict")
 
 
+def require_arrays(params: types.Params, why: str) -> None:
+    """Raise `UserError` if a leaf is a shape; `why` says what is made of its values."""
+    tree.check_inexact(params, "params")
+    for name, leaf in tree.by_name(params).items():
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            fix = (
+                f"a shape, and {why}; call tx.init(params) with arrays, or "
+                "jax.eval_shape(tx.init, shapes) for the shapes of the state"
+            )
+            raise UserError(f"params/{name}", reason=fix, code="type")
+
+
+def require_real_leaves(params: types.Params, transform: str) -> None:
+    """Raise `UserError` if a leaf is not a real floating-point array."""
+    tree.check_inexact(params, "params")
+    for name, leaf in tree.by_name(params).items():
+        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            fix = f"{leaf.dtype}, and {transform} takes real ones; take it out with optax.masked"
+            raise UserError(f"params/{name}", reason=fix, code="type")
+
+
 def warn_of_zeros(transform: str, name: str, norm: jax.Array) -> None:
     """Warn if a norm, one or one for each layer, is known to be 0 somewhere."""
     if not isinstance(norm, jax.core.Tracer) and not np.all(norm):

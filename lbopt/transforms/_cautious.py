@@ -72,7 +72,7 @@ def cautious(
             updates, state, params, **extra_args
         )
 
-        def keep(u: jax.Array, g: jax.Array, layer: _selection.Layer) -> jax.Array:
+        def keep(u: jax.Array, g: jax.Array, layer: _selection.LeafTreatment) -> jax.Array:
             if not layer.chosen:
                 return u
             agrees = _agrees(u, g.astype(u.dtype))
@@ -94,7 +94,7 @@ def _agrees(u: jax.Array, g: jax.Array) -> jax.Array:
     return agrees.astype(tree.real_dtype(u.dtype))
 
 
-def _mean(x: jax.Array, layer: _selection.Layer) -> jax.Array:
+def _mean(x: jax.Array, layer: _selection.LeafTreatment) -> jax.Array:
     own = [axis for axis in range(x.ndim) if axis not in layer.axes.axes]
     total = jnp.sum(x, own, keepdims=bool(layer.axes))
     count = jnp.asarray(x.size / max(1, total.size), total.dtype)

@@ -10,9 +10,18 @@ from lbopt._shown import show
 from lbopt.errors import UserError, require_choice
 from lbopt.transforms._layerwise_options import Variant
 from lbopt.transforms._muon_options import MUON, MUONH, NORMUON, SCION
+from lbopt.transforms._second_order_options import DION, SOAP, SOAPH
 from lbopt.transforms._variants import VARIANTS
 
-MATRIX_VARIANTS = {"muon": MUON, "muonh": MUONH, "normuon": NORMUON, "scion": SCION}
+MATRIX_VARIANTS: dict[str, Any] = {
+    "dion": DION,
+    "muon": MUON,
+    "muonh": MUONH,
+    "normuon": NORMUON,
+    "scion": SCION,
+    "soap": SOAP,
+    "soaph": SOAPH,
+}
 _ALL: dict[str, Any] = {**VARIANTS, **MATRIX_VARIANTS}
 _WIDTH = 100
 
@@ -25,7 +34,8 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
 
     Args:
       variant: Name of the variant; None prints a table of all variants.
-      optimizer: "lamb", "lars", "muon", "muonh", "normuon" or "scion"; None for all.
+      optimizer: "lamb", "lars", "dion", "muon", "muonh", "normuon", "scion", "soap" or "soaph";
+        None for all.
 
     Raises:
       UserError: For an unknown name; it lists the known ones.
@@ -88,7 +98,7 @@ def variants_table(optimizer: str) -> str:
 
     Its columns are the main options, the other options that differ from the paper, and the source.
     """
-    columns = _COLUMNS.get(optimizer, _MATRIX_COLUMNS)
+    columns = _COLUMNS.get(optimizer) or _own_columns(optimizer)
     lines = [(optimizer, *columns, "else", "source")]
     for variant in _ALL[optimizer].values():
         values = [_cell(option, variant) for option in columns.values()]
@@ -99,6 +109,12 @@ def variants_table(optimizer: str) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def _own_columns(optimizer: str) -> dict[str, str]:
+    """Return the columns of a matrix optimizer, those that its options have."""
+    options = vars(next(iter(_ALL[optimizer].values())).options)
+    return {title: option for title, option in _MATRIX_COLUMNS.items() if option in options}
 
 
 def differences(optimizer: str) -> str:

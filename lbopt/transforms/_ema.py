@@ -74,16 +74,10 @@ def track_ema(
     ramp = _scalars.require_flag("ramp", ramp)
 
     def init_fn(params: types.Params) -> EmaState:
-        tree.check_inexact(params, "params")
-        return EmaState(jnp.zeros((), jnp.int32), tree.map_with_name(start, params))
+        _arguments.require_arrays(params, "the average starts at the parameters")
+        return EmaState(jnp.zeros((), jnp.int32), jax.tree.map(start, params))
 
-    def start(name: str, p: Any) -> jax.Array:
-        if isinstance(p, jax.ShapeDtypeStruct):
-            fix = (
-                "a shape, and the average starts at the parameters; call tx.init(params) with "
-                "arrays, or jax.eval_shape(tx.init, shapes) for the shapes of the state"
-            )
-            raise UserError(f"params/{name}", reason=fix, code="type")
+    def start(p: jax.Array) -> jax.Array:
         # A copy, as the parameters' own buffers may be donated to the first step.
         return jnp.array(p, _averaged_dtype(p.dtype, ema_dtype), copy=True)
 

@@ -135,7 +135,7 @@ def _is_box(node: Any) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Group:
+class _Part:
     """The leaves that one optimizer treats, and its links.
 
     Attributes:
@@ -258,13 +258,13 @@ class MatrixOptimizer:
         ratio = self.rest.rest_learning_rate_ratio
         slow = [] if _scalars.is_number(ratio) and ratio == 1 else [optax.scale(ratio)]
 
-        group = _Group(self, groups, self.name)
+        group = _Part(self, groups, self.name)
         directions = self.directions(None if groups is None else groups.numbers)
         links = [group.chain(*directions, group.decay(self.weight_decay), relative=self.sphere)]
-        group = _Group(self, groups, plain)
+        group = _Part(self, groups, plain)
         links.append(group.chain(self.rest.direction(), group.decay(own_decay), *slow))
         if rest == "adamh":
-            links.append(_Group(self, groups, rest).chain(self.rest.direction(), relative=True))
+            links.append(_Part(self, groups, rest).chain(self.rest.direction(), relative=True))
 
         links.append(_learning_rate.scale_by_learning_rate(self.learning_rate))
         if self.sphere or rest == "adamh":

@@ -184,7 +184,7 @@ class MatrixGroup(NamedTuple):
     spec: tuple[Any, Any]
 
 
-class Layout(Protocol):
+class MatrixLayout(Protocol):
     """A way to run functions of stacks of matrices on a mesh."""
 
     def spec(self, name: str, leaf: jax.Array) -> tuple[Any, ...]:
@@ -206,7 +206,7 @@ treated by itself."""
 _LAYOUT = jax.make_user_context(default_value=None)
 
 
-def with_matrix_layout(layout: Layout) -> contextlib.AbstractContextManager[None]:
+def with_matrix_layout(layout: MatrixLayout) -> contextlib.AbstractContextManager[None]:
     """Return a context in which matrix functions run by a layout while they are traced."""
     return _LAYOUT(layout)
 
@@ -272,8 +272,8 @@ def _directly(fn: MatrixFn, *stacked: jax.Array) -> tuple[jax.Array, ...]:
 def _grouped(
     views: Mapping[str, MatrixView | None],
     leaves: Sequence[jax.Array],
-    transposing: Layout | None,
-    layout: Layout | None,
+    transposing: MatrixLayout | None,
+    layout: MatrixLayout | None,
 ) -> dict[tuple[tuple[int, int], tuple[Any, Any], Any], list[_Member]]:
     """Return the members of each group, by (sides, spec, dtype).
 

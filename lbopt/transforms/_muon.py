@@ -403,8 +403,11 @@ def _directions(
             _newton_schulz.scale_by_neuron_norm(options.neuron_b2, dimension_numbers=numbers)
         )
     if options.shape_rule != "none" and not options.sphere:
-        rule, factor = options.shape_rule, options.shape_factor
-        links.append(_newton_schulz.scale_by_matrix_shape(rule, factor, dimension_numbers=numbers))
+        links.append(
+            _newton_schulz.scale_by_matrix_shape(
+                options.shape_rule, options.shape_factor, dimension_numbers=numbers
+            )
+        )
     return links
 
 

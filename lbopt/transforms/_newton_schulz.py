@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -230,28 +230,51 @@ def map_with_state(
     matrices: _matrix_view.Matrices,
     updates: optax.Updates,
     *kept: dict[str, jax.Array],
+    like: Sequence[types.PyTree] = (),
     any_orientation: bool = False,
-) -> tuple[optax.Updates, tuple[dict[str, jax.Array], ...]]:
-    """Apply a function to all matrices among the updates and to what is kept for each by path.
+) -> tuple[optax.Updates, tuple[Any, ...]]:
+    """Apply a function to all matrices among the updates and to what is kept for each.
 
     Args:
-      fn: (x [K, in, out], *kept [K, ...]) -> (y, *kept), for K matrices of one shape.
+      fn: (x [K, in, out], *like [K, in, out], *kept [K, ...]) -> the same of results, for K
+        matrices of one shape.
       matrices: The choice of matrices.
       updates: The updates; leaves that are no matrices pass unchanged.
       *kept: Path of each matrix -> its array [matrices, ...].
+      like: Trees like the updates, whose matrices the function gets too.
       any_orientation: Whether fn(x^T) = fn(x)^T.
+
+    Returns:
+      The updates, and the new `like` and `kept`.
     """
     structure: Any = jax.tree.structure(updates)
     views = matrices.views(updates)
     flat = structure.flatten_up_to(views)
     has_view = structure.unflatten([view is not None for view in flat])
-    parts = [structure.flatten_up_to(_per_path.spread(updates, one, has_view)) for one in kept]
+    parts = [
+        [
+            None if view is None else view.split(leaf)
+            for view, leaf in zip(flat, leaves, strict=True)
+        ]
+        for leaves in map(structure.flatten_up_to, like)
+    ]
+    parts += [structure.flatten_up_to(_per_path.spread(updates, one, has_view)) for one in kept]
     named = dict(zip(_per_path.keys(updates), flat, strict=True))
     new, *new_parts = _matrix_view.map_matrices(
         fn, named, jax.tree.leaves(updates), *parts, any_orientation=any_orientation
     )
-    collected = (_per_path.collect(updates, structure.unflatten(part)) for part in new_parts)
-    return structure.unflatten(new), tuple(collected)
+
+    trees = [
+        structure.unflatten(
+            old if view is None else view.join(part)
+            for view, part, old in zip(flat, of_tree, structure.flatten_up_to(before), strict=True)
+        )
+        for of_tree, before in zip(new_parts, like, strict=False)
+    ]
+    collected = (
+        _per_path.collect(updates, structure.unflatten(part)) for part in new_parts[len(like) :]
+    )
+    return structure.unflatten(new), (*trees, *collected)
 
 
 def _stateless(

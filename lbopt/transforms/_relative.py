@@ -152,7 +152,7 @@ def hyperball(
         return SphereState(_selection.initial_norms(params, selection.layers(params), "hyperball"))
 
     def project(
-        w: jax.Array, u: jax.Array, layer: _selection.Layer, kept: jax.Array | None
+        w: jax.Array, u: jax.Array, layer: _selection.LeafTreatment, kept: jax.Array | None
     ) -> jax.Array:
         wanted = jnp.asarray(radius if kept is None else kept, tree.real_dtype(w.dtype))
         wanted = layer.against(wanted, w)
@@ -227,7 +227,7 @@ def radial_brake(
         return optax.EmptyState()
 
     def brake(
-        w: jax.Array, u: jax.Array, layer: _selection.Layer, kept: jax.Array | None
+        w: jax.Array, u: jax.Array, layer: _selection.LeafTreatment, kept: jax.Array | None
     ) -> jax.Array:
         del kept
         moved = w + u
@@ -292,7 +292,7 @@ def update_floor(
         return optax.EmptyState()
 
     def lift(
-        w: jax.Array, u: jax.Array, layer: _selection.Layer, kept: jax.Array | None
+        w: jax.Array, u: jax.Array, layer: _selection.LeafTreatment, kept: jax.Array | None
     ) -> jax.Array:
         del kept
         weight, size = (tree.l2_norm(x, layer.axes.axes, layer.axis_name) for x in (w, u))
@@ -311,7 +311,7 @@ def _after(
     updates: optax.Updates,
     params: types.Params | None,
     selection: _selection.Selection,
-    fn: Callable[[jax.Array, jax.Array, _selection.Layer, jax.Array | None], jax.Array],
+    fn: Callable[[jax.Array, jax.Array, _selection.LeafTreatment, jax.Array | None], jax.Array],
     transform: str,
     kept: dict[str, jax.Array] | None = None,
 ) -> optax.Updates:
@@ -324,7 +324,7 @@ def _after(
         has_value = jax.tree.map(lambda layer: layer.chosen, layers)
         values = _per_path.spread(params, kept, has_value)
 
-    def one(u: jax.Array, w: jax.Array, layer: _selection.Layer, value: Any) -> jax.Array:
+    def one(u: jax.Array, w: jax.Array, layer: _selection.LeafTreatment, value: Any) -> jax.Array:
         if not layer.chosen:
             return u
         wide = tree.wide_dtype(w.dtype)

@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import masks, stacks, tree, types
-from lbopt.errors import UserError
 from lbopt.transforms import _arguments, _exact_norm, _per_path
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
+class LeafTreatment:
     """The treatment of one leaf.
 
     Attributes:
@@ -61,7 +60,7 @@ class Selection:
         masks.record_choice("trust_ratio_mask", chosen)
 
     def layers(self, params: types.Params) -> types.PyTree:
-        """Return a `Layer` for each leaf of `params`, in a pytree of their structure.
+        """Return a `LeafTreatment` for each leaf of `params`, in a pytree of their structure.
 
         Raises:
           UserError: If a mask or a stack does not fit the parameters.
@@ -70,7 +69,7 @@ class Selection:
         chosen = masks.resolve_mask(self.mask, params, self.argument, axes)
         split = masks.resolve_split(self.sharded_mask, self.axis_name, params)
         return jax.tree.map(
-            lambda c, a, s: Layer(c, a, split.axis_of(s)), chosen, axes, split.leaves
+            lambda c, a, s: LeafTreatment(c, a, split.axis_of(s)), chosen, axes, split.leaves
         )
 
 
@@ -81,20 +80,16 @@ def initial_norms(
 
     Args:
       params: The parameters.
-      layers: A `Layer` for each leaf.
+      layers: A `LeafTreatment` for each leaf.
       transform: Name of the transform that needs the norms, for the warning of zeros.
 
     Raises:
       UserError: If the parameters are shapes.
     """
 
-    def norm(name: str, p: Any, layer: Layer) -> jax.Array | None:
-        if isinstance(p, jax.ShapeDtypeStruct):
-            fix = (
-                "a shape, and the radius is the norm of the parameter; call tx.init(params) with "
-                "arrays, or jax.eval_shape(tx.init, shapes) for the shapes of the state"
-            )
-            raise UserError(f"params/{name}", reason=fix, code="type")
+    _arguments.require_arrays(params, "the radius is the norm of the parameter")
+
+    def norm(name: str, p: Any, layer: LeafTreatment) -> jax.Array | None:
         if not layer.chosen:
             return None
 

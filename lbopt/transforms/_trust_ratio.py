@@ -235,8 +235,8 @@ class _LeafRule:
         return d if self.options.update_bounds is None else jnp.clip(d, *self.options.update_bounds)
 
     @property
-    def layer(self) -> _selection.Layer:
-        return _selection.Layer(self.adapted, self.layer_axes, self.axis_name)
+    def layer(self) -> _selection.LeafTreatment:
+        return _selection.LeafTreatment(self.adapted, self.layer_axes, self.axis_name)
 
     def ratio(
         self, g: jax.Array, w: jax.Array, y: jax.Array, rate: Any, initial: jax.Array | None

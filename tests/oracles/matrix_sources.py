@@ -72,7 +72,9 @@ class Adam:
     """Adam's direction with bias correction: m' / (sqrt(v') + eps)."""
 
     def __init__(self, b1, b2, eps):
-        self.b1, self.b2, self.eps = b1, b2, eps  # noqa: RUF100
+        self.b1 = b1
+        self.b2 = b2
+        self.eps = eps
         self.t = 0
         self.m = 0.0
         self.v = 0.0
@@ -97,7 +99,8 @@ class Source:
     def step(self, weights, gradients, rate):
         moved = {}
         for name, leaf in self.leaves.items():
-            w, g = weights[name], gradients[name]
+            w = weights[name]
+            g = gradients[name]
             if leaf.kind == "matrix":
                 kept = self.kept.setdefault(name, [{} for _ in leaf.matrices(w)])
                 pairs = zip(leaf.matrices(w), leaf.matrices(g), kept, strict=True)
@@ -226,3 +229,123 @@ class ScionNvidia(Source):
     def other(self, w, g, kept, rate, leaf):
         m = kept["m"] = 0.95 * kept.get("m", 0) + 0.05 * g
         return (1 - rate) * w - rate * np.sign(m)
+
+
+class SoapPaper(Source):
+    """nikhilvyas/SOAP: soap.py, without weight decay."""
+
+    def matrix(self, w, g, kept, rate):
+        if "Q" not in kept:
+            kept.update(step=0, m=0 * g, v=0 * g, GG=[0.05 * g @ g.T, 0.05 * g.T @ g])
+            kept["Q"] = [np.linalg.eigh(factor)[1][:, ::-1] for factor in kept["GG"]]
+            return w
+        left, right = kept["Q"]
+        kept["step"] += 1
+        projected = left.T @ g @ right
+        kept["m"] = 0.95 * kept["m"] + 0.05 * projected
+        kept["v"] = 0.95 * kept["v"] + 0.05 * projected**2
+        size = rate * np.sqrt(1 - 0.95 ** kept["step"]) / (1 - 0.95 ** kept["step"])
+        w = w - size * left @ (kept["m"] / (np.sqrt(kept["v"]) + 1e-8)) @ right.T
+
+        back = left @ kept["m"] @ right.T
+        kept["GG"] = [
+            0.95 * old + 0.05 * new for old, new in zip(kept["GG"], (g @ g.T, g.T @ g), strict=True)
+        ]
+        if kept["step"] % 10 == 0:
+            turned = []
+            for axis, (factor, basis) in enumerate(zip(kept["GG"], kept["Q"], strict=True)):
+                order = np.argsort(-np.diag(basis.T @ factor @ basis), kind="stable")
+                kept["v"] = np.take(kept["v"], order, axis)
+                turned.append(np.linalg.qr(factor @ basis[:, order])[0])
+            kept["Q"] = turned
+        kept["m"] = kept["Q"][0].T @ back @ kept["Q"][1]
+        return w
+
+    def other(self, w, g, kept, rate, leaf):
+        adam = kept.setdefault("adam", Adam(0.95, 0.95, 1e-8))
+        return w - rate * adam(g)
+
+
+class SoapKl(Source):
+    """KellerJordan/modded-nanogpt: track 3, 20260511_klsoap_h_lr_power_decay, on its sphere."""
+
+    def matrix(self, w, g, kept, rate):
+        rows, columns = g.shape
+        if "Q" not in kept:
+            kept.update(m=0 * g, v=0 * g, GG=[g @ g.T / columns, g.T @ g / rows])
+            kept["Q"] = [np.linalg.eigh(factor)[1][:, ::-1] for factor in kept["GG"]]
+            kept["roots"] = [np.full(rows, 0.1**-0.5), np.full(columns, 0.1**-0.5)]
+            return w
+        left, right = kept["Q"]
+        of_left, of_right = kept["roots"]
+        projected = left.T @ g @ right
+        kept["m"] = 0.95 * kept["m"] + 0.05 * projected
+        kept["v"] = 0.9 * kept["v"] + 0.1 * projected**2
+        update = left @ (kept["m"] / (np.sqrt(kept["v"]) + 1e-8)) @ right.T
+
+        whitened = (right.T @ g.T) * of_right[:, None]
+        other = (left.T @ g) * of_left[:, None]
+        targets = whitened.T @ whitened / columns, other.T @ other / rows
+        kept["GG"] = [0.9 * old + 0.1 * new for old, new in zip(kept["GG"], targets, strict=True)]
+        diagonals = (
+            np.mean((projected * of_right) ** 2, axis=1),
+            np.mean((projected * of_left[:, None]) ** 2, axis=0),
+        )
+        kept["roots"] = [
+            np.minimum(np.maximum(0.9 / root**2 + 0.1 * new, 1e-30) ** -0.5, 4000.0)
+            for root, new in zip(kept["roots"], diagonals, strict=True)
+        ]
+        back = left @ kept["m"] @ right.T
+        kept["Q"] = [
+            np.linalg.qr(factor @ basis)[0]
+            for factor, basis in zip(kept["GG"], kept["Q"], strict=True)
+        ]
+        kept["m"] = kept["Q"][0].T @ back @ kept["Q"][1]
+        return scale_invariant(w, update, rate)
+
+    def other(self, w, g, kept, rate, leaf):
+        adam = kept.setdefault("adam", Adam(0.8, 0.95, 1e-10))
+        return w - 0.5556 * rate * adam(g)
+
+
+class DionSimple(Source):
+    """microsoft/dion: dion_simple.py; a zero momentum as in dion_reference.py."""
+
+    def step(self, weights, gradients, rate):
+        # The first bases are random: the test gives them, by name.
+        for name, bases in self.options["bases"].items():
+            self.kept.setdefault(name, [{"Q": np.float64(q)} for q in bases])
+        return super().step(weights, gradients, rate)
+
+    def matrix(self, w, g, kept, rate):
+        total = kept.get("M", 0) + g
+        w = w * (1 - 0.01 * rate)
+        if not np.any(total):
+            kept["M"] = total
+            return w
+        p = np.linalg.qr(total @ kept["Q"])[0]
+        r = total.T @ p
+        kept["M"] = total - (1 - 0.95) * p @ r.T
+        kept["Q"] = r / (np.linalg.norm(r, axis=0) + 1e-8)
+        return w - rate * (w.shape[0] / w.shape[1]) ** 0.5 * p @ kept["Q"].T
+
+    def other(self, w, g, kept, rate, leaf):
+        adam = kept.setdefault("adam", Adam(0.9, 0.95, 1e-8))
+        return w * (1 - 0.01 * rate) - rate * adam(g)
+
+
+class MuLoCo(Keller):
+    """KellerJordan/modded-nanogpt: track 3, 20260504_muloco_normuonh, its outer optimizer."""
+
+    def step(self, weights, gradients, rate):
+        outer = self.__dict__.setdefault("outer", {"start": weights, "u": {}, "count": 0})
+        moved = super().step(weights, gradients, rate)
+        outer["count"] += 1
+        if outer["count"] < 7:
+            return moved
+        for name, p in moved.items():
+            way = outer["start"][name] - p
+            u = outer["u"][name] = 0.6 * outer["u"].get(name, 0) + 0.4 * way
+            moved[name] = outer["start"][name] - 0.6 * u - 0.4 * way
+        outer.update(start=moved, count=0)
+        return moved

@@ -155,6 +155,7 @@ def collectives(by, specs, kind=AxisType.Auto):
         for name, shape in shapes.items()
     }
     where = jax.tree.map(lambda leaf: leaf.sharding, arguments)
+
     update = jax.jit(lambda grads: tx.update(grads, tx.init(grads))[0], out_shardings=where)
     text = update.lower(arguments).compile().as_text()
     loops = re.findall(r"while\(", text)
@@ -171,7 +172,8 @@ def test_collectives_of_each_shape(by):
 
 
 def test_split_leaves_take_two_all_to_alls_a_shape():
-    rows, columns = P(None, "x", None), P(None, None, "x")
+    rows = P(None, "x", None)
+    columns = P(None, None, "x")
     specs = {"a": {"kernel": rows}, "b": {"kernel": columns}, "c": {"kernel": rows}}
     assert collectives("stack", specs) == {"all-to-all": 4}
 

@@ -252,6 +252,53 @@ TABLE = {
         ("products_dtype", "dimension_numbers"),
         True,
     ),
+    "scale_by_soap": (
+        lbopt.scale_by_soap,
+        {"b1": 0.8, "b2": 0.9, "eps": 1e-2, "every_steps": 2, "dimension_numbers": by_shape},
+        ("every_steps", "dimension_numbers"),
+        False,
+    ),
+    "kl_soap": (
+        lbopt.scale_by_soap,
+        {"eps": 1e-2, "every_steps": 1, "kl": True, "dimension_numbers": by_shape},
+        ("every_steps", "dimension_numbers"),
+        False,
+    ),
+    "scale_by_dion": (
+        lbopt.scale_by_dion,
+        {"momentum": 0.8, "eps": 1.0, "rank": 2, "dimension_numbers": by_shape},
+        ("rank", "rank_fraction", "seed", "dimension_numbers"),
+        False,
+    ),
+    "soap": (
+        lbopt.soap,
+        {"learning_rate": 0.1, "dimension_numbers": by_shape},
+        ("dimension_numbers",),
+        True,
+    ),
+    "soaph": (
+        lbopt.soaph,
+        {"learning_rate": 0.1, "dimension_numbers": by_shape},
+        ("dimension_numbers",),
+        True,
+    ),
+    "dion": (
+        lbopt.dion,
+        {"learning_rate": 0.1, "rank": 2, "dimension_numbers": by_shape},
+        ("rank", "seed", "dimension_numbers"),
+        True,
+    ),
+    "nesterov_outer": (
+        lbopt.nesterov_outer,
+        {
+            "inner": lbopt.lamb(0.1, b2=0.9),
+            "outer_learning_rate": 0.5,
+            "outer_momentum": 0.5,
+            "sync_steps": 1,
+        },
+        ("sync_steps",),
+        True,
+    ),
     "adamh": (
         lbopt.adamh,
         {"learning_rate": 0.1, "b2": 0.9, "eps": 1e-3, "sphere_mask": None},
@@ -289,6 +336,9 @@ VARIANTS = (
     "normuon",
     "muon_optax",
     "scion",
+    "kl_soap",
+    "soaph",
+    "dion",
 )
 """Rows of the classes of other rows with other options: the wrappers see no difference."""
 each = pytest.mark.parametrize(
@@ -298,7 +348,15 @@ each = pytest.mark.parametrize(
 narrow_too = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["fp32", "bf16"])
 
 
-STARTS_AT_PARAMS = ("ema", "hyperball", "relative_initial", "muonh", "adamh")
+STARTS_AT_PARAMS = (
+    "ema",
+    "hyperball",
+    "relative_initial",
+    "muonh",
+    "adamh",
+    "soaph",
+    "nesterov_outer",
+)
 """Their states are made from the values of the parameters, so shapes are not enough."""
 WITHOUT_STATE = (
     "clip",
@@ -518,6 +576,8 @@ INJECTED = {
     "newton_schulz": "eps",
     "matrix_shape": "factor",
     "neuron_norm": "eps",
+    "scale_by_dion": "eps",
+    "nesterov_outer": "outer_learning_rate",
 }
 
 
@@ -913,7 +973,7 @@ def test_the_state_of_parameters_in_boxes_can_be_sharded_as_they_are(name, kind)
     )
 
 
-SPLIT = ("muon", "normuon", "muonh", "muon_optax", "scion")
+SPLIT = ("muon", "normuon", "muonh", "muon_optax", "scion", "soap", "soaph", "dion")
 """Optimizers of groups: `optax.masked` takes leaves out of their states."""
 
 

@@ -24,6 +24,13 @@ LEAVES = {
     "norm/scale": Leaf((6,), "vector"),
     "lm_head/kernel": Leaf((6, 10), "head"),
 }
+# The first statistics of SOAP have the rank of one gradient. Where a side is longer, its basis is
+# not determined, and neither is Adam's direction in it.
+SQUARE = {
+    **LEAVES,
+    "layers/dense/kernel": Leaf((3, 6, 6), "matrix", layers=3),
+    "conv/kernel": Leaf((2, 1, 3, 6), "matrix", inputs=3),
+}
 STACKED = lbopt.stacked_paths("^layers/")
 STEPS = 200
 IN_FP32 = {"products_dtype": None, "stacked": STACKED}
@@ -67,17 +74,31 @@ BUILD = {
     "muonh_modded": (sources.MuonHModded, {}, lbopt.muonh, {"variant": "modded_nanogpt"}),
     "adamh": (sources.AdamHMarin, {"ratio": 0.3}, lbopt.adamh, {"rest_learning_rate_ratio": 0.3}),
     "scion": (sources.ScionNvidia, {"radius": 1.5}, lbopt.scion, {"shape_factor": 1.5}),
+    "soap": (sources.SoapPaper, {}, lbopt.soap, {"weight_decay": 0.0}),
+    "soaph": (sources.SoapKl, {}, lbopt.soaph, {}),
+    "dion": (sources.DionSimple, {}, lbopt.dion, {"rank": 4}),
+    "muloco": (
+        sources.MuLoCo,
+        {},
+        lbopt.muloco,
+        {"outer_learning_rate": 0.4, "outer_momentum": 0.6, "sync_steps": 7},
+    ),
 }
+WITHOUT_PRODUCTS = (lbopt.adamh, lbopt.soap, lbopt.soaph, lbopt.dion)
 
 
-def flat_of(seed, size=1.0):
+def leaves_of(name):
+    return SQUARE if name.startswith("soap") else LEAVES
+
+
+def flat_of(seed, size=1.0, leaves=LEAVES):
     rng = np.random.default_rng(seed)
-    return {name: size * rng.normal(size=leaf.shape) for name, leaf in LEAVES.items()}
+    return {name: size * rng.normal(size=leaf.shape) for name, leaf in leaves.items()}
 
 
-def gradient_of(step):
+def gradient_of(step, leaves=LEAVES):
     """Return gradients; those of one step are zero, of another tiny, of a third large."""
-    return flat_of(1000 + step, {40: 0.0, 60: 1e-12, 80: 1e4}.get(step, 1.0))
+    return flat_of(1000 + step, {40: 0.0, 60: 1e-12, 80: 1e4}.get(step, 1.0), leaves)
 
 
 def nested(flat, dtype=jnp.float32):
@@ -91,15 +112,25 @@ def nested(flat, dtype=jnp.float32):
     return tree
 
 
+def first_bases():
+    """Return the random bases that `dion` starts with, [in, rank] for each matrix."""
+    state = lbopt.dion(0.1, rank=4, stacked=STACKED).init(nested(flat_of(0)))
+    [kept] = lbopt.transforms.find_states(state, [lbopt.transforms.DionState])
+    return kept.basis
+
+
 @functools.cache
 def walked(name):
     """Return the weights of the source after 1, 2 and all steps."""
     source, options, _, _ = BUILD[name]
-    run = source(LEAVES, **options)
-    weights = flat_of(0)
+    if name == "dion":
+        options = {"bases": first_bases()}
+    leaves = leaves_of(name)
+    run = source(leaves, **options)
+    weights = flat_of(0, leaves=leaves)
     kept = []
     for step in range(STEPS):
-        weights = run.step(weights, gradient_of(step), rate_of(step))
+        weights = run.step(weights, gradient_of(step, leaves), rate_of(step))
         if step in (0, 1, STEPS - 1):
             kept.append(weights)
     return kept
@@ -112,9 +143,10 @@ def norm(x):
 @pytest.mark.parametrize("name", BUILD)
 def test_200_steps_equal_the_public_code(name):
     _, _, factory, options = BUILD[name]
-    own = {"stacked": STACKED} if factory is lbopt.adamh else IN_FP32
+    own = {"stacked": STACKED} if factory in WITHOUT_PRODUCTS else IN_FP32
     tx = factory(rate_of, **options, **own)
-    params = nested(flat_of(0))
+    leaves = leaves_of(name)
+    params = nested(flat_of(0, leaves=leaves))
     state = tx.init(params)
 
     @jit
@@ -124,20 +156,24 @@ def test_200_steps_equal_the_public_code(name):
 
     expected = iter(walked(name))
     for step in range(STEPS):
-        params, state = step_fn(params, state, nested(gradient_of(step)))
+        params, state = step_fn(params, state, nested(gradient_of(step, leaves)))
         if step not in (0, 1, STEPS - 1):
             continue
         for path, wanted in next(expected).items():
             *parents, last = path.split("/")
             found = functools.reduce(lambda node, key: node[key], parents, params)[last]
-            moved = norm(wanted - flat_of(0)[path])
-            assert norm(np.asarray(found, np.float64) - wanted) <= 2e-3 * moved, (step, path)
+            moved = norm(wanted - flat_of(0, leaves=leaves)[path])
+            # What does not move, as a matrix in SOAP's first step, is rounded to fp32.
+            limit = 2e-3 * moved + 1e-6 * norm(wanted)
+            assert norm(np.asarray(found, np.float64) - wanted) <= limit, (step, path)
 
 
 def test_every_two_sources_differ_by_far_more_than_the_tolerance():
     for name in BUILD:
         for other in BUILD:
             ours, theirs = (walked(one)[-1] for one in (name, other))
+            if leaves_of(name) is not leaves_of(other):
+                continue
             gaps = [
                 norm(ours[path] - theirs[path]) / norm(ours[path] - flat_of(0)[path])
                 for path in ours
@@ -145,10 +181,10 @@ def test_every_two_sources_differ_by_far_more_than_the_tolerance():
             assert name == other or max(gaps) > 0.05, (name, other)
 
 
-@pytest.mark.parametrize("name", BUILD)
-def test_a_stack_equals_its_layers(name):
+@pytest.mark.parametrize("name", [name for name in BUILD if name != "dion"])
+def test_a_stack_equals_its_layers(name):  # the first bases of Dion are drawn leaf by leaf
     _, _, factory, options = BUILD[name]
-    own = {} if factory is lbopt.adamh else {"products_dtype": None}
+    own = {} if factory in WITHOUT_PRODUCTS else {"products_dtype": None}
 
     def tree(seed, stacked):
         rng = np.random.default_rng(seed)
@@ -224,6 +260,7 @@ def test_zero_gradients_do_not_move_matrices_and_bad_ones_can_be_skipped():
                 **{**options, **({"weight_decay": 0.0} if "weight_decay" in options else {})},
             )
         )
+
         update = jit(tx.update)
         updates, state = update(zeros, tx.init(params), params)
         assert all(
@@ -241,6 +278,7 @@ def test_bad_input_is_refused_in_one_line():
         with refused("dimension_numbers", code="value") as caught:
             tx.init(vectors)
         assert {"gain", "norm/scale"} <= names_in(caught)
+
     numbers = {"norm": {"scale": optax.contrib.MuonDimensionNumbers(0, 1)}, "gain": None}
     with refused("dimension_numbers/norm/scale", numbers["norm"]["scale"], "value"):
         lbopt.muon(0.1, dimension_numbers=numbers).init(vectors)
@@ -248,6 +286,7 @@ def test_bad_input_is_refused_in_one_line():
         lbopt.muon(0.1, dimension_numbers={"norm": None}).init(vectors)
     with refused("stacked/norm/scale", code="value"):
         lbopt.muon(0.1, stacked=lambda path, leaf: 2 * (path == "norm/scale")).init(vectors)
+
     for field, value, code in [
         ("variant", "kellar", "choice"),
         ("rest", "adam", "choice"),
@@ -267,3 +306,15 @@ def test_bad_input_is_refused_in_one_line():
             lbopt.muon(0.1, **{field: value})
     with refused("neuron_b2", 1.0, "value"):
         lbopt.normuon(0.1, neuron_b2=1.0)
+    with refused("rank", 9, "value"):
+        lbopt.dion(0.1, rank=9, stacked=STACKED).init(nested(flat_of(0)))
+    for build, field, value in [
+        (lbopt.dion, "rank", 0),
+        (lbopt.dion, "rank_fraction", 0.0),
+        (lbopt.soap, "every_steps", 0),
+        (lbopt.soap, "b1", 1.0),
+        (lbopt.muloco, "sync_steps", 0),
+        (lbopt.muloco, "outer_momentum", 1.0),
+    ]:
+        with refused(field, value, "value"):
+            build(0.1, **{field: value})
