@@ -56,12 +56,12 @@ MODULES = {
         "them is an `optax.GradientTransformation` and goes into `optax.chain`.",
         {
             "Layerwise optimizers": "lamb lars lans adamh describe",
-            "Matrix optimizers": "muon normuon muonh scion",
+            "Matrix optimizers": "muon normuon muonh scion soap soaph dion muloco nesterov_outer",
             "Parts of layerwise optimizers": "scale_by_lamb_moments scale_by_lars_momentum "
             "scale_by_lans scale_by_layerwise_trust_ratio scale_by_learning_rate scale_by_agvm",
             "Relative updates": "relative_update hyperball radial_brake update_floor cautious",
             "Parts of matrix optimizers": "scale_by_newton_schulz scale_by_matrix_shape "
-            "scale_by_neuron_norm",
+            "scale_by_neuron_norm scale_by_soap scale_by_dion",
             "Gradients": "normalize_gradients clip_by_global_norm global_norm skip_bad_updates",
             "Averages of the parameters": "track_ema ema_params evaluated_params "
             "has_evaluated_params",

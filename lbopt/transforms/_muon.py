@@ -398,6 +398,7 @@ def _directions(
             dimension_numbers=numbers,
         ),
     ]
+
     if options.neuron_b2 is not None:
         links.append(
             _newton_schulz.scale_by_neuron_norm(options.neuron_b2, dimension_numbers=numbers)
