@@ -150,6 +150,7 @@ def sphere_walk(dtype, stacked, rate=0.02):
     return run
 
 
+@pytest.mark.everyday("1.0-fp32", "1e-20-fp32")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("size", [1.0, 1e-20, 1e12])
 def test_the_norm_stays_within_one_ulp_for_a_thousand_steps(dtype, size):
