@@ -341,10 +341,16 @@ VARIANTS = (
     "muon_optax",
     "scion",
     "kl_soap",
+    "soap",
     "soaph",
     "dion",
+    "radial_brake",
+    "update_floor",
+    "matrix_shape",
+    "neuron_norm",
 )
-"""Rows of the classes of other rows with other options: the wrappers see no difference."""
+"""Rows that are like others for the wrappers: of the same classes with other options, or made by
+the same functions."""
 each = pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in TABLE],
