@@ -225,24 +225,18 @@ TABLE = {
     ),
     "normuon": (
         lbopt.normuon,
-        {"learning_rate": 0.1, "products_dtype": None, "dimension_numbers": by_shape},
-        ("products_dtype", "dimension_numbers"),
+        {
+            "learning_rate": 0.1,
+            "products_dtype": None,
+            "steps": 2,
+            "dimension_numbers": by_shape,
+        },
+        ("products_dtype", "steps", "dimension_numbers"),
         True,
     ),
     "muonh": (
         lbopt.muonh,
         {"learning_rate": 0.1, "dimension_numbers": by_shape},
-        ("dimension_numbers",),
-        True,
-    ),
-    "muon_optax": (
-        lbopt.muon,
-        {
-            "learning_rate": 0.1,
-            "variant": "optax",
-            "weight_decay": 0.1,
-            "dimension_numbers": by_shape,
-        },
         ("dimension_numbers",),
         True,
     ),
@@ -338,7 +332,6 @@ VARIANTS = (
     "relative_fixed",
     "hyperball_fixed",
     "normuon",
-    "muon_optax",
     "scion",
     "kl_soap",
     "soap",
@@ -792,7 +785,6 @@ OF_MODULI = {
     "muon",
     "normuon",
     "muonh",
-    "muon_optax",
     "scion",
     "adamh",
 }
@@ -1005,7 +997,7 @@ def test_the_state_of_parameters_in_boxes_can_be_sharded_as_they_are(name, kind)
     )
 
 
-SPLIT = ("muon", "normuon", "muonh", "muon_optax", "scion", "soap", "soaph", "dion")
+SPLIT = ("muon", "normuon", "muonh", "scion", "soap", "soaph", "dion")
 """Optimizers of groups: `optax.masked` takes leaves out of their states."""
 
 
