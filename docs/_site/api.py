@@ -62,6 +62,8 @@ MODULES = {
             "Relative updates": "relative_update hyperball radial_brake update_floor cautious",
             "Parts of matrix optimizers": "scale_by_newton_schulz scale_by_matrix_shape "
             "scale_by_neuron_norm scale_by_soap scale_by_dion",
+            "State and parameters of few bits": "compress_state round_stochastically "
+            "compensate_rounding",
             "Gradients": "normalize_gradients clip_by_global_norm global_norm skip_bad_updates",
             "Averages of the parameters": "track_ema ema_params evaluated_params "
             "has_evaluated_params",

@@ -9,6 +9,10 @@ from ._clipping import (
     clip_by_global_norm as clip_by_global_norm,
     global_norm as global_norm,
 )
+from ._compressed_state import (
+    CompressedState as CompressedState,
+    compress_state as compress_state,
+)
 from ._describe import MATRIX_VARIANTS as MATRIX_VARIANTS, describe as describe
 from ._dion import DionState as DionState, scale_by_dion as scale_by_dion
 from ._ema import (
@@ -72,6 +76,12 @@ from ._relative import (
     radial_brake as radial_brake,
     relative_update as relative_update,
     update_floor as update_floor,
+)
+from ._rounding import (
+    CompensationState as CompensationState,
+    RoundingState as RoundingState,
+    compensate_rounding as compensate_rounding,
+    round_stochastically as round_stochastically,
 )
 from ._second_order import dion as dion, muloco as muloco, soap as soap, soaph as soaph
 from ._skipping import SkipState as SkipState, skip_bad_updates as skip_bad_updates

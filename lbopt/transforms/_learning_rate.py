@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import _scalars, tree, types
-from lbopt.transforms import _arguments
+from lbopt.transforms import _arguments, _rounding
 
 
 class LearningRateState(NamedTuple):
@@ -59,6 +59,9 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.Gradi
     -0.25
 
     Note:
+      `init` warns of bfloat16 and float16 parameters, in which small steps are lost; see
+      `lbopt.round_stochastically`.
+
       Unlike `optax.scale_by_learning_rate` it keeps the rate, so logs show the rate that was
       applied and not one computed beside it.
     """
@@ -66,7 +69,7 @@ def scale_by_learning_rate(learning_rate: optax.ScalarOrSchedule) -> optax.Gradi
         _scalars.require_at_least("learning_rate", learning_rate, 0)
 
     def init_fn(params: types.Params) -> LearningRateState:
-        del params
+        _rounding.warn_of_lost_steps(params)
         return LearningRateState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
 
     def update_fn(

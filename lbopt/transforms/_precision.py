@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -36,9 +38,10 @@ def applied(params: jax.Array, updates: jax.Array) -> jax.Array:
 
     Without the explicit rounding XLA may keep more bits of a narrow number that is used at once.
     """
-    return _rounded(optax.apply_updates(params, updates))
+    return rounded_to(optax.apply_updates(params, updates), params.dtype)
 
 
-def _rounded(x: jax.Array) -> jax.Array:
-    info = jnp.finfo(x.dtype)
+def rounded_to(x: jax.Array, dtype: Any) -> jax.Array:
+    """Return numbers rounded to the nearest of a narrower dtype, in the dtype they have."""
+    info = jnp.finfo(dtype)
     return tree.map_parts(lambda part: jax.lax.reduce_precision(part, info.nexp, info.nmant), x)
