@@ -93,6 +93,11 @@ def whole(argument: str, value: Any, low: int = 1) -> int:
     )
 
 
+def seed(argument: str, value: Any) -> Any:
+    """Return a seed, a whole number or a traced one; raise `UserError` for anything else."""
+    return value if is_traced(value) else whole(argument, value, low=0)
+
+
 def in_fp32(value: Any) -> Any:
     """Return a number as a Python float, which has no dtype yet, and a traced one in fp32."""
     return jnp.asarray(value, jnp.float32) if is_traced(value) else float(value)

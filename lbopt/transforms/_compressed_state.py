@@ -40,14 +40,15 @@ def compress_state(
     unsigned: Sequence[str] = ("nu",),
     block_size: int = 4096,
     min_size: int = 4096,
-    seed: int = 0,
+    min_length: int = 64,
+    seed: int | jax.Array = 0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Keep an optimizer's moments in 8 bits, or in bfloat16 rounded by chance.
 
     Between updates, moments of fp32 are kept as
 
-        8 bits:   code(x / s), s the largest magnitude of its block   1 + 4/256 bytes a number
-        bfloat16: the number below or above x, with mean x            2 bytes
+        8 bits:   code(x / s), s the largest magnitude of its block   1 byte a number, 4 a block
+        bfloat16: the number below or above x, with mean x            2 bytes a number
 
     Each update reads them, computes in fp32, and writes them again; the step itself is that of the
     moments before they are written. The dynamic map has seven decades, and suits moments; the
@@ -58,10 +59,10 @@ def compress_state(
       format: "8bit_dynamic", "8bit_linear" or "bf16_stochastic".
       signed: Names of fields of the inner state whose arrays are kept so.
       unsigned: Names of further fields, whose numbers are never negative: 8 bits then have no sign.
-      block_size: Length of a block, along the last axis of an array. Where that axis is a multiple
-        of it, blocks are those of bitsandbytes.
-      min_size: Smallest size of an array that is compressed. Arrays whose last axis is shorter than
-        64 are not.
+      block_size: Longest block, along the last axis of an array; a shorter axis is one block. Where
+        the axis is a multiple of it, blocks are those of bitsandbytes.
+      min_size: Smallest size of an array that is compressed.
+      min_length: Shortest last axis of an array that is compressed.
       seed: Seed of the noise of "bf16_stochastic".
 
     Returns:
@@ -80,8 +81,8 @@ def compress_state(
 
     References:
       Dettmers et al., 8-bit Optimizers via Block-wise Quantization, arXiv:2110.02861.
-      bitsandbytes-foundation/bitsandbytes@95f9af30: maps, blocks and rounding are equal bit for bit
-      to quantize_blockwise of its PyTorch backend.
+      bitsandbytes-foundation/bitsandbytes@95f9af30: maps and rounding are equal bit for bit to
+      quantize_blockwise of its PyTorch backend.
 
     Note:
       LAMB8bit of bitsandbytes is Adam: its blockwise update has no trust ratio. Around `lbopt.lamb`
@@ -94,10 +95,16 @@ def compress_state(
     )
     block_size = _scalars.whole("block_size", block_size, low=64)
     min_size = _scalars.whole("min_size", min_size, low=0)
-    seed = _scalars.whole("seed", seed, low=0)
+    min_length = _scalars.whole("min_length", min_length)
+    seed = _scalars.seed("seed", seed)
     through = optax.with_extra_args_support(inner)
     in_codes = format != "bf16_stochastic"
     map_name: Any = format.removeprefix("8bit_")
+
+    def is_long(leaf: Any) -> bool:
+        shape = jnp.shape(leaf)
+        long = bool(shape) and math.prod(shape) >= min_size and shape[-1] >= min_length
+        return long and _is_moment(leaf)
 
     def treatments(state: Any) -> Iterator[tuple[str, Any, bool | None]]:
         """Yield (path, leaf, whether it has a sign; None for a leaf that is left alone)."""
@@ -105,7 +112,7 @@ def compress_state(
         for name, (path, leaf) in zip(_per_path.keys(state), paths, strict=True):
             fields = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
             has_sign = True if fields & signed else False if fields & unsigned else None
-            yield name, leaf, has_sign if _is_long(leaf, min_size) else None
+            yield name, leaf, has_sign if is_long(leaf) else None
 
     def kept(state: Any, count: jax.Array | None) -> CompressedState:
         noise = _rounding.noise_of(seed, count) if count is not None else iter(())
@@ -119,7 +126,8 @@ def compress_state(
                 leaves.append(codes)
             else:
                 wide = leaf.astype(jnp.float32)
-                leaves.append(_rounding.stochastic_bf16(wide, next(noise)).astype(jnp.bfloat16))
+                rounded = _rounding.rounded_by_chance(wide, jnp.bfloat16, next(noise))
+                leaves.append(rounded.astype(jnp.bfloat16))
         return CompressedState(
             jax.tree.unflatten(jax.tree.structure(state), leaves), largest, count
         )
@@ -165,11 +173,6 @@ def _names(argument: str, names: Any) -> frozenset[str]:
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise UserError(argument, names, 'give names of fields, ("mu",) for instance', code="type")
     return frozenset(names)
-
-
-def _is_long(leaf: Any, min_size: int) -> bool:
-    shape = jnp.shape(leaf)
-    return bool(shape) and math.prod(shape) >= min_size and shape[-1] >= 64 and _is_moment(leaf)
 
 
 def _is_moment(leaf: Any) -> bool:

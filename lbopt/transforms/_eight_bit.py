@@ -50,7 +50,9 @@ def table(name: MapName, signed: bool) -> np.ndarray:
     return np.sort(values.astype(np.float32))
 
 
-def encode(x: jax.Array, name: MapName, signed: bool, block_size: int) -> tuple[jax.Array, jax.Array]:
+def encode(
+    x: jax.Array, name: MapName, signed: bool, block_size: int
+) -> tuple[jax.Array, jax.Array]:
     """Return the codes of an array and the largest magnitude of each block.
 
     Args:
@@ -67,7 +69,7 @@ def encode(x: jax.Array, name: MapName, signed: bool, block_size: int) -> tuple[
     blocks = _blocks(x, block_size)
     largest = jnp.max(jnp.abs(blocks), -1)
     # As bitsandbytes: times the reciprocal, and a block of zeros stays zero.
-    inverse = 1.0 / jnp.maximum(largest, 1e-38)
+    inverse = 1.0 / jnp.maximum(largest, jnp.finfo(jnp.float32).tiny)
     relative = jnp.clip(blocks * inverse[..., None], -1, 1)
     return _unblocked(_map(name, signed).code_of(relative).astype(jnp.uint8), x.shape), largest
 
@@ -238,15 +240,15 @@ class _Map:
             return jnp.where(negative, x >= bound, x > bound)
 
         reached = [above(edge) for edge in self.edges]
-        starts = np.array(self.numbers.starts)
-        lasts = np.append(starts[1:], self.length) - 1
+        starts = np.array(self.numbers.starts, np.int32)
+        lasts = np.append(starts[1:], np.int32(self.length)) - np.int32(1)
         start, last, factor, summand = (
             _chosen(values, reached) for values in (starts, lasts, *self.inverse)
         )
         # The guess is right or one too low, and the exact bound decides.
         guess = jnp.floor(x * factor + summand).astype(jnp.int32)
         guess = jnp.clip(guess, start, last)
-        index = jnp.minimum(guess + above(self.bounds.at(guess)), last)
+        index = jnp.minimum(guess + above(self.bounds.at(guess)).astype(jnp.int32), last)
         if self.middle is None:
             return index
         return jnp.where(negative, jnp.maximum(self.middle - index, 0), self.middle + index)

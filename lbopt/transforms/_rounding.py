@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import _scalars, tree, types
-from lbopt.errors import UserError
 from lbopt.transforms import _arguments, _per_path, _precision
 
 _cured: contextvars.ContextVar[bool] = contextvars.ContextVar("_cured", default=False)
@@ -35,8 +34,8 @@ class CompensationState(NamedTuple):
     """The state of an optimizer whose rounding errors are carried.
 
     Attributes:
-      carry: What rounding left out so far, a pytree shaped like the parameters, bfloat16;
-        `optax.MaskedNode()` for leaves that are not bfloat16.
+      carry: What rounding left out so far, a pytree shaped like the parameters and of their dtypes;
+        zeros for leaves of 32 bits and more.
       inner: State of the optimizer.
     """
 
@@ -45,11 +44,11 @@ class CompensationState(NamedTuple):
 
 
 def round_stochastically(
-    inner: optax.GradientTransformation, seed: int = 0
+    inner: optax.GradientTransformation, seed: int | jax.Array = 0
 ) -> optax.GradientTransformationExtraArgs:
     r"""Let bfloat16 parameters take small steps: round each weight up or down by chance.
 
-        w <- the bf16 number below or above w + u, with mean w + u
+        w <- the number of its dtype below or above w + u, with mean w + u
 
     bfloat16 has 8 bits. A step below 1/512 to 1/256 of a weight is lost when it is rounded to the
     nearest: at a learning rate of 1e-3, LAMB (layerwise adaptive moments) leaves most weights as
@@ -61,10 +60,10 @@ def round_stochastically(
 
     Returns:
       A transform whose state is `RoundingState` and whose `update` needs `params`. Its output keeps
-      the dtype of the inner updates. Leaves of other dtypes than bfloat16 pass unchanged.
+      the dtype of the inner updates. Leaves of 32 bits and more pass unchanged.
 
     Raises:
-      UserError: For a float16 leaf, or a seed that is not a whole number.
+      UserError: For a seed that is not a whole number.
 
     >>> import jax.numpy as jnp
     >>> params = {"kernel": jnp.ones((64, 64), jnp.bfloat16)}
@@ -84,12 +83,10 @@ def round_stochastically(
       Inside `shard_map` the shards of a leaf share their noise.
     """
     _arguments.require_transformation("inner", inner)
-    seed = _scalars.whole("seed", seed, low=0)
+    seed = _scalars.seed("seed", seed)
     through = optax.with_extra_args_support(inner)
 
     def init_fn(params: types.Params) -> RoundingState:
-        if not _per_path.is_placeholder(params):
-            _check_leaves(params, "round_stochastically")
         with _no_warning():
             return RoundingState(jnp.zeros((), jnp.int32), inner.init(params))
 
@@ -105,12 +102,11 @@ def round_stochastically(
         noise = noise_of(seed, state.rounding_count)
 
         def rounded(p: jax.Array, u: jax.Array) -> jax.Array:
-            if p.dtype != jnp.bfloat16:
+            if not _is_narrow(p):
                 return u
             wide = p.astype(jnp.float32)
-            return (stochastic_bf16(wide + u.astype(jnp.float32), next(noise)) - wide).astype(
-                u.dtype
-            )
+            new = rounded_by_chance(wide + u.astype(jnp.float32), p.dtype, next(noise))
+            return (new - wide).astype(u.dtype)
 
         count = optax.safe_increment(state.rounding_count)
         return jax.tree.map(rounded, params, updates), RoundingState(count, inner_state)
@@ -133,10 +129,10 @@ def compensate_rounding(
 
     Returns:
       A transform whose state is `CompensationState` and whose `update` needs `params`. Its output
-      keeps the dtype of the inner updates. Leaves of other dtypes than bfloat16 pass unchanged.
+      keeps the dtype of the inner updates. Leaves of 32 bits and more pass unchanged.
 
     Raises:
-      UserError: For a float16 leaf.
+      UserError: For an `inner` that is no transformation.
 
     >>> import jax.numpy as jnp
     >>> params = {"kernel": jnp.ones((2, 2), jnp.bfloat16)}
@@ -160,12 +156,8 @@ def compensate_rounding(
             inner_state = inner.init(params)
         if _per_path.is_placeholder(params):
             return CompensationState(params, inner_state)
-        _check_leaves(params, "compensate_rounding")
-
-        def no_carry(p: jax.Array) -> Any:
-            return jnp.zeros_like(p) if p.dtype == jnp.bfloat16 else optax.MaskedNode()
-
-        return CompensationState(jax.tree.map(no_carry, params), inner_state)
+        tree.check_inexact(params, "params")
+        return CompensationState(jax.tree.map(jnp.zeros_like, params), inner_state)
 
     def update_fn(
         updates: optax.Updates,
@@ -177,36 +169,37 @@ def compensate_rounding(
         _arguments.require_state(state, CompensationState)
         updates, inner_state = through.update(updates, state.inner, params, **extra_args)
 
-        def step(p: jax.Array, u: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
-            if p.dtype != jnp.bfloat16:
+        def step(p: jax.Array, u: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
+            if not _is_narrow(p):
                 return u, carry
             wide = p.astype(jnp.float32)
             total = wide + (u.astype(jnp.float32) + carry.astype(jnp.float32))
-            new = _precision.rounded_to(total, jnp.bfloat16)
-            return (new - wide).astype(u.dtype), (total - new).astype(jnp.bfloat16)
+            new = _precision.rounded_to(total, p.dtype)
+            return (new - wide).astype(u.dtype), (total - new).astype(carry.dtype)
 
-        tree.check_updates(updates, params)
-        structure: Any = jax.tree.structure(updates)
-        carries = structure.flatten_up_to(state.carry)
-        leaves = zip(jax.tree.leaves(params), jax.tree.leaves(updates), carries, strict=True)
-        steps = [step(*leaf) for leaf in leaves]
-        updates, carry = (structure.unflatten(part) for part in zip(*steps, strict=True))
+        pairs = jax.tree.map(step, params, updates, state.carry)
+        updates, carry = tree.unzip_pairs(updates, pairs)
         return updates, CompensationState(carry, inner_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def stochastic_bf16(x: jax.Array, key: jax.Array) -> jax.Array:
-    """Return fp32 numbers that are bf16 numbers: those below or above `x`, with mean `x`."""
+def rounded_by_chance(x: jax.Array, dtype: Any, key: jax.Array) -> jax.Array:
+    """Return fp32 numbers with the bits of bfloat16 or float16: the ones below or above `x`.
+
+    Their mean is `x`. The smallest numbers of float16, below 6e-5, have more bits than it keeps.
+    """
     where = jax.typeof(x).sharding
     explicit = {"out_sharding": where} if any(getattr(where, "spec", ())) else {}
-    noise = jax.random.bits(key, x.shape, jnp.uint32, **explicit) >> 16
+    dropped = 23 - jnp.finfo(dtype).nmant
+    mask = jnp.uint32((1 << dropped) - 1)
+    noise = jax.random.bits(key, x.shape, jnp.uint32, **explicit) & mask
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32) + noise
-    rounded = jax.lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32)
+    rounded = jax.lax.bitcast_convert_type(bits & ~mask, jnp.float32)
     return jnp.where(jnp.isfinite(x), rounded, x)
 
 
-def noise_of(seed: int, count: jax.Array) -> Iterator[jax.Array]:
+def noise_of(seed: int | jax.Array, count: jax.Array) -> Iterator[jax.Array]:
     """Yield keys for the leaves of one update."""
     key = jax.random.fold_in(jax.random.key(seed), count)
     leaf = 0
@@ -219,11 +212,7 @@ def warn_of_lost_steps(params: types.Params) -> None:
     """Warn of bf16 parameters, unless the optimizer is wrapped in one that keeps small steps."""
     if _cured.get() or _per_path.is_placeholder(params):
         return
-    names = [
-        name
-        for name, leaf in tree.by_name(params).items()
-        if getattr(leaf, "dtype", None) in (jnp.bfloat16, jnp.float16)
-    ]
+    names = [name for name, leaf in tree.by_name(params).items() if _is_narrow(leaf)]
     if names:
         warnings.warn(
             f"{tree.some(names)}: in 16 bits a step below 1/512 of a weight is lost (float16: "
@@ -242,9 +231,5 @@ def _no_warning() -> Iterator[None]:
         _cured.reset(token)
 
 
-def _check_leaves(params: types.Params, transform: str) -> None:
-    tree.check_inexact(params, "params")
-    for name, leaf in tree.by_name(params).items():
-        if leaf.dtype == jnp.float16:
-            fix = f"float16, and {transform} rounds bfloat16; keep it in bfloat16 or float32"
-            raise UserError(f"params/{name}", reason=fix, code="type")
+def _is_narrow(p: jax.Array) -> bool:
+    return p.dtype in (jnp.bfloat16, jnp.float16)

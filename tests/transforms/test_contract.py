@@ -299,6 +299,20 @@ TABLE = {
         ("sphere_mask",),
         True,
     ),
+    "compress": (
+        lbopt.compress_state,
+        {"inner": lbopt.lamb(0.1, b2=0.9), "min_size": 1, "min_length": 1},
+        ("format", "min_size", "min_length", "block_size"),
+        True,
+    ),
+    "compress_bf16": (
+        lbopt.compress_state,
+        {"inner": lbopt.lamb(0.1), "format": "bf16_stochastic", "min_size": 1, "min_length": 1},
+        ("format", "min_size", "min_length", "block_size"),
+        True,
+    ),
+    "round": (lbopt.round_stochastically, {"inner": lbopt.lamb(0.1, b2=0.9)}, (), True),
+    "compensate": (lbopt.compensate_rounding, {"inner": lbopt.lamb(0.1, b2=0.9)}, (), True),
     "skip": (
         lbopt.skip_bad_updates,
         {
@@ -341,6 +355,9 @@ VARIANTS = (
     "update_floor",
     "matrix_shape",
     "neuron_norm",
+    "compress_bf16",
+    "round",
+    "compensate",
 )
 """Rows that are like others for the wrappers: of the same classes with other options, or made by
 the same functions."""
@@ -787,6 +804,10 @@ OF_MODULI = {
     "muonh",
     "scion",
     "adamh",
+    "compress",
+    "compress_bf16",
+    "round",
+    "compensate",
 }
 """Transforms that divide by the root of a mean of |g|^2, or take complex matrices as such."""
 REAL_ONLY = {
