@@ -3,6 +3,7 @@ from ._low_rank import (
     glu as glu,
     range_finder as range_finder,
 )
+from ._matmul import matmul as matmul
 from ._newton_schulz import (
     COEFFICIENTS as COEFFICIENTS,
     Coefficients as Coefficients,

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from lbopt import _scalars, tree, types
 from lbopt.errors import UserError, require_choice
 from lbopt.linalg import _qr, _sketch
+from lbopt.linalg._matmul import matmul
 
-_HIGHEST = jax.lax.Precision.HIGHEST
 Sketch = Literal["gaussian", "srht"]
 _SKETCHES = {"gaussian": _sketch.gaussian_sketch, "srht": _sketch.srht}
 
@@ -79,10 +79,10 @@ def range_finder(
     q, _ = _qr.tsqr(_SKETCHES[sketch](adjoint, width, key=key).conj().T, axis_name)
 
     for _ in range(_scalars.whole("power_iterations", power_iterations, low=0)):
-        back = jnp.matmul(adjoint, q, precision=_HIGHEST)
+        back = matmul(adjoint, q)
         back = back if axis_name is None else jax.lax.psum(back, axis_name)
         across, _ = _qr.tsqr(back)
-        q, _ = _qr.tsqr(jnp.matmul(wide, across, precision=_HIGHEST), axis_name)
+        q, _ = _qr.tsqr(matmul(wide, across), axis_name)
     return q
 
 
@@ -138,12 +138,12 @@ def glu(
 
     # A V is local; one sketch of [A, A V] gives U A and U A V.
     normal = jax.random.normal(for_right, (a.shape[1], width), wide.dtype)
-    right_sketch = jnp.matmul(wide, normal, precision=_HIGHEST)
+    right_sketch = matmul(wide, normal)
     both = jnp.concatenate([wide, right_sketch], axis=1)
     if axis_name is None:
         # U itself is needed for its pseudo-inverse.
         u = _SKETCHES[sketch](jnp.eye(rows, dtype=wide.dtype), tall, key=for_left)
-        sketched = jnp.matmul(u, both, precision=_HIGHEST)
+        sketched = matmul(u, both)
     else:
         u = None
         sketched = _SKETCHES[sketch](both, tall, key=for_left, axis_name=axis_name)
@@ -152,10 +152,10 @@ def glu(
     q, r = _qr.tsqr(core)
     # R may be singular, where A has a lower rank.
     through = jnp.linalg.pinv(r)
-    left = jnp.matmul(jnp.matmul(right_sketch, through), q.conj().T, precision=_HIGHEST)
+    left = matmul(matmul(right_sketch, through), q.conj().T)
     if u is not None:
-        rest = jnp.eye(tall, dtype=wide.dtype) - jnp.matmul(q, q.conj().T, precision=_HIGHEST)
-        left = left + jnp.matmul(jnp.linalg.pinv(u), rest, precision=_HIGHEST)
+        rest = jnp.eye(tall, dtype=wide.dtype) - matmul(q, q.conj().T)
+        left = left + matmul(jnp.linalg.pinv(u), rest)
     return LowRank(left, left_sketch)
 
 

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 from lbopt import _scalars, tree
 from lbopt.errors import UserError, require_choice
+from lbopt.linalg._matmul import matmul
 
 Triple = tuple[float, float, float]
 Coefficients = (
@@ -203,15 +204,15 @@ def newton_schulz(
     wide = tree.map_parts(lambda part: part / jnp.where(below > 0, below, 1), wide)
 
     transposed = x.shape[-2] > x.shape[-1]
-    y = jnp.swapaxes(wide, -1, -2) if transposed else wide
+    y = wide.mT if transposed else wide
     y = y.astype(x.dtype if dtype is None else dtype)
     for triple in chosen.triples:
         y = _step(y, *triple)
-    return (jnp.swapaxes(y, -1, -2) if transposed else y).astype(x.dtype)
+    return (y.mT if transposed else y).astype(x.dtype)
 
 
 def _step(x: jax.Array, a: float, b: float, c: float) -> jax.Array:
     """Return a X + b (X X^T) X + c (X X^T)^2 X, for X with at most as many rows as columns."""
-    gram = x @ jnp.swapaxes(x, -1, -2).conj()
-    polynomial = b * gram if c == 0 else b * gram + c * gram @ gram
-    return a * x + polynomial @ x
+    gram = matmul(x, x.mT.conj())
+    polynomial = b * gram if c == 0 else b * gram + matmul(c * gram, gram)
+    return a * x + matmul(polynomial, x)

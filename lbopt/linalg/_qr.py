@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from lbopt import errors, tree, types
 from lbopt.errors import UserError, require_choice
+from lbopt.linalg._matmul import matmul
 
-_HIGHEST = jax.lax.Precision.HIGHEST
 _FAR = 5 / 64
 """Distance of Q^T Q from I beyond which a second pass of CholeskyQR may not mend it (Yamamoto)."""
 
@@ -80,7 +80,7 @@ def _butterfly(
         # Both partners factor the same pair, so their R agree bit for bit.
         joint, r = jnp.linalg.qr(pair)
         own = jnp.where(is_top, joint[:n], joint[n:])
-        q = jnp.matmul(q, own, precision=_HIGHEST)
+        q = matmul(q, own)
         distance *= 2
     return q, r
 
@@ -90,7 +90,7 @@ def _gathered(q: jax.Array, r: jax.Array, axis_name: types.AxisName) -> tuple[ja
     joint, r = jnp.linalg.qr(jax.lax.all_gather(r, axis_name, tiled=True))
     start = jax.lax.axis_index(axis_name) * rows
     own = jax.lax.dynamic_slice_in_dim(joint, start, rows)
-    return jnp.matmul(q, own, precision=_HIGHEST), r
+    return matmul(q, own), r
 
 
 def _with_positive_diagonal(q: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -154,7 +154,7 @@ def cholesky_qr2(
     q1, r1 = _cholesky_pass(wide / norms, _gram(wide / norms, axis_name))
     gram = _gram(q1, axis_name)
     q, r2 = _cholesky_pass(q1, gram)
-    r = jnp.matmul(r2, r1, precision=_HIGHEST) * norms
+    r = matmul(r2, r1) * norms
     if fallback == "tsqr":
         distance = jnp.linalg.norm(gram - jnp.eye(gram.shape[0], dtype=gram.dtype))
         # A comparison with NaN is false, which asks for the fallback too.
@@ -164,7 +164,7 @@ def cholesky_qr2(
 
 
 def _gram(x: jax.Array, axis_name: types.AxisName) -> jax.Array:
-    gram = jnp.matmul(x.conj().T, x, precision=_HIGHEST)
+    gram = matmul(x.conj().T, x)
     return gram if axis_name is None else jax.lax.psum(gram, axis_name)
 
 
@@ -237,10 +237,10 @@ def grqr(
     for factor, is_inverted in zip(reversed(wide), reversed(signs), strict=True):
         if is_inverted:
             # basis^H A = R Q, so A^-1 basis = Q^H R^-1.
-            r, q = _rq(jnp.matmul(basis.conj().T, factor, precision=_HIGHEST))
+            r, q = _rq(matmul(basis.conj().T, factor))
             basis = q.conj().T
         else:
-            basis, r = jnp.linalg.qr(jnp.matmul(factor, basis, precision=_HIGHEST))
+            basis, r = jnp.linalg.qr(matmul(factor, basis))
         triangles.append(r)
     return Grqr(basis, tuple(reversed(triangles)), v)
 

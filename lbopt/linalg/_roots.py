@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from lbopt import _scalars, tree
 from lbopt.errors import require_choice
-
-_HIGHEST = jax.lax.Precision.HIGHEST
+from lbopt.linalg._matmul import matmul
 
 
 def inverse_root(
@@ -68,7 +67,7 @@ def inverse_root(
     values = values - jnp.minimum(values[..., :1], 0) + eps
     powers = jnp.where(values > 0, jnp.where(values > 0, values, 1) ** (-1 / root), 0)
     scaled = vectors * powers[..., None, :]
-    return jnp.matmul(scaled, jnp.swapaxes(vectors, -1, -2), precision=_HIGHEST)
+    return matmul(scaled, vectors.mT)
 
 
 def _newton(a: jax.Array, root: int, eps: float | jax.Array, steps: int) -> jax.Array:
@@ -85,8 +84,8 @@ def _newton(a: jax.Array, root: int, eps: float | jax.Array, steps: int) -> jax.
         w = (1 + 1 / root) * eye - m / root
         power = w
         for _ in range(root - 1):
-            power = jnp.matmul(power, w, precision=_HIGHEST)
-        return jnp.matmul(x, w, precision=_HIGHEST), jnp.matmul(power, m, precision=_HIGHEST)
+            power = matmul(power, w)
+        return matmul(x, w), matmul(power, m)
 
     def goes_on(loop: tuple[jax.Array, tuple[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         count, (_, m), before = loop

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from lbopt import _scalars, tree, types
 from lbopt.errors import UserError
+from lbopt.linalg._matmul import matmul
 
 
 def gaussian_sketch(
@@ -36,7 +37,7 @@ def gaussian_sketch(
     wide = a.astype(tree.wide_dtype(a.dtype))
     own = key if axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))
     normal = jax.random.normal(own, (size, a.shape[0]), wide.dtype)
-    sketch = jnp.matmul(normal, wide, precision=jax.lax.Precision.HIGHEST) / math.sqrt(size)
+    sketch = matmul(normal, wide) / math.sqrt(size)
     return sketch if axis_name is None else jax.lax.psum(sketch, axis_name)
 
 

@@ -13,8 +13,8 @@ from ._compressed_state import (
     CompressedState as CompressedState,
     compress_state as compress_state,
 )
-from ._describe import MATRIX_VARIANTS as MATRIX_VARIANTS, describe as describe
-from ._dion import DionState as DionState, scale_by_dion as scale_by_dion
+from ._describe import describe as describe
+from ._dion import DionState as DionState, dion as dion, scale_by_dion as scale_by_dion
 from ._ema import (
     EmaState as EmaState,
     ema_params as ema_params,
@@ -31,6 +31,7 @@ from ._learning_rate import (
     LearningRateState as LearningRateState,
     scale_by_learning_rate as scale_by_learning_rate,
 )
+from ._matrix_variants import MATRIX_VARIANTS as MATRIX_VARIANTS
 from ._matrix_view import (
     MatrixFn as MatrixFn,
     MatrixGroup as MatrixGroup,
@@ -64,7 +65,7 @@ from ._newton_schulz import (
 )
 from ._noise_scale import estimate_noise as estimate_noise, track_noise_scale as track_noise_scale
 from ._normalization import normalize_gradients as normalize_gradients
-from ._outer import OuterState as OuterState, nesterov_outer as nesterov_outer
+from ._outer import OuterState as OuterState, muloco as muloco, nesterov_outer as nesterov_outer
 from ._per_path import (
     UNKNOWN_PARAMS as UNKNOWN_PARAMS,
     find_states as find_states,
@@ -83,7 +84,7 @@ from ._rounding import (
     compensate_rounding as compensate_rounding,
     round_stochastically as round_stochastically,
 )
-from ._second_order import dion as dion, muloco as muloco, soap as soap, soaph as soaph
+from ._second_order import soap as soap, soaph as soaph
 from ._skipping import SkipState as SkipState, skip_bad_updates as skip_bad_updates
 from ._soap import SoapState as SoapState, scale_by_soap as scale_by_soap
 from ._trust_ratio import (

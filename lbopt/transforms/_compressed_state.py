@@ -90,9 +90,7 @@ def compress_state(
     """
     _arguments.require_transformation("inner", inner)
     require_choice("format", format, get_args(StateFormat))
-    signed, unsigned = (
-        _names(argument, names) for argument, names in (("signed", signed), ("unsigned", unsigned))
-    )
+    with_sign, without = _names("signed", signed), _names("unsigned", unsigned)
     block_size = _scalars.whole("block_size", block_size, low=64)
     min_size = _scalars.whole("min_size", min_size, low=0)
     min_length = _scalars.whole("min_length", min_length)
@@ -111,7 +109,7 @@ def compress_state(
         paths = jax.tree_util.tree_leaves_with_path(state)
         for name, (path, leaf) in zip(_per_path.keys(state), paths, strict=True):
             fields = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
-            has_sign = True if fields & signed else False if fields & unsigned else None
+            has_sign = True if fields & with_sign else False if fields & without else None
             yield name, leaf, has_sign if is_long(leaf) else None
 
     def kept(state: Any, count: jax.Array | None) -> CompressedState:
@@ -152,7 +150,7 @@ def compress_state(
         count = None if in_codes else jnp.zeros((), jnp.int32)
         if _per_path.is_placeholder(params):
             return CompressedState(state, _per_path.UNKNOWN_PARAMS, count)
-        _require_fields(state, signed | unsigned)
+        _require_fields(state, with_sign | without)
         return kept(state, count)
 
     def update_fn(

@@ -9,19 +9,9 @@ from lbopt import masks
 from lbopt._shown import show
 from lbopt.errors import UserError, require_choice
 from lbopt.transforms._layerwise_options import Variant
-from lbopt.transforms._muon_options import MUON, MUONH, NORMUON, SCION
-from lbopt.transforms._second_order_options import DION, SOAP, SOAPH
+from lbopt.transforms._matrix_variants import MATRIX_VARIANTS
 from lbopt.transforms._variants import VARIANTS
 
-MATRIX_VARIANTS: dict[str, Any] = {
-    "dion": DION,
-    "muon": MUON,
-    "muonh": MUONH,
-    "normuon": NORMUON,
-    "scion": SCION,
-    "soap": SOAP,
-    "soaph": SOAPH,
-}
 _ALL: dict[str, Any] = {**VARIANTS, **MATRIX_VARIANTS}
 _WIDTH = 100
 
@@ -143,8 +133,6 @@ def _others(variant: Variant, shown: set[str]) -> str:
 
 def _cell(option: str, variant: Variant) -> str:
     value = getattr(variant.options, option)
-    if callable(value) and not isinstance(value, masks.RoleMask):
-        return value.__name__
     if option == "trust_ratio_mask" and not variant.options.adapt_undecayed:
         return "decayed, if wd > 0"
     if option.endswith("_mask"):
@@ -167,9 +155,12 @@ def _page(variant: Variant) -> str:
     own = variant.differences()
     about = textwrap.fill(variant.about, _WIDTH, initial_indent="  ", subsequent_indent="  ")
     width = max(map(len, vars(variant.options)))
+    # The options of a class before those it inherits.
+    first = type(variant.options).__annotations__
+    names = sorted(vars(variant.options), key=lambda name: name not in first)
     options = [
-        f"  {'*' if name in own else ' '} {name:<{width}}  {value!r}"
-        for name, value in vars(variant.options).items()
+        f"  {'*' if name in own else ' '} {name:<{width}}  {getattr(variant.options, name)!r}"
+        for name in names
     ]
     title = f'{variant.optimizer}, variant "{variant.name}": {variant.source}'
     return "\n".join([title, about, *options])

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from lbopt import _scalars, tree, types
-from lbopt.errors import UserError
-from lbopt.transforms import _arguments, _matrix_view, _newton_schulz, _per_path
-
-_HIGHEST = jax.lax.Precision.HIGHEST
+from lbopt.errors import UserError, require_choice
+from lbopt.linalg import matmul
+from lbopt.transforms import (
+    _arguments,
+    _matrix_optimizer,
+    _matrix_variants,
+    _matrix_view,
+    _newton_schulz,
+    _per_path,
+)
 
 
 class DionState(NamedTuple):
@@ -33,7 +40,7 @@ def scale_by_dion(
     rank_fraction: float = 1.0,
     eps: float | jax.Array = 1e-8,
     *,
-    seed: int = 0,
+    seed: int | jax.Array = 0,
     dimension_numbers: _matrix_view.DimensionNumbers = None,
     stacked: types.Stacked = None,
 ) -> optax.GradientTransformation:
@@ -44,7 +51,8 @@ def scale_by_dion(
 
     One step of a power iteration from the last basis finds the leading directions of the momentum;
     the rest of it stays there (error feedback). Matrices are [out, in] in these equations. Leaves
-    that are no matrices pass unchanged. A zero momentum gives a zero update.
+    that are no matrices pass unchanged. A zero momentum gives a zero update. Gradients beyond 2^40
+    (1e12) count as 2^40, so that their squares stay finite.
 
     Args:
       momentum: Decay rate b of what an update has used, in [0, 1).
@@ -81,13 +89,14 @@ def scale_by_dion(
     fraction = _scalars.checked(
         "rank_fraction", rank_fraction, "a number in (0, 1]", lambda n: 0 < n <= 1
     )
-    seed = _scalars.whole("seed", seed, low=0)
+    seed = _scalars.seed("seed", seed)
     matrices = _matrix_view.Matrices(dimension_numbers, stacked)
 
     def width(name: str, view: _matrix_view.MatrixView) -> int:
         smaller = min(view.fan_in, view.fan_out)
         if rank is None:
-            return max(1, -(-int(fraction * smaller * 2**20) // 2**20))
+            # Rounded first: 0.07 * 100 is 7.000000000000001, and means 7.
+            return max(1, math.ceil(round(fraction * smaller, 6)))
         if rank > smaller:
             fix = f"the smaller side of {name!r} is {smaller}; give at most that, or rank_fraction"
             raise UserError("rank", rank, fix)
@@ -113,15 +122,15 @@ def scale_by_dion(
 
     def step(g: jax.Array, m: jax.Array, q: jax.Array) -> tuple[jax.Array, ...]:
         # Stacks are [in, out]: the transpose of the equations.
-        total = m + g.astype(m.dtype)
-        p = jnp.linalg.qr(jnp.matmul(_t(total), q, precision=_HIGHEST)).Q
-        r = jnp.matmul(total, p, precision=_HIGHEST)
-        new_m = total - (1 - momentum) * jnp.matmul(r, _t(p), precision=_HIGHEST)
+        total = m + _matrix_view.bounded(g.astype(m.dtype))
+        p = jnp.linalg.qr(matmul(total.mT, q)).Q
+        r = matmul(total, p)
+        new_m = total - (1 - momentum) * matmul(r, p.mT)
         norm = jnp.linalg.norm(r, axis=-2, keepdims=True)
         new_q = r / jnp.where(norm + eps > 0, norm + eps, 1)
 
         is_zero = jnp.all(total == 0, axis=(-1, -2), keepdims=True)
-        out = jnp.where(is_zero, 0, jnp.matmul(new_q, _t(p), precision=_HIGHEST))
+        out = jnp.where(is_zero, 0, matmul(new_q, p.mT))
         return out.astype(g.dtype), new_m, jnp.where(is_zero, q, new_q)
 
     def update_fn(
@@ -130,7 +139,7 @@ def scale_by_dion(
         del params
         _arguments.require_state(state, DionState)
         tree.check_updates(updates, state.momentum)
-        directions, (kept, basis) = _newton_schulz.map_with_state(
+        directions, (kept, basis) = _matrix_view.map_matrices(
             step, matrices, updates, state.basis, like=(state.momentum,)
         )
         return directions, DionState(kept, basis)
@@ -138,5 +147,77 @@ def scale_by_dion(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _t(x: jax.Array) -> jax.Array:
-    return jnp.swapaxes(x, -1, -2)
+def dion(
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: float | jax.Array = types.default(0.95),
+    weight_decay: float | jax.Array = types.default(0.01),
+    rank: int | None = types.default(None),
+    rank_fraction: float = types.default(1.0),
+    variant: Literal["microsoft"] = "microsoft",
+    *,
+    eps: float | jax.Array = types.default(1e-8),
+    seed: int | jax.Array = 0,
+    shape_rule: _newton_schulz.ShapeRule = types.default("spectral"),
+    weight_decay_mask: types.Mask = types.default(None),
+    rest: Any = types.default("adamw"),
+    rest_learning_rate_ratio: float | jax.Array = types.default(1.0),
+    rest_b1: float | jax.Array = types.default(0.9),
+    rest_b2: float | jax.Array = types.default(0.95),
+    rest_eps: float | jax.Array = types.default(1e-8),
+    rest_weight_decay: float | jax.Array | None = types.default(None),
+    dimension_numbers: _matrix_view.DimensionNumbers = None,
+    stacked: types.Stacked = None,
+) -> optax.GradientTransformation:
+    r"""Build Dion: orthonormalized updates of low rank with error feedback; the rest by AdamW.
+
+        w <- w - lr (sqrt(out / in) P Q^T + wd w) ,   P Q^T of `scale_by_dion`
+
+    Args:
+      learning_rate: Number or schedule, that of the matrices.
+      momentum: Decay rate of the momentum, in [0, 1).
+      weight_decay: Decoupled weight decay wd >= 0.
+      rank: Rank of the updates; None for `rank_fraction`.
+      rank_fraction: Share of the smaller side, in (0, 1].
+      variant: Public code to follow; in full by `lbopt.describe("microsoft", "dion")`.
+      eps: Constant >= 0 added to the norms of columns.
+      seed: Seed of the first basis.
+      shape_rule: That of `lbopt.muon`.
+      weight_decay_mask: The leaves that are decayed (see `lbopt.types.Mask`).
+      rest: That of `lbopt.muon`.
+      rest_learning_rate_ratio: That of `lbopt.muon`.
+      rest_b1: That of `lbopt.muon`.
+      rest_b2: That of `lbopt.muon`.
+      rest_eps: That of `lbopt.muon`.
+      rest_weight_decay: That of `lbopt.muon`.
+      dimension_numbers: That of `lbopt.muon`.
+      stacked: That of `lbopt.muon`.
+
+    Returns:
+      An `optax.GradientTransformation` whose `update` needs `params`.
+
+    Raises:
+      UserError: As `lbopt.muon`, and for a rank above the smaller side of a matrix.
+
+    >>> import jax.numpy as jnp
+    >>> params = {"dense": {"kernel": jnp.eye(4), "bias": jnp.zeros(4)}}
+    >>> tx = dion(0.1, weight_decay=0.0)
+    >>> updates, _ = tx.update(params, tx.init(params), params)
+    >>> round(float(jnp.linalg.norm(updates["dense"]["kernel"])), 4)
+    0.2
+
+    References:
+      Ahn et al., Dion: Distributed Orthonormalized Updates, arXiv:2504.05295.
+    """
+    given = locals()
+
+    def directions(
+        options: _matrix_variants.DionOptions, numbers: Any
+    ) -> list[optax.GradientTransformation]:
+        require_choice("shape_rule", options.shape_rule, _newton_schulz.SHAPE_RULES)
+        where = {"dimension_numbers": numbers}
+        low_rank = scale_by_dion(
+            options.momentum, options.rank, options.rank_fraction, options.eps, seed=seed, **where
+        )
+        return [low_rank, _newton_schulz.scale_by_matrix_shape(options.shape_rule, **where)]
+
+    return _matrix_optimizer.build("dion", _matrix_variants.DION, directions, given)

@@ -39,7 +39,7 @@ def table(name: MapName, signed: bool) -> np.ndarray:
         values = _linspace(-1, 1, 255)
         return np.insert(values, 127, np.float32(0))
 
-    magnitudes = [np.float32([0, 1])]
+    magnitudes = [np.array([0, 1], np.float32)]
     for decade in range(_DECADES):
         ends = _linspace(0.1, 1, 2 ** (decade + (not signed)) + 1)
         means = (ends[:-1] + ends[1:]) / np.float32(2)
@@ -104,7 +104,7 @@ def _unblocked(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 def _linspace(first: float, last: float, number: int) -> np.ndarray:
     """Return `torch.linspace` in fp32: from both ends, each number rounded once."""
-    ends = np.float32([first, last])
+    ends = np.array([first, last], np.float32)
     step = np.float64((ends[1] - ends[0]) / np.float32(number - 1))
     index = np.arange(number)
     up, down = ends[0] + step * index, ends[1] - step * (number - 1 - index)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import _scalars, masks, stacks, tree, types
+from lbopt import _scalars, errors, masks, stacks, tree, types
 from lbopt.errors import UserError, require_choice
 from lbopt.transforms import (
     _arguments,
+    _layerwise_options,
     _learning_rate,
     _matrix_view,
     _moments,
@@ -78,6 +80,29 @@ class RestOptions:
         return _moments.scale_by_lamb_moments(self.rest_b1, self.rest_b2, self.rest_eps)
 
 
+@dataclasses.dataclass(frozen=True)
+class MatrixOptions(RestOptions):
+    """The options that all matrix optimizers have, and that a variant sets.
+
+    Attributes:
+      sphere: Whether matrices keep their norm and move by a relative step.
+      weight_decay: Decoupled decay of the matrices.
+      weight_decay_mask: The leaves that are decayed.
+      cautious_weight_decay: Whether a weight is decayed only where its update has its sign.
+    """
+
+    sphere: bool = False
+    weight_decay: float | jax.Array = 0.0
+    weight_decay_mask: types.Mask = masks.weights_only
+    cautious_weight_decay: bool = False
+
+    def check(self) -> None:
+        """Raise `UserError` for an option that is out of range."""
+        super().check()
+        _scalars.require_at_least("weight_decay", self.weight_decay, 0)
+        _scalars.require_flag("cautious_weight_decay", self.cautious_weight_decay)
+
+
 def _with_wide_state(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Return a transform of Optax, whose state is fp32 or wider whatever the parameters are."""
 
@@ -106,7 +131,7 @@ class _Groups:
       numbers: Dimension numbers of each matrix.
       decayed: Whether the leaf is decayed.
       on_sphere: Whether the leaf keeps its norm.
-      layers: `LayerAxes`, the axes that count layers.
+      layers: `LayerAxes`, the axes that count matrices, or layers of other leaves.
     """
 
     labels: types.PyTree
@@ -122,11 +147,16 @@ class _Groups:
     def mask(self, name: str) -> types.PyTree:
         """Return `of` for `optax.masked`, with one bool for a box, such as `nn.Partitioned`.
 
-        A box is taken out as a whole: an empty one would still claim the sharding of an array.
+        A box is taken out as a whole: what names its sharding needs an array inside.
         """
         return jax.tree.map(
             lambda node: jax.tree.leaves(node) == [name], self.labels, is_leaf=_is_box
         )
+
+    def stacked(self, chosen: types.PyTree) -> types.Stacked:
+        """Return the layers of the chosen leaves; None if they have none, which is refused."""
+        has_layers = jax.tree.map(lambda axes, of: of and bool(axes), self.layers, chosen)
+        return self.layers if any(jax.tree.leaves(has_layers)) else None
 
 
 def _is_box(node: Any) -> bool:
@@ -139,12 +169,12 @@ class _Part:
     """The leaves that one optimizer treats, and its links.
 
     Attributes:
-      optimizer: The optimizer as a whole.
+      options: Options of the optimizer.
       groups: The groups of the parameters; None for a placeholder of them.
       name: Name of the optimizer of this group.
     """
 
-    optimizer: MatrixOptimizer
+    options: MatrixOptions
     groups: _Groups | None
     name: str
 
@@ -154,17 +184,9 @@ class _Part:
         """Return the chain of links on this group alone, with a relative update at its end."""
         mask = True if self.groups is None else self.groups.mask(self.name)
         if relative:
-            stacked = self._stacked()
-            links = (*links, _relative.relative_update("weight", None, stacked=stacked))
+            layers = None if self.groups is None else self.groups.stacked(self.groups.of(self.name))
+            links = (*links, _relative.relative_update("weight", None, stacked=layers))
         return optax.masked(optax.chain(*links), mask)
-
-    def _stacked(self) -> types.Stacked:
-        """Return the stacks of this group; a transform refuses stacks of which there are none."""
-        if self.groups is None:
-            return None
-        own = self.groups.of(self.name)
-        stacked = jax.tree.map(lambda axes, is_own: is_own and bool(axes), self.groups.layers, own)
-        return self.groups.layers if any(jax.tree.leaves(stacked)) else None
 
     def decay(self, number: float | jax.Array) -> optax.GradientTransformation:
         """Return the decay of this group, and the identity if it has no decayed leaves."""
@@ -176,55 +198,74 @@ class _Part:
         if not any(jax.tree.leaves(decayed)):
             return optax.identity()
         return _weight_decay.add_weight_decay(
-            number, decayed, cautious=self.optimizer.cautious_weight_decay
+            number, decayed, cautious=self.options.cautious_weight_decay
         )
 
 
+def build(
+    name: str,
+    variants: Mapping[str, _layerwise_options.Variant[Any]],
+    directions: Callable[[Any, Any], Sequence[optax.GradientTransformation]],
+    given: Mapping[str, Any],
+    **renamed: str,
+) -> optax.GradientTransformation:
+    """Return a matrix optimizer.
+
+    Args:
+      name: Its name, that of the public function.
+      variants: Its variants.
+      directions: (options, dimension numbers) -> the transforms that make the directions of
+        matrices, without decay and learning rate.
+      given: The arguments of the public function by name; those that no variant sets go to
+        `directions` by a closure.
+      **renamed: Name of an argument of those transforms -> name of the option.
+
+    Raises:
+      UserError: For an unknown variant, or an option that is out of range.
+    """
+    known = {field.name for rows in variants.values() for field in dataclasses.fields(rows.options)}
+    own = {option: value for option, value in given.items() if option in known}
+    options = _layerwise_options.choose(variants, given["variant"], **own)
+    options.check()
+    with errors.under("", **renamed):
+        directions(options, None)  # which checks the options
+    return _MatrixOptimizer(
+        name,
+        functools.partial(directions, options),
+        options,
+        given["learning_rate"],
+        _matrix_view.Matrices(given["dimension_numbers"], given["stacked"]),
+    ).build()
+
+
 @dataclasses.dataclass(frozen=True)
-class MatrixOptimizer:
+class _MatrixOptimizer:
     """The parts of an optimizer with a group of matrices; `build` makes the transformation.
 
     Attributes:
       name: Name of the optimizer of the matrices.
       directions: (dimension numbers) -> the transforms that make their directions, without decay
         and learning rate.
+      options: Sphere, decay and the options of the rest.
       learning_rate: Number or schedule.
-      weight_decay: Decoupled decay of the matrices.
-      weight_decay_mask: The leaves that are decayed.
-      cautious_weight_decay: Whether a weight is decayed only where its update has its sign.
-      sphere: Whether matrices keep their norm and move by a relative step.
-      rest: Options of the rest.
-      dimension_numbers: The axes of each matrix.
-      stacked: Leaves that are stacks of layers.
+      matrices: The choice of matrices.
     """
 
     name: str
     directions: Callable[[Any], Sequence[optax.GradientTransformation]]
+    options: MatrixOptions
     learning_rate: optax.ScalarOrSchedule
-    weight_decay: float | jax.Array
-    weight_decay_mask: types.Mask
-    cautious_weight_decay: bool
-    sphere: bool
-    rest: RestOptions
-    dimension_numbers: _matrix_view.DimensionNumbers
-    stacked: types.Stacked
-
-    def __post_init__(self) -> None:
-        self.rest.check()
-        _scalars.require_at_least("weight_decay", self.weight_decay, 0)
-        _scalars.require_flag("cautious_weight_decay", self.cautious_weight_decay)
+    matrices: _matrix_view.Matrices
 
     @property
     def _rest_name(self) -> str:
-        return self.rest.rest if isinstance(self.rest.rest, str) else "rest"
+        return self.options.rest if isinstance(self.options.rest, str) else "rest"
 
     def _groups(self, params: types.Params) -> _Groups:
-        matrices = _matrix_view.Matrices(self.dimension_numbers, self.stacked)
-        matrices.views(params)
-        numbers = matrices.numbers(params)
-        axes = stacks.resolve_stacked(self.stacked, params)
-        layers = stacks.one_layer(params, axes)
-        roles = masks.tree_roles(layers)
+        numbers = self.matrices.numbers(params)
+        views = self.matrices.views(params)
+        axes = stacks.resolve_stacked(self.matrices.stacked, params)
+        roles = masks.tree_roles(stacks.one_layer(params, axes))
         rest = self._rest_name
 
         def label(given: _matrix_view.Given, role: str) -> str:
@@ -234,17 +275,19 @@ class MatrixOptimizer:
             return "adamw" if rest == "adamh" and role != "weight" else rest
 
         labels = jax.tree.map(label, numbers, roles)
-        decayed = masks.resolve_mask(self.weight_decay_mask, params, "weight_decay_mask", axes)
-        spheres = {self.name} if self.sphere else set()
+        mask = self.options.weight_decay_mask
+        decayed = masks.resolve_mask(mask, params, "weight_decay_mask", axes)
+        spheres = {self.name} if self.options.sphere else set()
         spheres |= {"adamh"} if rest == "adamh" else set()
         on_sphere = jax.tree.map(lambda name: name in spheres, labels)
-        return _Groups(labels, numbers, decayed, on_sphere, axes)
-
-    def _record(self, params: types.Params, groups: _Groups) -> None:
-        masks.record_choice("optimizer", groups.labels)
-        masks.record_choice("stacked", stacks.resolve_stacked(self.stacked, params))
-        if any(jax.tree.leaves(groups.on_sphere)):
-            masks.record_choice("trust_ratio_mask", groups.on_sphere)
+        # Each matrix of a leaf has a norm of its own.
+        layers = jax.tree.map(
+            lambda view, axes: axes if view is None else stacks.LayerAxes(view.batch),
+            views,
+            axes,
+            is_leaf=lambda node: node is None,
+        )
+        return _Groups(labels, numbers, decayed, on_sphere, layers)
 
     def _inner(self, groups: _Groups | None) -> optax.GradientTransformation:
         """Return the chain for one tree of parameters; None for a placeholder of them.
@@ -253,23 +296,28 @@ class MatrixOptimizer:
         """
         rest = self._rest_name
         plain = "adamw" if rest == "adamh" else rest
-        own_decay = self.rest.rest_weight_decay
-        own_decay = self.weight_decay if own_decay is None else own_decay
-        ratio = self.rest.rest_learning_rate_ratio
+        options = self.options
+        own_decay = options.rest_weight_decay
+        own_decay = options.weight_decay if own_decay is None else own_decay
+        ratio = options.rest_learning_rate_ratio
         slow = [] if _scalars.is_number(ratio) and ratio == 1 else [optax.scale(ratio)]
 
-        group = _Part(self, groups, self.name)
+        group = _Part(options, groups, self.name)
         directions = self.directions(None if groups is None else groups.numbers)
-        links = [group.chain(*directions, group.decay(self.weight_decay), relative=self.sphere)]
-        group = _Part(self, groups, plain)
-        links.append(group.chain(self.rest.direction(), group.decay(own_decay), *slow))
+        decay = group.decay(options.weight_decay)
+        links = [group.chain(*directions, decay, relative=options.sphere)]
+        group = _Part(options, groups, plain)
+        links.append(group.chain(options.direction(), group.decay(own_decay), *slow))
         if rest == "adamh":
-            links.append(_Part(self, groups, rest).chain(self.rest.direction(), relative=True))
+            links.append(_Part(options, groups, rest).chain(options.direction(), relative=True))
 
         links.append(_learning_rate.scale_by_learning_rate(self.learning_rate))
-        if self.sphere or rest == "adamh":
-            on_sphere = None if groups is None else groups.on_sphere
-            links.append(_relative.hyperball(mask=on_sphere, stacked=self.stacked))
+        if options.sphere or rest == "adamh":
+            mask: Any = None if groups is None else groups.on_sphere
+            layers = None if groups is None else groups.stacked(mask)
+            # No leaf may be on a sphere: with "adamh" for an output head that is not there.
+            mask = mask if mask is None or any(jax.tree.leaves(mask)) else False
+            links.append(_relative.hyperball(mask=mask, stacked=layers))
         return optax.chain(*links)
 
     def build(self) -> optax.GradientTransformation:
@@ -280,7 +328,8 @@ class MatrixOptimizer:
                 return self._inner(None).init(params)
             _arguments.require_float_leaves(params)
             groups = self._groups(params)
-            self._record(params, groups)
+            masks.record_choice("optimizer", groups.labels)
+            self.matrices.record(params)
             return self._inner(groups).init(params)
 
         def update_fn(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from lbopt import masks, stacks, tree, types
 from lbopt.errors import UserError
+from lbopt.transforms import _per_path
 
 DimensionNumbers = Any
 """A pytree of `optax.contrib.MuonDimensionNumbers`, with None for leaves that are no matrices, or a
@@ -107,6 +109,9 @@ class Matrices:
           UserError: If the dimension numbers do not fit the parameters, or no leaf is a matrix.
         """
         views = tree.map_with_name(_view, params, self.numbers(params))
+        if self.stacked is not None and self.dimension_numbers is not None:
+            layers = stacks.resolve_stacked(self.stacked, params)
+            tree.map_with_name(_check_layers, params, views, layers)
         names = tree.leaf_names(params)
         if names and not jax.tree.leaves(views):
             fix = (
@@ -122,7 +127,10 @@ class Matrices:
         if given is None:
             numbers = masks.matrix_dimension_numbers(params, self.stacked)
         else:
-            numbers = given(params) if tree.is_function(given) else given
+            if tree.is_function(given):
+                tree.check_takes(given, 1, "dimension_numbers", "takes the parameters")
+                given = given(params)
+            numbers = given
 
         # By name, as masks: containers may be of other types, and leaves may be taken out.
         boxed = jax.tree.map(
@@ -162,12 +170,30 @@ def _view(name: str, leaf: Any, given: Given) -> MatrixView | None:
     )
 
 
+def _check_layers(name: str, leaf: Any, view: MatrixView | None, layers: stacks.LayerAxes) -> None:
+    """Raise `UserError` if a matrix runs across layers that are told apart."""
+    if view is not None and not {*layers.axes} <= {*view.batch}:
+        fix = (
+            f"stacked says that axes {layers.axes} of shape {jnp.shape(leaf)} count layers; leave "
+            "them out of both sets"
+        )
+        raise UserError(f"dimension_numbers/{name}", reason=fix, code="conflict")
+
+
 def _axes(given: Any) -> tuple[int, ...]:
-    axes = (given,) if isinstance(given, int) else given
+    axes = given if isinstance(given, (tuple, list)) else (given,)
     try:
-        return tuple(int(axis) for axis in axes)
+        return tuple(operator.index(axis) for axis in axes)
     except (TypeError, ValueError):
         return ()
+
+
+def bounded(x: jax.Array) -> jax.Array:
+    """Return numbers with those beyond 2^40 (1e12) as 2^40; NaN stays.
+
+    Squares of their products with an orthonormal matrix stay finite in fp32.
+    """
+    return jnp.clip(x, -(2.0**40), 2.0**40)
 
 
 class MatrixGroup(NamedTuple):
@@ -221,48 +247,68 @@ class _Member(NamedTuple):
 
 def map_matrices(
     fn: MatrixFn,
-    views: Mapping[str, MatrixView | None],
-    leaves: Sequence[jax.Array],
-    *kept: Sequence[jax.Array | None],
+    matrices: Matrices,
+    updates: optax.Updates,
+    *kept: Mapping[str, jax.Array],
+    like: Sequence[types.PyTree] = (),
     any_orientation: bool = False,
-) -> tuple[list[Any], ...]:
-    """Apply a function to the matrices of all leaves; those of one shape and dtype go in one call.
+    deal: bool = True,
+) -> tuple[optax.Updates, tuple[Any, ...]]:
+    """Apply a function to all matrices among the updates and to what is kept for each.
+
+    Matrices of one shape and dtype go in one call.
 
     Args:
-      fn: (x [K, in, out], *kept [K, ...]) -> (y [K, in, out], *kept).
-      views: Path of each leaf -> its view; None for leaves that are no matrices.
-      leaves: The leaves.
-      *kept: For each leaf, an array with the matrices on axis 0, or None.
+      fn: (x [K, in, out], *like [K, in, out], *kept [K, ...]) -> the same of results.
+      matrices: The choice of matrices.
+      updates: The updates; leaves that are no matrices pass unchanged.
+      *kept: Path of each matrix -> its array [matrices, ...].
+      like: Trees like the updates, whose matrices the function gets too.
       any_orientation: Whether fn(x^T) = fn(x)^T. On a mesh, matrices of a shape and its transpose
         then go in one call.
+      deal: Whether a layout may deal the matrices over a mesh; False where that costs more than
+        the function.
 
     Returns:
-      The results as `leaves`, unchanged where there is no view, and as each of `kept`.
+      The updates, and the new `like` and `kept`.
     """
-    layout = _LAYOUT.value
-    groups = _grouped(views, leaves, layout if any_orientation else None, layout)
+    structure: Any = jax.tree.structure(updates)
+    views = structure.flatten_up_to(matrices.views(updates))
+    names = _per_path.keys(updates)
+    has_view = structure.unflatten([view is not None for view in views])
+    trees = [structure.flatten_up_to(one) for one in (updates, *like)]
+    arrays = [structure.flatten_up_to(_per_path.spread(updates, one, has_view)) for one in kept]
+
+    layout = _LAYOUT.value if deal else None
+    groups = _grouped(dict(zip(names, views, strict=True)), trees[0], layout, any_orientation)
     runners: Sequence[Callable[..., tuple[jax.Array, ...]]] = [_directly] * len(groups)
     if layout is not None:
         counts = [sum(one.view.count for one in members) for members in groups.values()]
         dealt = [MatrixGroup(key[0], n, key[1]) for key, n in zip(groups, counts, strict=True)]
         runners = layout.runners(dealt)
 
-    results = tuple(list(part) for part in (leaves, *kept))
+    new_trees, new_arrays = ([list(leaves) for leaves in parts] for parts in (trees, arrays))
     for ((_, spec, _), members), run in zip(groups.items(), runners, strict=True):
-        stacked = [_joined([_matrices(one, leaves[one.place], spec) for one in members])]
-        stacked += [_joined([part[one.place] for one in members]) for part in kept]
-        new = run(fn, *stacked)
+        stacks_of = [
+            _joined([_matrices(one, leaves[one.place], spec) for one in members])
+            for leaves in trees
+        ]
+        stacks_of += [_joined([part[one.place] for one in members]) for part in arrays]
+        results = run(fn, *stacks_of)
 
         start = 0
         for one in members:
-            stop = start + one.view.count
-            own = new[0][start:stop]
-            own = jnp.swapaxes(own, -1, -2) if one.transposed else own
-            results[0][one.place] = _placed_as(leaves[one.place], one.view.join(own))
-            for part, values in zip(results[1:], new[1:], strict=True):
-                part[one.place] = values[start:stop]
-            start = stop
-    return results
+            own = [result[start : start + one.view.count] for result in results]
+            start += one.view.count
+            for before, after, new in zip(trees, new_trees, own, strict=False):
+                new = new.mT if one.transposed else new
+                after[one.place] = _placed_as(before[one.place], one.view.join(new))
+            for after, new in zip(new_arrays, own[len(trees) :], strict=True):
+                after[one.place] = new
+
+    directions, *others = map(structure.unflatten, new_trees)
+    collected = (_per_path.collect(updates, structure.unflatten(part)) for part in new_arrays)
+    return directions, (*others, *collected)
 
 
 def _directly(fn: MatrixFn, *stacked: jax.Array) -> tuple[jax.Array, ...]:
@@ -272,8 +318,8 @@ def _directly(fn: MatrixFn, *stacked: jax.Array) -> tuple[jax.Array, ...]:
 def _grouped(
     views: Mapping[str, MatrixView | None],
     leaves: Sequence[jax.Array],
-    transposing: MatrixLayout | None,
     layout: MatrixLayout | None,
+    any_orientation: bool,
 ) -> dict[tuple[tuple[int, int], tuple[Any, Any], Any], list[_Member]]:
     """Return the members of each group, by (sides, spec, dtype).
 
@@ -286,7 +332,7 @@ def _grouped(
             continue
         sides = (view.fan_in, view.fan_out)
         spec = (None, None) if layout is None else view.matrix_spec(layout.spec(name, leaf))
-        transposed = transposing is not None and view.fan_in > view.fan_out
+        transposed = any_orientation and layout is not None and view.fan_in > view.fan_out
         if transposed:
             sides = sides[::-1]
             spec = spec[::-1]
@@ -297,25 +343,14 @@ def _grouped(
 
 def _matrices(one: _Member, leaf: jax.Array, spec: tuple[Any, Any]) -> jax.Array:
     # Products need whole rows; where a layout knows the split of a leaf it moves it itself.
-    matrices = one.view.split(leaf if any(spec) else _whole(leaf))
-    return jnp.swapaxes(matrices, -1, -2) if one.transposed else matrices
+    matrices = one.view.split(leaf if any(spec) else _per_path.replicated(leaf))
+    return matrices.mT if one.transposed else matrices
 
 
 def _joined(parts: Sequence[Any]) -> jax.Array:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
-def _spec(leaf: jax.Array) -> tuple[Any, ...]:
-    return tuple(getattr(jax.typeof(leaf).sharding, "spec", ()))
-
-
-def _whole(leaf: jax.Array) -> jax.Array:
-    """Return a leaf, replicated if it lies on a mesh with explicit axes: products need its rows."""
-    if not any(_spec(leaf)):
-        return leaf
-    return jax.sharding.reshard(leaf, PartitionSpec(*[None] * leaf.ndim))
-
-
 def _placed_as(leaf: jax.Array, result: jax.Array) -> jax.Array:
-    spec = _spec(leaf)
+    spec = _per_path.typed_spec(leaf)
     return jax.sharding.reshard(result, PartitionSpec(*spec)) if any(spec) else result

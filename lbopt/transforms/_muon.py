@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from lbopt import _scalars, errors, masks, tree, types
+from lbopt import _scalars, masks, tree, types
 from lbopt.errors import require_choice
 from lbopt.linalg import Coefficients
 from lbopt.transforms import (
     _arguments,
     _layerwise_options,
     _matrix_optimizer,
+    _matrix_variants,
     _matrix_view,
     _moments,
-    _muon_options,
     _newton_schulz,
 )
 
@@ -31,7 +31,7 @@ def muon(
     variant: Literal["keller", "moonlight", "polar", "optax"] = "keller",
     *,
     nesterov: bool = types.default(True),
-    momentum_form: _muon_options.MomentumForm = types.default("average"),
+    momentum_form: _matrix_variants.MomentumForm = types.default("average"),
     coefficients: Coefficients = types.default("muon"),
     steps: int | None = types.default(None),
     products_dtype: DTypeLike | None = types.default("bfloat16"),
@@ -41,7 +41,7 @@ def muon(
     weight_decay_mask: types.Mask = types.default(masks.weights_only),
     cautious_weight_decay: bool = types.default(False),
     rest: Any = types.default("adamw"),
-    rest_learning_rate_ratio: float | jax.Array = types.default(1.0),
+    rest_learning_rate_ratio: float | jax.Array = types.default(0.015),
     rest_b1: float | jax.Array = types.default(0.9),
     rest_b2: float | jax.Array = types.default(0.95),
     rest_eps: float | jax.Array = types.default(1e-10),
@@ -118,7 +118,7 @@ def muon(
       keeps bf16 state for bf16 parameters, and orthogonalizes leaf by leaf on every device;
       `lbopt.shard_matrices` deals the matrices over the devices.
     """
-    return _build("muon", _muon_options.MUON, variant, locals())
+    return _family("muon", _matrix_variants.MUON, locals())
 
 
 def normuon(
@@ -129,7 +129,7 @@ def normuon(
     variant: Literal["paper"] = "paper",
     *,
     nesterov: bool = types.default(True),
-    momentum_form: _muon_options.MomentumForm = types.default("average"),
+    momentum_form: _matrix_variants.MomentumForm = types.default("average"),
     coefficients: Coefficients = types.default("muon"),
     steps: int | None = types.default(None),
     products_dtype: DTypeLike | None = types.default("bfloat16"),
@@ -195,7 +195,7 @@ def normuon(
     References:
       Li et al., NorMuon: Making Muon more efficient and scalable, arXiv:2510.05491, Algorithm 1.
     """
-    return _build("normuon", _muon_options.NORMUON, variant, locals())
+    return _family("normuon", _matrix_variants.NORMUON, locals())
 
 
 def muonh(
@@ -204,7 +204,7 @@ def muonh(
     variant: Literal["marin", "modded_nanogpt"] = "marin",
     *,
     nesterov: bool = types.default(True),
-    momentum_form: _muon_options.MomentumForm = types.default("sum"),
+    momentum_form: _matrix_variants.MomentumForm = types.default("sum"),
     coefficients: Coefficients = types.default("quintic"),
     steps: int | None = types.default(None),
     products_dtype: DTypeLike | None = types.default(None),
@@ -264,7 +264,7 @@ def muonh(
     References:
       Wen et al., Hyperball, arXiv:2606.16899. The codes that the variants name.
     """
-    return _build("muonh", _muon_options.MUONH, variant, locals())
+    return _family("muonh", _matrix_variants.MUONH, locals())
 
 
 def scion(
@@ -275,7 +275,7 @@ def scion(
     variant: Literal["nvidia"] = "nvidia",
     *,
     nesterov: bool = types.default(False),
-    momentum_form: _muon_options.MomentumForm = types.default("average"),
+    momentum_form: _matrix_variants.MomentumForm = types.default("average"),
     coefficients: Coefficients = types.default("quintic"),
     steps: int | None = types.default(None),
     products_dtype: DTypeLike | None = types.default("bfloat16"),
@@ -336,60 +336,34 @@ def scion(
     Note:
       With a ratio other than 1, the decay of the rest is multiplied by it too.
     """
-    return _build("scion", _muon_options.SCION, variant, locals())
+    return _family("scion", _matrix_variants.SCION, locals())
 
 
-_NOT_OPTIONS = ("learning_rate", "variant", "dimension_numbers", "stacked", "momentum_dtype")
+_RENAMED = {"dtype": "products_dtype", "b2": "neuron_b2", "factor": "shape_factor"}
+"""Arguments of transforms -> options of optimizers."""
 
 
-def _build(
+def _family(
     name: str,
-    variants: Mapping[str, _layerwise_options.Variant[_muon_options.MuonOptions]],
-    variant: str,
+    variants: Mapping[str, _layerwise_options.Variant[_matrix_variants.MuonOptions]],
     given: Mapping[str, Any],
 ) -> optax.GradientTransformation:
-    """Return an optimizer of the family.
-
-    Args:
-      name: Its name.
-      variants: Its variants.
-      variant: Name of one.
-      given: The arguments of the public function by name.
-    """
-    own = {option: value for option, value in given.items() if option not in _NOT_OPTIONS}
-    options = _layerwise_options.choose(variants, variant, **own)
-    require_choice("shape_rule", options.shape_rule, _newton_schulz.SHAPE_RULES)
     dtype = given["momentum_dtype"]
-    with errors.under("", dtype="products_dtype", b2="neuron_b2", factor="shape_factor"):
-        _directions(options, dtype, None)  # which checks the options
 
-    return _matrix_optimizer.MatrixOptimizer(
-        name,
-        lambda numbers: _directions(options, dtype, numbers),
-        given["learning_rate"],
-        options.weight_decay,
-        options.weight_decay_mask,
-        options.cautious_weight_decay,
-        options.sphere,
-        _matrix_optimizer.RestOptions(
-            options.rest,
-            options.rest_learning_rate_ratio,
-            options.rest_b1,
-            options.rest_b2,
-            options.rest_eps,
-            options.rest_weight_decay,
-        ),
-        given["dimension_numbers"],
-        given["stacked"],
-    ).build()
+    def directions(
+        options: _matrix_variants.MuonOptions, numbers: Any
+    ) -> list[optax.GradientTransformation]:
+        require_choice("shape_rule", options.shape_rule, _newton_schulz.SHAPE_RULES)
+        return [*_momentum(options, dtype), *_orthogonalized(options, numbers)]
+
+    return _matrix_optimizer.build(name, variants, directions, given, **_RENAMED)
 
 
-def _directions(
-    options: _muon_options.MuonOptions, dtype: DTypeLike | None, numbers: Any
+def _orthogonalized(
+    options: _matrix_variants.MuonOptions, numbers: Any
 ) -> list[optax.GradientTransformation]:
-    """Return the transforms of matrices, without decay and learning rate."""
+    """Return the transforms after the momentum, without decay and learning rate."""
     links = [
-        *_momentum(options, dtype),
         _newton_schulz.scale_by_newton_schulz(
             options.coefficients,
             options.steps,
@@ -403,7 +377,7 @@ def _directions(
         links.append(
             _newton_schulz.scale_by_neuron_norm(options.neuron_b2, dimension_numbers=numbers)
         )
-    if options.shape_rule != "none" and not options.sphere:
+    if not options.sphere:
         links.append(
             _newton_schulz.scale_by_matrix_shape(
                 options.shape_rule, options.shape_factor, dimension_numbers=numbers
@@ -413,25 +387,25 @@ def _directions(
 
 
 def _momentum(
-    options: _muon_options.MuonOptions, dtype: DTypeLike | None
+    options: _matrix_variants.MuonOptions, dtype: DTypeLike | None
 ) -> list[optax.GradientTransformation]:
     require_choice("momentum_form", options.momentum_form, ("average", "sum", "debiased"))
-    if options.momentum_form == "debiased":
-        return [_debiased_momentum(options.momentum, options.nesterov, dtype)]
-    summed = _moments.scale_by_lars_momentum(
-        options.momentum, options.nesterov, momentum_dtype=dtype
-    )
-    # An average is a sum times 1 - b, and Nesterov's mixture of averages that of sums.
-    average = options.momentum_form == "average"
-    return [summed, optax.scale(1 - options.momentum)] if average else [summed]
+    if options.momentum_form == "sum":
+        return [
+            _moments.scale_by_lars_momentum(
+                options.momentum, options.nesterov, momentum_dtype=dtype
+            )
+        ]
+    is_debiased = options.momentum_form == "debiased"
+    return [_averaged(options.momentum, options.nesterov, is_debiased, dtype)]
 
 
-def _debiased_momentum(
-    momentum: float | jax.Array, nesterov: bool, dtype: DTypeLike | None
+def _averaged(
+    momentum: float | jax.Array, nesterov: bool, debias: bool, dtype: DTypeLike | None
 ) -> optax.GradientTransformation:
-    """Return an average of gradients with the bias correction of `optax.contrib.muon`, bit for bit.
+    """Return an average of gradients, with debiasing that of `optax.contrib.muon` bit for bit.
 
-    With Nesterov's momentum, the average is corrected as after one step more.
+    With Nesterov's momentum, it corrects the average as after one step more.
     """
     _scalars.require_decay_rate("momentum", momentum)
     _scalars.require_flag("nesterov", nesterov)
@@ -448,19 +422,31 @@ def _debiased_momentum(
         del params
         _arguments.require_state(state, _moments.LarsMomentumState)
         tree.check_updates(updates, state.momentum)
-        b = momentum
-        mean = optax.tree.update_moment(updates, state.momentum, b, 1)
         assert state.count is not None
         count = optax.safe_increment(state.count)
-        if nesterov:
-            later = optax.tree.bias_correction(mean, b, optax.safe_increment(count))
-            now = optax.tree.bias_correction(updates, b, count)
-            direction = jax.tree.map(lambda m, g: b * m + (1 - b) * g, later, now)
-        else:
-            direction = optax.tree.bias_correction(mean, b, count)
 
-        mean = jax.tree.map(lambda m, old: m.astype(old.dtype), mean, state.momentum)
-        direction = jax.tree.map(lambda d, u: d.astype(u.dtype), direction, updates)
-        return direction, _moments.LarsMomentumState(mean, count)
+        def mean(u: jax.Array, old: jax.Array) -> jax.Array:
+            wide = tree.wide_dtype(old.dtype)
+            new, kept = u.astype(wide), old.astype(wide)
+            return tree.scaled(new, 1 - momentum) + tree.scaled(kept, momentum)
+
+        def share(step: jax.Array) -> jax.Array:
+            """Return how much of an average after some steps is not the zero it started at."""
+            return 1 - jax.lax.pow(jnp.asarray(momentum, jnp.float32), step)
+
+        later, now = share(optax.safe_increment(count)), share(count)
+
+        def direction(u: jax.Array, m: jax.Array) -> jax.Array:
+            u_wide = u.astype(m.dtype)
+            if not nesterov:
+                return (m / now.astype(m.dtype) if debias else m).astype(u.dtype)
+            if debias:
+                m, u_wide = m / later.astype(m.dtype), u_wide / now.astype(m.dtype)
+            return (tree.scaled(m, momentum) + tree.scaled(u_wide, 1 - momentum)).astype(u.dtype)
+
+        means = jax.tree.map(mean, updates, state.momentum)
+        directions = jax.tree.map(direction, updates, means)
+        means = jax.tree.map(lambda m, old: m.astype(old.dtype), means, state.momentum)
+        return directions, _moments.LarsMomentumState(means, count)
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,24 @@ def scale_by_newton_schulz(
     def orthogonalize(x: jax.Array) -> tuple[jax.Array]:
         return (newton_schulz(x, coefficients, steps, dtype=dtype, eps=eps),)
 
-    return _stateless(orthogonalize, dimension_numbers, stacked, any_orientation=True)
+    matrices = _matrix_view.Matrices(dimension_numbers, stacked)
+
+    def init_fn(params: types.Params) -> optax.EmptyState:
+        if not _per_path.is_placeholder(params):
+            _arguments.require_float_leaves(params, dtype=dtype)
+        return _recording(matrices)(params)
+
+    def update_fn(
+        updates: optax.Updates, state: optax.EmptyState, params: types.Params | None = None
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        del params
+        tree.check_inexact(updates, "updates")
+        directions, _ = _matrix_view.map_matrices(
+            orthogonalize, matrices, updates, any_orientation=True
+        )
+        return directions, state
+
+    return optax.GradientTransformation(init_fn, update_fn)
 
 
 def scale_by_matrix_shape(
@@ -219,82 +236,12 @@ def scale_by_neuron_norm(
         del params
         _arguments.require_state(state, NeuronNormState)
         tree.check_inexact(updates, "updates")
-        (updates, kept) = map_with_state(normalize, matrices, updates, state.square)
-        return updates, NeuronNormState(kept[0])
+        updates, (square,) = _matrix_view.map_matrices(
+            normalize, matrices, updates, state.square, deal=False
+        )
+        return updates, NeuronNormState(square)
 
     return optax.GradientTransformation(init_fn, update_fn)
-
-
-def map_with_state(
-    fn: _matrix_view.MatrixFn,
-    matrices: _matrix_view.Matrices,
-    updates: optax.Updates,
-    *kept: dict[str, jax.Array],
-    like: Sequence[types.PyTree] = (),
-    any_orientation: bool = False,
-) -> tuple[optax.Updates, tuple[Any, ...]]:
-    """Apply a function to all matrices among the updates and to what is kept for each.
-
-    Args:
-      fn: (x [K, in, out], *like [K, in, out], *kept [K, ...]) -> the same of results, for K
-        matrices of one shape.
-      matrices: The choice of matrices.
-      updates: The updates; leaves that are no matrices pass unchanged.
-      *kept: Path of each matrix -> its array [matrices, ...].
-      like: Trees like the updates, whose matrices the function gets too.
-      any_orientation: Whether fn(x^T) = fn(x)^T.
-
-    Returns:
-      The updates, and the new `like` and `kept`.
-    """
-    structure: Any = jax.tree.structure(updates)
-    views = matrices.views(updates)
-    flat = structure.flatten_up_to(views)
-    has_view = structure.unflatten([view is not None for view in flat])
-    parts = [
-        [
-            None if view is None else view.split(leaf)
-            for view, leaf in zip(flat, leaves, strict=True)
-        ]
-        for leaves in map(structure.flatten_up_to, like)
-    ]
-    parts += [structure.flatten_up_to(_per_path.spread(updates, one, has_view)) for one in kept]
-    named = dict(zip(_per_path.keys(updates), flat, strict=True))
-    new, *new_parts = _matrix_view.map_matrices(
-        fn, named, jax.tree.leaves(updates), *parts, any_orientation=any_orientation
-    )
-
-    trees = [
-        structure.unflatten(
-            old if view is None else view.join(part)
-            for view, part, old in zip(flat, of_tree, structure.flatten_up_to(before), strict=True)
-        )
-        for of_tree, before in zip(new_parts, like, strict=False)
-    ]
-    collected = (
-        _per_path.collect(updates, structure.unflatten(part)) for part in new_parts[len(like) :]
-    )
-    return structure.unflatten(new), (*trees, *collected)
-
-
-def _stateless(
-    fn: _matrix_view.MatrixFn,
-    dimension_numbers: _matrix_view.DimensionNumbers,
-    stacked: types.Stacked,
-    any_orientation: bool,
-) -> optax.GradientTransformation:
-    """Return a transform that maps a function over the matrices among the updates."""
-    matrices = _matrix_view.Matrices(dimension_numbers, stacked)
-
-    def update_fn(
-        updates: optax.Updates, state: optax.EmptyState, params: types.Params | None = None
-    ) -> tuple[optax.Updates, optax.EmptyState]:
-        del params
-        tree.check_inexact(updates, "updates")
-        updates, _ = map_with_state(fn, matrices, updates, any_orientation=any_orientation)
-        return updates, state
-
-    return optax.GradientTransformation(_recording(matrices), update_fn)
 
 
 def _recording(matrices: _matrix_view.Matrices) -> optax.TransformInitFn:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
-from lbopt import _scalars, tree, types
-from lbopt.transforms import _arguments, _per_path, _precision
+from lbopt import _scalars, masks, tree, types
+from lbopt.transforms import _arguments, _matrix_view, _muon, _per_path, _precision
 
 
 class OuterState(NamedTuple):
@@ -26,6 +27,74 @@ class OuterState(NamedTuple):
     start: types.PyTree
     velocity: types.PyTree
     inner: Any
+
+
+def muloco(
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: float | jax.Array = types.default(0.95),
+    weight_decay: float | jax.Array = types.default(0.0),
+    variant: Literal["keller", "moonlight", "polar", "optax"] = "keller",
+    *,
+    outer_learning_rate: float | jax.Array = 0.5,
+    outer_momentum: float | jax.Array = 0.5,
+    sync_steps: int | types.Default = types.default(30),
+    products_dtype: DTypeLike | None = types.default("bfloat16"),
+    weight_decay_mask: types.Mask = types.default(masks.weights_only),
+    rest_learning_rate_ratio: float | jax.Array = types.default(0.015),
+    dimension_numbers: _matrix_view.DimensionNumbers = None,
+    stacked: types.Stacked = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Build MuLoCo with one worker (K = 1): a Nesterov step over every `sync_steps` of Muon.
+
+    It is `nesterov_outer(muon(...), 0.5, 0.5, 30)`, which takes other inner optimizers and all
+    options of `lbopt.muon`.
+
+    Args:
+      learning_rate: Number or schedule, the rate of Muon.
+      momentum: Momentum of Muon, in [0, 1).
+      weight_decay: Decoupled weight decay of Muon >= 0.
+      variant: Public Muon code whose options are the defaults (see `lbopt.muon`).
+      outer_learning_rate: Learning rate of the outer steps.
+      outer_momentum: Momentum of the outer steps, in [0, 1).
+      sync_steps: Number of inner updates for each outer step.
+      products_dtype: Dtype of the products of the orthogonalization; None for fp32.
+      weight_decay_mask: The leaves that are decayed (see `lbopt.types.Mask`).
+      rest_learning_rate_ratio: Learning rate of the leaves that are no matrices, as a multiple of
+        `learning_rate`.
+      dimension_numbers: The axes of each matrix (see `scale_by_newton_schulz`).
+      stacked: Leaves that are stacks of layers, each layer a matrix.
+
+    Returns:
+      A transform whose state is `OuterState` and whose `update` needs `params`.
+
+    Raises:
+      UserError: For an argument that is out of range.
+
+    >>> import jax.numpy as jnp
+    >>> params = {"dense": {"kernel": jnp.eye(4), "bias": jnp.zeros(4)}}
+    >>> tx = muloco(0.02, sync_steps=10)
+    >>> _, state = tx.update(params, tx.init(params), params)
+    >>> int(state.count)
+    1
+
+    References:
+      Therien et al., MuLoCo, arXiv:2505.23725v2, Algorithm 1. The defaults are those of
+      KellerJordan/modded-nanogpt@370106ff:records/track_3_optimization/results/
+      20260504_muloco_normuonh.
+    """
+    inner = _muon.muon(
+        learning_rate,
+        momentum,
+        weight_decay,
+        variant,
+        products_dtype=products_dtype,
+        weight_decay_mask=weight_decay_mask,
+        rest_learning_rate_ratio=rest_learning_rate_ratio,
+        dimension_numbers=dimension_numbers,
+        stacked=stacked,
+    )
+    steps = sync_steps.value if isinstance(sync_steps, types.Default) else sync_steps
+    return nesterov_outer(inner, outer_learning_rate, outer_momentum, steps)
 
 
 def nesterov_outer(

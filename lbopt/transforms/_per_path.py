@@ -66,10 +66,14 @@ def spread(params: types.Params, kept: Mapping[str, jax.Array], has_value: types
     return structure.unflatten(values)
 
 
+def typed_spec(value: jax.Array) -> tuple[Any, ...]:
+    """Return the axes of a mesh with explicit axes that split each dimension; () for none."""
+    return tuple(getattr(jax.typeof(value).sharding, "spec", ()))
+
+
 def replicated(value: jax.Array) -> jax.Array:
     """Return an array, replicated if it lies on a mesh with explicit axes."""
-    spec = getattr(jax.typeof(value).sharding, "spec", ())
-    if not any(spec):
+    if not any(typed_spec(value)):
         return value
     return jax.sharding.reshard(value, PartitionSpec(*[None] * value.ndim))
 

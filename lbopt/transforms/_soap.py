@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from lbopt import _scalars, tree, types
-from lbopt.transforms import _arguments, _matrix_view, _newton_schulz, _per_path
+from lbopt.linalg import matmul
+from lbopt.transforms import _arguments, _matrix_view, _moments, _per_path
 
-_HIGHEST = jax.lax.Precision.HIGHEST
 _KL_START = 0.1
 """Initial eigenvalue of the factors of KL-SOAP."""
 
@@ -56,8 +57,9 @@ def scale_by_soap(
         then L = b L + (1 - b) g g^T ,  R = b R + (1 - b) g^T g ,  b = shampoo_b2
         once in `every_steps`: Q_in <- qr(L Q_in), Q_out <- qr(R Q_out), m goes to the new basis
 
-    The gradient is projected on a basis that does not know it yet. So the first update starts the
-    statistics and is zero. Leaves that are no matrices pass unchanged.
+    Each gradient is projected on a basis made of the gradients before it. So the first update has
+    none: it starts the statistics and is zero. Leaves that are no matrices pass unchanged.
+    Gradients beyond 2^40 (1e12) count as 2^40, so that their products stay finite.
 
     Args:
       b1: Decay rate of the first moment, in [0, 1).
@@ -115,33 +117,29 @@ def scale_by_soap(
         matrices.record(params)
         views = matrices.views(params)
 
-        def moments(p: jax.Array) -> jax.Array:
-            return jnp.zeros_like(p, tree.wide_dtype(p.dtype))
+        def collect(make: Any) -> dict[str, dict[str, jax.Array]]:
+            def one(p: jax.Array, view: _matrix_view.MatrixView | None, side: str) -> Any:
+                if view is None:
+                    return None
+                n = view.fan_in if side == "in" else view.fan_out
+                return make(view.count, n, tree.wide_dtype(p.dtype))
 
-        def collect(make):
             return {
                 side: _per_path.collect(
-                    params,
-                    jax.tree.map(
-                        lambda p, view, side=side: None if view is None else make(p, view, side),
-                        params,
-                        views,
-                    ),
+                    params, jax.tree.map(functools.partial(one, side=side), params, views)
                 )
                 for side in ("in", "out")
             }
 
-        def square(p: jax.Array, view: _matrix_view.MatrixView, side: str) -> jax.Array:
-            n = view.fan_in if side == "in" else view.fan_out
-            return jnp.zeros((view.count, n, n), tree.wide_dtype(p.dtype))
+        def square(count: int, n: int, dtype: Any) -> jax.Array:
+            return jnp.zeros((count, n, n), dtype)
 
-        def values(p: jax.Array, view: _matrix_view.MatrixView, side: str) -> jax.Array:
-            n = view.fan_in if side == "in" else view.fan_out
-            return jnp.full((view.count, n), _KL_START, tree.wide_dtype(p.dtype))
+        def values(count: int, n: int, dtype: Any) -> jax.Array:
+            return jnp.full((count, n), _KL_START, dtype)
 
-        zeros = jax.tree.map(moments, params)
+        moments = _moments.init_moments(params, None, None)
         eigenvalues = collect(values) if kl else {"in": {}, "out": {}}
-        return SoapState(zero, zeros, zeros, collect(square), collect(square), eigenvalues)
+        return SoapState(*moments, collect(square), collect(square), eigenvalues)
 
     def update_fn(
         updates: optax.Updates, state: SoapState, params: types.Params | None = None
@@ -151,11 +149,10 @@ def scale_by_soap(
         tree.check_updates(updates, state.mu)
 
         rule = _Rule(b1, b2, eps, b2 if shampoo_b2 is None else shampoo_b2, every_steps, debias, kl)
-        step = rule.with_kl if kl else rule.plain
         kept = [*_sides(state.factors), *_sides(state.basis)]
         kept += _sides(state.eigenvalues) if kl else []
-        directions, new = _newton_schulz.map_with_state(
-            lambda *stacks: step(state.count, *stacks),
+        directions, new = _matrix_view.map_matrices(
+            functools.partial(rule.step, state.count),
             matrices,
             updates,
             *kept,
@@ -191,7 +188,7 @@ class _Rule(NamedTuple):
     debias: bool
     kl: bool
 
-    def plain(
+    def step(
         self,
         count: jax.Array,
         g: jax.Array,
@@ -201,75 +198,70 @@ class _Rule(NamedTuple):
         l_out: jax.Array,
         q_in: jax.Array,
         q_out: jax.Array,
+        *eigenvalues: jax.Array,
     ) -> tuple[jax.Array, ...]:
-        wide = g.astype(m.dtype)
+        """Return the direction and what is kept, in the order of the arguments."""
+        wide = _matrix_view.bounded(g.astype(m.dtype))
         m, v, direction = self._adam(count, wide, m, v, q_in, q_out)
-        l_in = _lerp(l_in, _mm(wide, _t(wide)), self.shampoo_b2)
-        l_out = _lerp(l_out, _mm(_t(wide), wide), self.shampoo_b2)
+        if self.kl:
+            kept = self._kl(count, wide, l_in, l_out, q_in, q_out, eigenvalues)
+            l_in, l_out, eigenvalues = kept[0], kept[1], kept[2:]
+        else:
+            l_in = _lerp(l_in, matmul(wide, wide.mT), self.shampoo_b2)
+            l_out = _lerp(l_out, matmul(wide.mT, wide), self.shampoo_b2)
 
         def start() -> tuple[jax.Array, ...]:
             return m, v, _eigenbasis(l_in), _eigenbasis(l_out)
 
         def turn() -> tuple[jax.Array, ...]:
-            back = _mm(_mm(q_in, m), _t(q_out))
-            new_in, order_in = _sorted_iteration(l_in, q_in)
-            new_out, order_out = _sorted_iteration(l_out, q_out)
-            sorted_v = jnp.take_along_axis(v, order_in[:, :, None], 1)
-            sorted_v = jnp.take_along_axis(sorted_v, order_out[:, None, :], 2)
-            return _mm(_mm(_t(new_in), back), new_out), sorted_v, new_in, new_out
+            back = matmul(matmul(q_in, m), q_out.mT)
+            new_v = v
+            orders = None
+            if not self.kl:
+                orders = _order(l_in, q_in), _order(l_out, q_out)
+                new_v = jnp.take_along_axis(v, orders[0][:, :, None], 1)
+                new_v = jnp.take_along_axis(new_v, orders[1][:, None, :], 2)
+            new_in = _iteration(l_in, q_in, orders and orders[0])
+            new_out = _iteration(l_out, q_out, orders and orders[1])
+            return matmul(matmul(new_in.mT, back), new_out), new_v, new_in, new_out
 
-        m, v, q_in, q_out = self._basis(count, start, turn, (m, v, q_in, q_out))
-        return direction.astype(g.dtype), m, v, l_in, l_out, q_in, q_out
+        # The basis is new in the first update and in each `every_steps`.
+        is_due = (count > 0) & (count % self.every_steps == 0)
+        case = jnp.where(count == 0, 0, jnp.where(is_due, 1, 2))
+        m, v, q_in, q_out = jax.lax.switch(case, [start, turn, lambda: (m, v, q_in, q_out)])
+        return direction.astype(g.dtype), m, v, l_in, l_out, q_in, q_out, *eigenvalues
 
-    def with_kl(
+    def _kl(
         self,
         count: jax.Array,
         g: jax.Array,
-        m: jax.Array,
-        v: jax.Array,
         l_in: jax.Array,
         l_out: jax.Array,
         q_in: jax.Array,
         q_out: jax.Array,
-        e_in: jax.Array,
-        e_out: jax.Array,
+        eigenvalues: tuple[jax.Array, ...],
     ) -> tuple[jax.Array, ...]:
-        wide = g.astype(m.dtype)
+        """Return the factors of KL-Shampoo and their eigenvalues."""
         rows, columns = g.shape[-2:]
-        m, v, direction = self._adam(count, wide, m, v, q_in, q_out)
 
         def first() -> tuple[jax.Array, ...]:
-            of_in = _mm(wide, _t(wide)) / columns
-            of_out = _mm(_t(wide), wide) / rows
-            return of_in, of_out, e_in, e_out
+            return matmul(g, g.mT) / columns, matmul(g.mT, g) / rows, *eigenvalues
 
         def later() -> tuple[jax.Array, ...]:
-            root_in, root_out = (_inverse_root(e) for e in (e_in, e_out))
-            right = _mm(_t(q_out), _t(wide)) * root_out[:, :, None]
-            left = _mm(_t(q_in), wide) * root_in[:, :, None]
-            of_in = _lerp(l_in, _mm(_t(right), right) / columns, self.shampoo_b2)
-            of_out = _lerp(l_out, _mm(_t(left), left) / rows, self.shampoo_b2)
-            projected = _mm(_mm(_t(q_in), wide), q_out)
-            mean_in = jnp.mean((projected * root_out[:, None, :]) ** 2, axis=2)
-            mean_out = jnp.mean((projected * root_in[:, :, None]) ** 2, axis=1)
-            new = (
-                _lerp(e, mean, self.shampoo_b2) for e, mean in ((e_in, mean_in), (e_out, mean_out))
+            root_in, root_out = map(_inverse_root, eigenvalues)
+            right = matmul(q_out.mT, g.mT) * root_out[:, :, None]
+            left = matmul(q_in.mT, g) * root_in[:, :, None]
+            projected = matmul(matmul(q_in.mT, g), q_out)
+            means = (
+                matmul(right.mT, right) / columns,
+                matmul(left.mT, left) / rows,
+                jnp.mean((projected * root_out[:, None, :]) ** 2, axis=2),
+                jnp.mean((projected * root_in[:, :, None]) ** 2, axis=1),
             )
-            return (of_in, of_out, *new)
+            old = (l_in, l_out, *eigenvalues)
+            return tuple(map(_lerp, old, means, [self.shampoo_b2] * 4))
 
-        l_in, l_out, e_in, e_out = jax.lax.cond(count == 0, first, later)
-
-        def start() -> tuple[jax.Array, ...]:
-            return m, _eigenbasis(l_in), _eigenbasis(l_out)
-
-        def turn() -> tuple[jax.Array, ...]:
-            back = _mm(_mm(q_in, m), _t(q_out))
-            new_in = _qr(_mm(l_in, q_in))
-            new_out = _qr(_mm(l_out, q_out))
-            return _mm(_mm(_t(new_in), back), new_out), new_in, new_out
-
-        m, q_in, q_out = self._basis(count, start, turn, (m, q_in, q_out))
-        return direction.astype(g.dtype), m, v, l_in, l_out, q_in, q_out, e_in, e_out
+        return jax.lax.cond(count == 0, first, later)
 
     def _adam(
         self,
@@ -281,7 +273,7 @@ class _Rule(NamedTuple):
         q_out: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return both moments and the direction; in the first update the basis is zero."""
-        projected = _mm(_mm(_t(q_in), g), q_out)
+        projected = matmul(matmul(q_in.mT, g), q_out)
         m = _lerp(m, projected, self.b1)
         v = _lerp(v, projected**2, self.b2)
         below = jnp.sqrt(v) + self.eps
@@ -290,21 +282,7 @@ class _Rule(NamedTuple):
             t = count.astype(m.dtype)
             scale = jnp.sqrt(1 - self.b2**t) / (1 - self.b1**t)
             direction = direction * jnp.where(count > 0, scale, 0)
-        return m, v, _mm(_mm(q_in, direction), _t(q_out))
-
-    def _basis(self, count, start, turn, old: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """Return the moments and the basis: new in the first update and in each `every_steps`."""
-        is_due = (count > 0) & (count % self.every_steps == 0)
-        case = jnp.where(count == 0, 0, jnp.where(is_due, 1, 2))
-        return jax.lax.switch(case, [start, turn, lambda: old])
-
-
-def _t(x: jax.Array) -> jax.Array:
-    return jnp.swapaxes(x, -1, -2)
-
-
-def _mm(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(a, b, precision=_HIGHEST)
+        return m, v, matmul(matmul(q_in, direction), q_out.mT)
 
 
 def _lerp(old: jax.Array, new: jax.Array, decay: float | jax.Array) -> jax.Array:
@@ -316,16 +294,16 @@ def _eigenbasis(factor: jax.Array) -> jax.Array:
     return jnp.linalg.eigh(factor)[1][:, :, ::-1]
 
 
-def _qr(x: jax.Array) -> jax.Array:
-    return jnp.linalg.qr(x).Q
+def _order(factor: jax.Array, basis: jax.Array) -> jax.Array:
+    """Return the columns of a basis in the order of their eigenvalues, the largest first."""
+    return jnp.argsort(-jnp.sum(basis * matmul(factor, basis), axis=1), axis=-1)
 
 
-def _sorted_iteration(factor: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the basis after one orthogonal iteration on its sorted columns, and their order."""
-    values = jnp.sum(basis * _mm(factor, basis), axis=1)
-    order = jnp.argsort(-values, axis=-1)
-    sorted_basis = jnp.take_along_axis(basis, order[:, None, :], 2)
-    return _qr(_mm(factor, sorted_basis)), order
+def _iteration(factor: jax.Array, basis: jax.Array, order: jax.Array | None) -> jax.Array:
+    """Return a basis after one orthogonal iteration, on its columns in this order."""
+    if order is not None:
+        basis = jnp.take_along_axis(basis, order[:, None, :], 2)
+    return jnp.linalg.qr(matmul(factor, basis)).Q
 
 
 def _inverse_root(eigenvalues: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The options of Muon and its family, and the public codes that set them, as data."""
+"""The options of the matrix optimizers, and the public codes that set them, as data."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any, Literal
 
 from jax.typing import DTypeLike
 
-from lbopt import masks, types
+from lbopt import types
 from lbopt.linalg import Coefficients
 from lbopt.transforms._layerwise_options import Number, Variant
+from lbopt.transforms._matrix_optimizer import MatrixOptions
 from lbopt.transforms._newton_schulz import ShapeRule
 
 MomentumForm = Literal["average", "sum", "debiased"]
 
 
 @dataclasses.dataclass(frozen=True)
-class MuonOptions:
+class MuonOptions(MatrixOptions):
     """The options of `lbopt.muon`, `normuon`, `muonh` and `scion` that a variant sets.
 
-    The defaults are those of KellerJordan/Muon.
+    The defaults are those of KellerJordan/Muon, whose rates are 0.02 and 3e-4: hence the ratio.
     """
 
     momentum: Number = 0.95
@@ -33,19 +34,39 @@ class MuonOptions:
     neuron_b2: Number | None = None
     shape_rule: ShapeRule = "width"
     shape_factor: Number = 1.0
-    sphere: bool = False
-    weight_decay: Number = 0.0
-    weight_decay_mask: types.Mask = masks.weights_only
-    cautious_weight_decay: bool = False
-    rest: Any = "adamw"
-    rest_learning_rate_ratio: Number = 1.0
-    rest_b1: Number = 0.9
-    rest_b2: Number = 0.95
+    rest_learning_rate_ratio: Number = 0.015
     rest_eps: Number = 1e-10
-    rest_weight_decay: Number | None = None
 
 
-def _rows(optimizer: str, rows: Mapping[str, tuple[str, str, MuonOptions]]) -> dict[str, Variant]:
+@dataclasses.dataclass(frozen=True)
+class SoapOptions(MatrixOptions):
+    """The options of `lbopt.soap` and `soaph` that a variant sets; the defaults are SOAP's."""
+
+    b1: Number = 0.95
+    b2: Number = 0.95
+    eps: Number = 1e-8
+    shampoo_b2: Number | None = None
+    every_steps: int = 10
+    debias: bool = True
+    kl: bool = False
+    weight_decay: Number = 0.01
+    rest_b1: Number = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class DionOptions(MatrixOptions):
+    """The options of `lbopt.dion` that a variant sets; the defaults are Microsoft's."""
+
+    momentum: Number = 0.95
+    rank: int | None = None
+    rank_fraction: float = 1.0
+    eps: Number = 1e-8
+    shape_rule: ShapeRule = "spectral"
+    weight_decay: Number = 0.01
+    weight_decay_mask: types.Mask = None
+
+
+def _rows(optimizer: str, rows: Mapping[str, tuple[str, str, MatrixOptions]]) -> dict[str, Variant]:
     return {
         name: Variant(optimizer, name, source, about, options)
         for name, (source, about, options) in rows.items()
@@ -57,15 +78,17 @@ MUON: Mapping[str, Variant[MuonOptions]] = _rows(
     {
         "keller": (
             "KellerJordan/Muon@857d1adc159e098212f828d927460782d3da59e9:muon.py",
-            "Muon with auxiliary Adam. Its default rates are 0.02 and 3e-4, hence the ratio. The "
-            "code takes the Frobenius norm after rounding to bf16, here it is taken in fp32.",
-            MuonOptions(rest_learning_rate_ratio=0.015),
+            "Muon with auxiliary Adam. The code takes the Frobenius norm after rounding to bf16, "
+            "here it is taken in fp32. Its factor for a convolution is made of the sides of the "
+            "window; here a convolution is one matrix for the factor too.",
+            MuonOptions(),
         ),
         "moonlight": (
             "MoonshotAI/Moonlight@c2ad5b20c605086526a179d36901bfc41b52b44b:examples/toy_train.py",
             "Updates have the RMS of AdamW's, so that one rate and one decay serve all leaves. The "
             "code decays biases and norms too: weight_decay_mask=None.",
             MuonOptions(
+                rest_learning_rate_ratio=1.0,
                 momentum_form="sum",
                 shape_rule="rms",
                 shape_factor=0.2,
@@ -78,6 +101,7 @@ MUON: Mapping[str, Variant[MuonOptions]] = _rows(
             "Polar Express polynomials, the spectral rule and plain momentum. The code decays "
             "biases and norms too: weight_decay_mask=None.",
             MuonOptions(
+                rest_learning_rate_ratio=1.0,
                 nesterov=False,
                 momentum_form="sum",
                 coefficients="polar_express_5",
@@ -92,6 +116,7 @@ MUON: Mapping[str, Variant[MuonOptions]] = _rows(
             "optax.contrib.muon with the same dimension numbers, with its state in fp32. Its "
             "default without dimension numbers takes every leaf of two dimensions, embeddings too.",
             MuonOptions(
+                rest_learning_rate_ratio=1.0,
                 momentum_form="debiased",
                 products_dtype=None,
                 eps=1e-8,
@@ -112,7 +137,7 @@ NORMUON: Mapping[str, Variant[MuonOptions]] = _rows(
             "zichongli5/NorMuon@d45c9a4280d758e2cf0b2b8333765d040e953937:normuon.py",
             "Muon whose neurons are divided by the root of their mean square. The code treats a "
             "convolution as one matrix for the products only, here for the norms too.",
-            MuonOptions(neuron_b2=0.95, rest_learning_rate_ratio=0.015),
+            MuonOptions(neuron_b2=0.95),
         ),
     },
 )
@@ -126,6 +151,7 @@ MUONH: Mapping[str, Variant[MuonOptions]] = _rows(
             "Hidden matrices and output heads keep their norm, heads by Adam's direction. The code "
             "also clips the gradients of each group to norm 1.",
             MuonOptions(
+                rest_learning_rate_ratio=1.0,
                 momentum_form="sum",
                 coefficients="quintic",
                 products_dtype=None,
@@ -162,6 +188,7 @@ SCION: Mapping[str, Variant[MuonOptions]] = _rows(
             "shape_factor. The rest takes signs, in the ball of the largest entry, as the paper's "
             "first and last layers do; NVIDIA's code leaves it to the user.",
             MuonOptions(
+                rest_learning_rate_ratio=1.0,
                 nesterov=False,
                 coefficients="quintic",
                 eps=1e-15,
@@ -174,3 +201,82 @@ SCION: Mapping[str, Variant[MuonOptions]] = _rows(
         ),
     },
 )
+
+SOAP: Mapping[str, Variant[SoapOptions]] = _rows(
+    "soap",
+    {
+        "paper": (
+            "nikhilvyas/SOAP@a1e553530fde97d0e6b307d7c82ac6d38b072340:soap.py",
+            "The code decays the weights after the step, by lr wd of the new weights, and not in "
+            "its first step, which only starts the statistics. It treats every leaf of two "
+            "dimensions or more so, a convolution with a factor for each dimension; here it is one "
+            "matrix.",
+            SoapOptions(),
+        ),
+        "kl": (
+            "KellerJordan/modded-nanogpt@330d3fbf62e34fd4b473de008e31e848425df641:records/"
+            "track_3_optimization/results/20260511_klsoap_h_lr_power_decay",
+            "The directions of the record, without its sphere. Lin et al., arXiv:2509.03378.",
+            SoapOptions(
+                b2=0.9,
+                every_steps=1,
+                debias=False,
+                kl=True,
+                weight_decay=0.0,
+                rest_b1=0.8,
+                rest_eps=1e-10,
+            ),
+        ),
+    },
+)
+
+SOAPH: Mapping[str, Variant[SoapOptions]] = _rows(
+    "soaph",
+    {
+        "modded_nanogpt": (
+            "KellerJordan/modded-nanogpt@330d3fbf62e34fd4b473de008e31e848425df641:records/"
+            "track_3_optimization/results/20260511_klsoap_h_lr_power_decay",
+            "KL-SOAP on a sphere. The rates of the record are 0.018, and 0.3, 1/320 and 0.01 for "
+            "embedding, head and the rest.",
+            SoapOptions(
+                b2=0.9,
+                every_steps=1,
+                debias=False,
+                kl=True,
+                sphere=True,
+                weight_decay=0.0,
+                rest_learning_rate_ratio=0.5556,
+                rest_b1=0.8,
+                rest_eps=1e-10,
+            ),
+        ),
+        "paper": (
+            "arXiv:2606.16899 (abstract); nikhilvyas/SOAP@a1e55353:soap.py",
+            "SOAP's directions on a sphere.",
+            SoapOptions(sphere=True, weight_decay=0.0),
+        ),
+    },
+)
+
+DION: Mapping[str, Variant[DionOptions]] = _rows(
+    "dion",
+    {
+        "microsoft": (
+            "microsoft/dion@0a059a4542e5aa74b40dcd1dce363836c7afcd48:dion/dion_simple.py",
+            "Householder's QR, as in the simple version; the reference version has a randomised "
+            "CholeskyQR too. A zero momentum keeps its basis, as in the reference version.",
+            DionOptions(),
+        ),
+    },
+)
+
+MATRIX_VARIANTS: dict[str, Any] = {
+    "dion": DION,
+    "muon": MUON,
+    "muonh": MUONH,
+    "normuon": NORMUON,
+    "scion": SCION,
+    "soap": SOAP,
+    "soaph": SOAPH,
+}
+"""The variants of each matrix optimizer."""
