@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lbopt import tree, types
 from lbopt.errors import UserError, require_choice
@@ -45,6 +45,9 @@ def shard_matrices(
         whole on every device     none                      one all-gather a shape
         split along one axis      one all-to-all a shape    one all-to-all a shape
 
+    That is the count of `scale_by_newton_schulz`. SOAP and Dion gather their results and what they
+    keep for each matrix, one all-gather for each of these arrays.
+
     It works under `jit` with automatic and explicit axes, and inside `shard_map` on leaves that are
     whole on every device.
 
@@ -53,7 +56,7 @@ def shard_matrices(
       mesh: The mesh of the program.
       by: "stack" gives each device an equal number of matrices of each shape; the last ones may be
         padding. "owner" packs the matrices of all shapes by their cost, largest first, and devices
-        skip padding. "auto" takes the faster by the count of multiplications.
+        skip padding. "auto" takes the faster by the multiplications of Newton-Schulz.
       axis_names: Mesh axes over which the matrices are dealt; None for all.
       param_shardings: Pytree like the parameters of `NamedSharding` or `PartitionSpec`, or a
         function shape -> one of them: how the leaves are split, if they are, on automatic axes. On
@@ -63,7 +66,8 @@ def shard_matrices(
       A transformation with the state of `tx`.
 
     Raises:
-      UserError: For an unknown `by`, axes that the mesh does not have, or no transformation.
+      UserError: For an unknown `by`, axes that the mesh does not have, no transformation, or, in an
+        update, shardings that do not fit the parameters.
 
     >>> import jax, jax.numpy as jnp, lbopt
     >>> mesh = lbopt.make_mesh(1)
@@ -78,6 +82,8 @@ def shard_matrices(
       each matrix). Graham, Bounds on Multiprocessing Timing Anomalies, 1969 (largest first).
     """
     require_transformation("tx", tx)
+    if not isinstance(mesh, (Mesh, AbstractMesh)):
+        raise UserError("mesh", mesh, "give a jax.sharding.Mesh, lbopt.make_mesh()", code="type")
     require_choice("by", by, ("stack", "owner", "auto"))
     names = mesh.axis_names if axis_names is None else axis_names
     names = (names,) if isinstance(names, str) else tuple(names)
@@ -86,11 +92,8 @@ def shard_matrices(
         fix = f"the mesh has {', '.join(map(str, mesh.axis_names))}; name one or more of these"
         raise UserError("axis_names", axis_names, fix)
 
-    given = param_shardings
-    if given is not None and not callable(given):
-        named = jax.tree_util.tree_leaves_with_path(given, is_leaf=_is_placement)
-        given = tuple((tree.path_name(path), where) for path, where in named)
-    layout = _Dealt(mesh, names, by, given)
+    if tree.is_function(param_shardings):
+        tree.check_takes(param_shardings, 1, "param_shardings", "the shape of a parameter")
 
     def update_fn(
         updates: optax.Updates,
@@ -98,18 +101,59 @@ def shard_matrices(
         params: types.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        with with_matrix_layout(layout):
+        given = _placements(param_shardings, updates, mesh)
+        with with_matrix_layout(_Dealt(mesh, names, by, given)):
             return optax.with_extra_args_support(tx).update(updates, state, params, **extra_args)
 
     return optax.GradientTransformationExtraArgs(tx.init, update_fn)
 
 
+def _placements(
+    given: Any, params: types.Params, mesh: Mesh
+) -> tuple[tuple[str, NamedSharding], ...]:
+    """Return (path, sharding) of each leaf; nothing if leaves are whole or their types tell.
+
+    Args:
+      given: The argument `param_shardings`.
+      params: The parameters, or their updates.
+      mesh: The mesh of a `PartitionSpec`.
+    """
+    if given is None:
+        return ()
+    if tree.is_function(given):
+        wheres = [given(jnp.shape(leaf)) for leaf in jax.tree.leaves(params)]
+    else:
+        # By name, as masks are spread; a `PartitionSpec` is a tuple in some versions of JAX.
+        boxed = jax.tree.map(lambda where: [where], given, is_leaf=_is_placement)
+        names = {tree.path_name(path[:-1]): where for path, where in _leaves(boxed)}
+        wheres = [names.pop(name, None) for name in tree.leaf_names(params)]
+        if names:
+            fix = f"the parameters have no {tree.some(list(names))}; give a tree like theirs"
+            raise UserError("param_shardings", reason=fix, code="mismatch")
+
+    found = []
+    for name, where in zip(tree.leaf_names(params), wheres, strict=True):
+        field = f"param_shardings/{name}"
+        if not _is_placement(where):
+            fix = "give a NamedSharding or a PartitionSpec for each parameter"
+            raise UserError(field, where, fix, code="type")
+        if isinstance(where, PartitionSpec):
+            parts = ((part,) if isinstance(part, str) else part or () for part in where)
+            unknown = {axis for part in parts for axis in part} - set(mesh.axis_names)
+            if unknown:
+                fix = f"the mesh has {', '.join(map(str, mesh.axis_names))}; name axes of these"
+                raise UserError(field, where, fix)
+            where = NamedSharding(mesh, where)
+        found.append((name, where))
+    return tuple(found)
+
+
+def _leaves(given: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_leaves_with_path(given, is_leaf=_is_placement)
+
+
 def _is_placement(node: Any) -> bool:
     return isinstance(node, (NamedSharding, PartitionSpec))
-
-
-def _spec_of(where: Any) -> PartitionSpec:
-    return where.spec if isinstance(where, NamedSharding) else where
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,14 +164,13 @@ class _Dealt:
       mesh: The mesh.
       axes: Its axes over which matrices are dealt.
       by: "stack", "owner" or "auto".
-      given: (path, sharding) of each leaf, or a function shape -> sharding; None if leaves are
-        whole.
+      given: (path, sharding) of each leaf; empty if leaves are whole.
     """
 
     mesh: Mesh
     axes: tuple[str, ...]
     by: By
-    given: Any
+    given: tuple[tuple[str, NamedSharding], ...]
 
     @property
     def devices(self) -> int:
@@ -136,11 +179,8 @@ class _Dealt:
     def spec(self, name: str, leaf: jax.Array) -> tuple[Any, ...]:
         """Return the mesh axes over which each dimension of a leaf is split."""
         typed = tuple(getattr(jax.typeof(leaf).sharding, "spec", ()))
-        if any(typed) or self.given is None or self._is_manual():
-            return typed
-        if callable(self.given):
-            return tuple(_spec_of(self.given(leaf.shape)))
-        return tuple(_spec_of(dict(self.given).get(name, PartitionSpec())))
+        where = dict(self.given).get(name)
+        return typed if any(typed) or where is None or self._is_manual() else tuple(where.spec)
 
     def _is_manual(self) -> bool:
         manual = jax.sharding.get_abstract_mesh().manual_axes
@@ -190,18 +230,14 @@ class _Dealt:
         full = PartitionSpec(*spec, *[None] * (x.ndim - len(spec)))
         if any(kind == AxisType.Explicit for kind in self.mesh.axis_types):
             return jax.sharding.reshard(x, full)
-        mesh = self._mesh_of(spec, x.shape[1:])
+        mesh = self._mesh_of(spec)
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, full))
 
-    def _mesh_of(self, spec: PartitionSpec, shape: tuple[int, ...]) -> Any:
+    def _mesh_of(self, spec: PartitionSpec) -> Any:
         """Return the mesh that has the axes of a spec: shardings may name axes of their own."""
         parts = ((part,) if isinstance(part, str) else part or () for part in spec)
         names = {name for part in parts for name in part}
-        given = self.given
-        known = (
-            [given(shape), given(shape[::-1])] if callable(given) else [w for _, w in given or ()]
-        )
-        meshes = [self.mesh, *(where.mesh for where in known if isinstance(where, NamedSharding))]
+        meshes = [self.mesh, *(where.mesh for _, where in self.given)]
         return next(mesh for mesh in meshes if names <= set(mesh.axis_names))
 
     def _run_manually(

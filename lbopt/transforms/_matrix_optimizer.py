@@ -104,7 +104,7 @@ class MatrixOptions(RestOptions):
 
 
 def _with_wide_state(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return a transform of Optax, whose state is fp32 or wider whatever the parameters are."""
+    """Return Adam of Optax, with a state of fp32 or wider whatever the parameters are."""
 
     def init_fn(params: types.Params) -> optax.OptState:
         if _per_path.is_placeholder(params):
@@ -113,10 +113,13 @@ def _with_wide_state(inner: optax.GradientTransformation) -> optax.GradientTrans
         return inner.init(wide)
 
     def update_fn(
-        updates: optax.Updates, state: optax.OptState, params: types.Params | None = None
+        updates: optax.Updates, state: optax.ScaleByAdamState, params: types.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
+        _arguments.require_state(state, optax.ScaleByAdamState)
+        tree.check_updates(updates, state.mu)
         wide = jax.tree.map(lambda u: u.astype(tree.wide_dtype(u.dtype)), updates)
-        directions, state = inner.update(wide, state, params)
+        with jax.numpy_dtype_promotion("standard"):  # which Optax's code needs
+            directions, state = inner.update(wide, state, params)
         return jax.tree.map(lambda d, u: d.astype(u.dtype), directions, updates), state
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -128,7 +128,7 @@ class Matrices:
             numbers = masks.matrix_dimension_numbers(params, self.stacked)
         else:
             if tree.is_function(given):
-                tree.check_takes(given, 1, "dimension_numbers", "takes the parameters")
+                tree.check_takes(given, 1, "dimension_numbers", "the parameters")
                 given = given(params)
             numbers = given
 

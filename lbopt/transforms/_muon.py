@@ -58,7 +58,7 @@ def muon(
     Hidden weights, told by their role, are the matrices; embeddings, output heads, biases and norms
     are the rest. `lbopt.summarize_masks` shows which leaf goes where. Every option from `momentum`
     to `rest_weight_decay` has the value that is given, else the variant's; the defaults shown are
-    those of "keller", except for its `rest_learning_rate_ratio` of 0.015.
+    those of "keller".
 
     Args:
       learning_rate: Number or schedule, that of the matrices.
@@ -237,7 +237,7 @@ def muonh(
       products_dtype: That of `lbopt.muon`.
       eps: That of `lbopt.muon`.
       rest: That of `lbopt.muon`.
-      rest_learning_rate_ratio: That of `lbopt.muon`; heads under "adamh" have that of the matrices.
+      rest_learning_rate_ratio: That of `lbopt.muon`; heads under "adamh" move at the rate of the matrices.
       rest_b1: That of `lbopt.muon`.
       rest_b2: That of `lbopt.muon`.
       rest_eps: That of `lbopt.muon`.

@@ -223,6 +223,12 @@ TABLE = {
         ("products_dtype", "dimension_numbers"),
         True,
     ),
+    "muon_optax": (
+        lbopt.muon,
+        {"learning_rate": 0.1, "variant": "optax", "steps": 2, "dimension_numbers": by_shape},
+        ("products_dtype", "steps", "dimension_numbers"),
+        True,
+    ),
     "normuon": (
         lbopt.normuon,
         {
@@ -345,6 +351,7 @@ VARIANTS = (
     "relative_initial",
     "relative_fixed",
     "hyperball_fixed",
+    "muon_optax",
     "normuon",
     "scion",
     "kl_soap",
@@ -479,6 +486,14 @@ def test_init_on_shapes_equals_init(name, dtype):
             tx.init(shapes)
     else:
         assert kinds(tx.init(shapes)) == real
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_arrays_of_a_new_state_can_be_donated(name):
+    params = tree_of(0)
+    leaves = jax.tree.leaves((params, make(name).init(params)))
+    places = [leaf.unsafe_buffer_pointer() for leaf in leaves if leaf.size]
+    assert len(places) == len({*places})
 
 
 @each
@@ -800,6 +815,7 @@ OF_MODULI = {
     "neuron_norm",
     "nesterov_outer",
     "muon",
+    "muon_optax",
     "normuon",
     "muonh",
     "scion",
@@ -1018,7 +1034,7 @@ def test_the_state_of_parameters_in_boxes_can_be_sharded_as_they_are(name, kind)
     )
 
 
-SPLIT = ("muon", "normuon", "muonh", "scion", "soap", "soaph", "dion")
+SPLIT = ("muon", "muon_optax", "normuon", "muonh", "scion", "soap", "soaph", "dion")
 """Optimizers of groups: `optax.masked` takes leaves out of their states."""
 
 

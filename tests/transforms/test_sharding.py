@@ -32,6 +32,21 @@ MAKE = {
     "floor": functools.partial(lbopt.update_floor, 2.0),
     "cautious": functools.partial(lbopt.cautious, lbopt.scale_by_lars_momentum(0.8)),
 }
+KEPT_BY_PATH = {
+    "newton_schulz": lbopt.scale_by_newton_schulz,
+    "neuron_norm": lbopt.transforms.scale_by_neuron_norm,
+    "soap": lbopt.scale_by_soap,
+    "dion": lbopt.scale_by_dion,
+    "muonh": functools.partial(lbopt.muonh, 0.1),
+    "muloco": functools.partial(lbopt.muloco, 0.1),
+    "compress": functools.partial(lbopt.compress_state, lbopt.lamb(0.1), min_size=1, min_length=1),
+    "compress_bf16": functools.partial(
+        lbopt.compress_state, lbopt.lamb(0.1), "bf16_stochastic", min_size=1, min_length=1
+    ),
+    "round": functools.partial(lbopt.round_stochastically, lbopt.lamb(0.1)),
+    "compensate": functools.partial(lbopt.compensate_rounding, lbopt.lamb(0.1)),
+}
+"""Transforms with arrays in their states that are not shaped like parameters, or with noise."""
 SPECS = {
     "replicated": {"kernel": P(), "bias": P()},
     "sharded": {"kernel": P(None, "x"), "bias": P("x")},
@@ -79,7 +94,7 @@ def test_state_keeps_its_shardings_over_updates(name, spec, values):
             assert updates[key].sharding.is_equivalent_to(params[key].sharding, params[key].ndim)
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", [*MAKE, *KEPT_BY_PATH])
 def test_sharding_types_are_stable_on_an_explicit_mesh(name):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
     with jax.set_mesh(mesh):
@@ -88,7 +103,7 @@ def test_sharding_types_are_stable_on_an_explicit_mesh(name):
                 (2, 8, 4), jnp.float16, out_sharding=NamedSharding(mesh, P(None, "x"))
             )
         }
-        tx = MAKE[name]()
+        tx = {**MAKE, **KEPT_BY_PATH}[name]()
         eager = tx.init(params)
         jitted = jax.jit(tx.init)(params)
         assert jax.tree.map(jax.typeof, eager) == jax.tree.map(jax.typeof, jitted)
