@@ -56,12 +56,14 @@ MODULES = {
         "them is an `optax.GradientTransformation` and goes into `optax.chain`.",
         {
             "Layerwise optimizers": "lamb lars lans adamh describe",
-            "Matrix optimizers": "muon normuon muonh scion soap soaph dion muloco nesterov_outer",
+            "Matrix optimizers": "muon normuon muonh muown scion soap soaph shampoo kron dion "
+            "muloco nesterov_outer",
             "Parts of layerwise optimizers": "scale_by_lamb_moments scale_by_lars_momentum "
             "scale_by_lans scale_by_layerwise_trust_ratio scale_by_learning_rate scale_by_agvm",
             "Relative updates": "relative_update hyperball radial_brake update_floor cautious",
             "Parts of matrix optimizers": "scale_by_newton_schulz scale_by_matrix_shape "
-            "scale_by_neuron_norm scale_by_soap scale_by_dion",
+            "scale_by_neuron_norm scale_by_muown scale_by_soap scale_by_shampoo scale_by_kron "
+            "scale_by_dion",
             "State and parameters of few bits": "compress_state round_stochastically "
             "compensate_rounding",
             "Gradients": "normalize_gradients clip_by_global_norm global_norm skip_bad_updates",
@@ -81,7 +83,7 @@ MODULES = {
             "Orthogonal factor": "newton_schulz resolve_coefficients",
             "QR": "tsqr cholesky_qr2 grqr",
             "Low rank": "range_finder glu gaussian_sketch srht",
-            "Roots": "inverse_root",
+            "Roots and products": "inverse_root matmul",
         },
     ),
     "lbopt.schedules": Module(

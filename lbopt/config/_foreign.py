@@ -12,31 +12,35 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import _user_code, masks, stacks, tree, types
+from lbopt import _user_code, masks, stacks, transforms, tree, types
 from lbopt.config._checks import require_place_or_choice
 from lbopt.errors import UserError, require, require_choice
-from lbopt.transforms import LearningRateState, rate_at
+from lbopt.transforms import MATRIX_VARIANTS, LearningRateState, rate_at
 
 DECAY = "weight_decay"
 MASKS = ("mask", "weight_decay_mask")
 """Names of arguments of optimizers for the leaves that are decayed."""
 _MATRICES = "muon_weight_dimension_numbers"
-"""Name of the argument for the leaves that Muon takes, and their axes."""
+"""Name of the argument of Optax's Muon for the leaves that it takes, and their axes."""
+_OWN_MATRICES = "dimension_numbers"
+"""Name of this argument of our own optimizers."""
 _RATES = ("learning_rate", "max_learning_rate")
 FILLED = (*_RATES, DECAY, *MASKS, "stacked")
+"""Arguments that the config's own fields fill."""
 _BASE = "base_optimizer"
 """Name of the argument for the optimizer inside another one."""
-"""Arguments that the config's own fields fill."""
 _PREFIX = "optax."
+LIBRARY = ("adamh", *MATRIX_VARIANTS, "muloco")
+"""Our own optimizers whose numbers are arguments, in `options`, and not fields of the config."""
 
 
 def is_foreign(name: str) -> bool:
-    """Return whether a name means an optimizer of Optax, or of the user.
+    """Return whether a name means an optimizer whose numbers are in `options`.
 
-    >>> [is_foreign(name) for name in ("optax.lion", "opt.py:make", "lamb")]
-    [True, True, False]
+    >>> [is_foreign(name) for name in ("optax.lion", "opt.py:make", "muonh", "lamb")]
+    [True, True, True, False]
     """
-    return str(name).startswith(_PREFIX) or _user_code.is_place(name)
+    return name in LIBRARY or str(name).startswith(_PREFIX) or _user_code.is_place(name)
 
 
 def may_take(name: str, *arguments: str) -> bool:
@@ -49,7 +53,7 @@ def may_take(name: str, *arguments: str) -> bool:
     """
     if _user_code.is_place(name):
         return True
-    found = of_optax(name)
+    found = named(name)
     return found is not None and bool({*arguments} & {*inspect.signature(found).parameters})
 
 
@@ -60,7 +64,7 @@ def check_name(name: str, ours: Sequence[str]) -> None:
       name: The name.
       ours: The names of our own optimizers.
     """
-    if name in ours or _user_code.is_place(name) or of_optax(name) is not None:
+    if name in ours or _user_code.is_place(name) or named(name) is not None:
         return
     if name.startswith(_PREFIX):
         known = names_of_optax()
@@ -68,13 +72,15 @@ def check_name(name: str, ours: Sequence[str]) -> None:
         wraps = callable(_object_of_optax(name)) and name not in known
         require(not wraps, "name", name, fix, code="choice")
         require_choice("name", name, known)
-    if of_optax(_PREFIX + name) is not None:
+    if named(_PREFIX + name) is not None:
         raise UserError("name", name, f"write {_PREFIX + name!r} for that of Optax", code="choice")
-    require_place_or_choice("name", name, ours, "config.optimizer")
+    require_place_or_choice("name", name, (*ours, *LIBRARY), "config.optimizer")
 
 
-def of_optax(name: str) -> Callable[..., Any] | None:
-    """Return the function of a name of Optax; None if it has none."""
+def named(name: str) -> Callable[..., Any] | None:
+    """Return the function of a name of Optax or of `LIBRARY`; None if it has none."""
+    if name in LIBRARY:
+        return getattr(transforms, name)
     found = _object_of_optax(name) if str(name).startswith(_PREFIX) else None
     return found if _is_factory(found) else None
 
@@ -133,7 +139,7 @@ def make(
     """Build an optimizer of Optax or of the user, with a learning rate from outside.
 
     Args:
-      name: "optax.NAME", or a place of the user's code.
+      name: "optax.NAME", a name of `LIBRARY`, or a place of the user's code.
       options: Other arguments.
       learning_rate: Number or schedule. The optimizer is built anew in each step with the number of
         that step, so that the schedule, its restarts and the log are those of our own optimizers.
@@ -147,7 +153,7 @@ def make(
     Raises:
       UserError: Naming `name`, `options` or `weight_decay`, if the optimizer does not take them.
     """
-    factory = of_optax(name) or _user_code.load(name, "name")
+    factory = named(name) or _user_code.load(name, "name")
     if isinstance(factory, optax.GradientTransformation):
         finished = factory
         factory = lambda: finished  # noqa: E731
@@ -213,8 +219,12 @@ def _of_leaves(
     if DECAY in taken and {*MASKS} & taken.keys():
         decayed = mask if is_user else decayed_leaves(mask, stacked, params)
         found |= {argument: decayed for argument in MASKS if argument in taken}
-    if _MATRICES in taken:
-        found[_MATRICES] = masks.matrix_dimension_numbers(params, stacked, known_roles)
+    for argument in (_MATRICES, *([] if is_user else [_OWN_MATRICES])):
+        if argument in taken:
+            found[argument] = masks.matrix_dimension_numbers(params, stacked, known_roles)
+    if "sphere_mask" in taken and not is_user and known_roles is not None:
+        default = masks.with_known_roles(taken["sphere_mask"].default, known_roles)
+        found["sphere_mask"] = decayed_leaves(default, stacked, params)
     return found
 
 
@@ -277,7 +287,7 @@ def _base(value: Any, rate: Any) -> Any:
     if not _names_optimizer(value):
         return value
     options = {"learning_rate": rate, **(value if isinstance(value, dict) else {})}
-    factory = of_optax(options.pop("name", value))
+    factory = named(options.pop("name", value))
     assert factory is not None
     return factory(**options)
 
@@ -285,7 +295,7 @@ def _base(value: Any, rate: Any) -> Any:
 def _names_optimizer(value: Any) -> bool:
     """Return whether an option is "optax.NAME", or a dict with that `name` and its arguments."""
     name = value.get("name") if isinstance(value, dict) else value
-    return isinstance(name, str) and of_optax(name) is not None
+    return isinstance(name, str) and named(name) is not None
 
 
 def check_update(

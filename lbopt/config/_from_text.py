@@ -9,7 +9,7 @@ import optax
 
 from lbopt import _user_code
 from lbopt.config._data import ArraysConfig, DataConfig, data_of_text
-from lbopt.config._foreign import DECAY, FILLED, names_of_optax, of_optax
+from lbopt.config._foreign import DECAY, FILLED, LIBRARY, named, names_of_optax
 from lbopt.config._loss import LossConfig
 from lbopt.config._model import ModelConfig
 from lbopt.config._optimizer import OptimizerConfig
@@ -62,7 +62,7 @@ def _optimizer_of_object(given: Any) -> OptimizerConfig | None:
         return OptimizerConfig(_OURS[given])
     options = dict(given.keywords) if isinstance(given, functools.partial) else {}
     function = given.func if options and not given.args else given
-    names = {of_optax(name): name for name in names_of_optax()}
+    names = {named(name): name for name in (*LIBRARY, *names_of_optax())}
     decay = options.pop(DECAY, 0.0)
     simple = all(isinstance(value, _PLAIN) for value in (*options.values(), decay))
     if function in names and simple and not options.keys() & {*FILLED}:

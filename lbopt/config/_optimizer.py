@@ -21,6 +21,7 @@ from lbopt.transforms import (
     LambVariant,
     LarsVariant,
     clip_by_global_norm,
+    compress_state,
     lamb,
     lans,
     lars,
@@ -47,7 +48,7 @@ _WITH_DECAY_MASK = Condition(
     "one with a mask of the weight decay",
     lambda name: name in _OURS_DECAYED or _foreign.may_take(name, *_foreign.MASKS),
 )
-_FOREIGN = Condition("optax.NAME, or your own", _foreign.is_foreign)
+_FOREIGN = Condition("a matrix optimizer, optax.NAME, or your own", _foreign.is_foreign)
 
 
 def _variants_where(holds: Callable[[Any], bool]) -> tuple[When, ...]:
@@ -84,12 +85,13 @@ class OptimizerConfig:
 
     Attributes:
       name: "lamb", "lans", "lars", "adamw", "adam", "momentum" or "rmsprop" (TensorFlow's form, as
-        in EfficientNet); "optax.NAME" for any of Optax's, "optax.contrib.muon" for instance; or a
-        function of yours that returns an `optax.GradientTransformation`, "module:function" or
-        "file.py:function". Both get the learning rate, the weight decay and its mask, and Muon's
-        axes of hidden matrices, as far as they have such arguments; the updates of a function
-        without a `learning_rate`, or of a finished transformation, are multiplied by the schedule's
-        number.
+        in EfficientNet). Or one whose other numbers are `options`: "adamh", "dion", "kron",
+        "muloco", "muon", "muonh", "muown", "normuon", "scion", "shampoo", "soap" or "soaph" of
+        lbopt; "optax.NAME" for any of Optax's, "optax.contrib.muon" for instance; or a function of
+        yours that returns an `optax.GradientTransformation`, "module:function" or
+        "file.py:function". These get the learning rate, the weight decay and its mask, and the axes
+        of hidden matrices, as far as they have such arguments; the updates of a function without a
+        `learning_rate`, or of a finished transformation, are multiplied by the schedule's number.
       variant: Public code to follow; `lbopt.describe()` lists them. Options without a field here
         are the variant's.
       weight_decay: Weight decay, never the variant's nor Optax's default. Decoupled for lamb, lans
@@ -129,10 +131,13 @@ class OptimizerConfig:
         for no such limit.
       mu_dtype: Dtype of the first moment or of the velocity, "float32" or "bfloat16".
       nu_dtype: Dtype of the second moment, "float32" or "bfloat16".
+      state_format: Format in which moments are kept between steps: "8bit_dynamic", "8bit_linear" or
+        "bf16_stochastic" (see `lbopt.compress_state`); None for their dtypes.
       track_noise_scale: Whether the gradient noise scale is logged; needs microsteps or several
         replicas.
       monitor_layers: Whether every layer's weight norm, update norm and their quotient are logged.
-      options: Other arguments of an optimizer of Optax, or of your own; dtypes by name.
+      options: Other arguments of a matrix optimizer, of one of Optax, or of your own; dtypes by
+        name.
 
     >>> from lbopt.config import TrainConfig
     >>> optimizer = OptimizerConfig("lars", weight_decay=1e-4, momentum=0.9)
@@ -164,6 +169,7 @@ class OptimizerConfig:
     spike_factor: float | None = only(None, skip_limit=GIVEN)
     mu_dtype: str = only("float32", name=_LAYERWISE)
     nu_dtype: str = only("float32", name=("lamb", "lans"))
+    state_format: str | None = None
     track_noise_scale: bool = False
     monitor_layers: bool = False
     options: dict[str, Any] = only_default(dict, name=_FOREIGN)
@@ -295,7 +301,11 @@ def make_optimizer(
     with _naming(config.name):
         build = _BUILDERS.get(config.name, _of_others)
         leaves = _leaves(config, stacked, known_roles)
-        links.append(build(config, learning_rate, weight_decay, leaves))
+        tx = build(config, learning_rate, weight_decay, leaves)
+    if config.state_format is not None:
+        with errors.under("optimizer", format="optimizer.state_format"):
+            tx = compress_state(tx, cast(Any, config.state_format))
+    links.append(tx)
 
     if module_labels is not None:
         links.append(scale_by_agvm(module_labels))

@@ -23,6 +23,7 @@ from ._ema import (
     track_ema as track_ema,
     warn_of_microsteps as warn_of_microsteps,
 )
+from ._kron import KronState as KronState, scale_by_kron as scale_by_kron
 from ._lamb import lamb as lamb
 from ._lans import lans as lans, scale_by_lans as scale_by_lans
 from ._lars import lars as lars
@@ -57,6 +58,7 @@ from ._monitoring import (
     optimizer_metrics as optimizer_metrics,
 )
 from ._muon import muon as muon, muonh as muonh, normuon as normuon, scion as scion
+from ._muown import MuownState as MuownState, muown as muown, scale_by_muown as scale_by_muown
 from ._newton_schulz import (
     NeuronNormState as NeuronNormState,
     scale_by_matrix_shape as scale_by_matrix_shape,
@@ -84,7 +86,13 @@ from ._rounding import (
     compensate_rounding as compensate_rounding,
     round_stochastically as round_stochastically,
 )
-from ._second_order import soap as soap, soaph as soaph
+from ._second_order import (
+    kron as kron,
+    shampoo as shampoo,
+    soap as soap,
+    soaph as soaph,
+)
+from ._shampoo import ShampooState as ShampooState, scale_by_shampoo as scale_by_shampoo
 from ._skipping import SkipState as SkipState, skip_bad_updates as skip_bad_updates
 from ._soap import SoapState as SoapState, scale_by_soap as scale_by_soap
 from ._trust_ratio import (

@@ -208,8 +208,10 @@ class _Part:
 def build(
     name: str,
     variants: Mapping[str, _layerwise_options.Variant[Any]],
-    directions: Callable[[Any, Any], Sequence[optax.GradientTransformation]],
+    directions: Callable[..., Sequence[optax.GradientTransformation]],
     given: Mapping[str, Any],
+    *,
+    has_rate: bool = False,
     **renamed: str,
 ) -> optax.GradientTransformation:
     """Return a matrix optimizer.
@@ -218,9 +220,11 @@ def build(
       name: Its name, that of the public function.
       variants: Its variants.
       directions: (options, dimension numbers) -> the transforms that make the directions of
-        matrices, without decay and learning rate.
+        matrices, without decay and learning rate. With `has_rate`, (options, dimension numbers,
+        mask of the decayed leaves) -> those that make finished updates.
       given: The arguments of the public function by name; those that no variant sets go to
         `directions` by a closure.
+      has_rate: Whether the updates of matrices are finished, learning rate and decay included.
       **renamed: Name of an argument of those transforms -> name of the option.
 
     Raises:
@@ -231,13 +235,14 @@ def build(
     options = _layerwise_options.choose(variants, given["variant"], **own)
     options.check()
     with errors.under("", **renamed):
-        directions(options, None)  # which checks the options
+        directions(options, None, *([None] if has_rate else []))  # which checks the options
     return _MatrixOptimizer(
         name,
         functools.partial(directions, options),
         options,
         given["learning_rate"],
         _matrix_view.Matrices(given["dimension_numbers"], given["stacked"]),
+        has_rate,
     ).build()
 
 
@@ -248,17 +253,19 @@ class _MatrixOptimizer:
     Attributes:
       name: Name of the optimizer of the matrices.
       directions: (dimension numbers) -> the transforms that make their directions, without decay
-        and learning rate.
+        and learning rate; or finished updates, as in `build`.
       options: Sphere, decay and the options of the rest.
       learning_rate: Number or schedule.
       matrices: The choice of matrices.
+      has_rate: Whether the updates of matrices are finished.
     """
 
     name: str
-    directions: Callable[[Any], Sequence[optax.GradientTransformation]]
+    directions: Callable[..., Sequence[optax.GradientTransformation]]
     options: MatrixOptions
     learning_rate: optax.ScalarOrSchedule
     matrices: _matrix_view.Matrices
+    has_rate: bool
 
     @property
     def _rest_name(self) -> str:
@@ -306,15 +313,25 @@ class _MatrixOptimizer:
         slow = [] if _scalars.is_number(ratio) and ratio == 1 else [optax.scale(ratio)]
 
         group = _Part(options, groups, self.name)
-        directions = self.directions(None if groups is None else groups.numbers)
-        decay = group.decay(options.weight_decay)
-        links = [group.chain(*directions, decay, relative=options.sphere)]
+        numbers = None if groups is None else groups.numbers
+        if self.has_rate:
+            decayed = None if groups is None else groups.decayed
+            links = [group.chain(*self.directions(numbers, decayed))]
+        else:
+            decay = group.decay(options.weight_decay)
+            links = [group.chain(*self.directions(numbers), decay, relative=options.sphere)]
         group = _Part(options, groups, plain)
         links.append(group.chain(options.direction(), group.decay(own_decay), *slow))
         if rest == "adamh":
             links.append(_Part(options, groups, rest).chain(options.direction(), relative=True))
 
-        links.append(_learning_rate.scale_by_learning_rate(self.learning_rate))
+        rate = _learning_rate.scale_by_learning_rate(self.learning_rate)
+        if self.has_rate:
+            others = True
+            if groups is not None:
+                others = jax.tree.map(lambda own: not own, groups.mask(self.name))
+            rate = optax.masked(rate, others)
+        links.append(rate)
         if options.sphere or rest == "adamh":
             mask: Any = None if groups is None else groups.on_sphere
             layers = None if groups is None else groups.stacked(mask)

@@ -10,9 +10,11 @@ from jax.typing import DTypeLike
 
 from lbopt import types
 from lbopt.linalg import Coefficients
+from lbopt.transforms._kron import Diagonal
 from lbopt.transforms._layerwise_options import Number, Variant
 from lbopt.transforms._matrix_optimizer import MatrixOptions
 from lbopt.transforms._newton_schulz import ShapeRule
+from lbopt.transforms._shampoo import Graft, Sides
 
 MomentumForm = Literal["average", "sum", "debiased"]
 
@@ -64,6 +66,51 @@ class DionOptions(MatrixOptions):
     shape_rule: ShapeRule = "spectral"
     weight_decay: Number = 0.01
     weight_decay_mask: types.Mask = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ShampooOptions(MatrixOptions):
+    """The options of `lbopt.shampoo` that a variant sets; the defaults are Meta's for AdamW."""
+
+    b1: Number = 0.9
+    b2: Number = 0.999
+    eps: Number = 1e-12
+    every_steps: int = 100
+    side: Sides = "both"
+    root: float | None = None
+    method: Literal["eigh", "newton"] = "eigh"
+    debias: bool = True
+    graft: Graft | None = "adam"
+    graft_b2: Number = 0.999
+    graft_eps: Number = 1e-8
+    weight_decay: Number = 1e-5
+    weight_decay_mask: types.Mask = None
+    rest_b2: Number = 0.999
+
+
+@dataclasses.dataclass(frozen=True)
+class KronOptions(MatrixOptions):
+    """The options of `lbopt.kron` that a variant sets; the defaults are those of psgd_jax."""
+
+    b1: Number = 0.9
+    preconditioner_rate: Number = 0.1
+    diagonal: Diagonal = "long"
+    max_side: int = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class MuownOptions(MatrixOptions):
+    """The options of `lbopt.muown` that a variant sets; the defaults are NVIDIA's."""
+
+    momentum: Number = 0.95
+    b1: Number = 0.9
+    b2: Number = 0.95
+    adam_eps: Number = 1e-8
+    coefficients: Coefficients = "quintic"
+    steps: int | None = None
+    products_dtype: DTypeLike | None = "bfloat16"
+    eps: Number = 1e-15
+    shape_factor: Number = 1.0
 
 
 def _rows(optimizer: str, rows: Mapping[str, tuple[str, str, MatrixOptions]]) -> dict[str, Variant]:
@@ -270,12 +317,57 @@ DION: Mapping[str, Variant[DionOptions]] = _rows(
     },
 )
 
+SHAMPOO: Mapping[str, Variant[ShampooOptions]] = _rows(
+    "shampoo",
+    {
+        "meta": (
+            "facebookresearch/optimizers@f60660669:distributed_shampoo",
+            "As its README replaces AdamW, with Adam's size for each matrix. The code splits and "
+            "merges axes to blocks; here a matrix is whole.",
+            ShampooOptions(),
+        ),
+        "one_sided": (
+            "facebookresearch/optimizers@f60660669:distributed_shampoo, inverse_exponent_override",
+            "The shorter side of each matrix alone, with the square root. The code takes one side "
+            "by its axis.",
+            ShampooOptions(side="shorter"),
+        ),
+    },
+)
+
+KRON: Mapping[str, Variant[KronOptions]] = _rows(
+    "kron",
+    {
+        "psgd": (
+            "evanatyourservice/psgd_jax@be955244:psgd_jax/kron.py",
+            "PSGD-Kron. The code takes vectors too, with a diagonal factor, and embeddings; here "
+            "they are the rest.",
+            KronOptions(),
+        ),
+    },
+)
+
+MUOWN: Mapping[str, Variant[MuownOptions]] = _rows(
+    "muown",
+    {
+        "nvidia": (
+            "NVIDIA-NeMo/Emerging-Optimizers@fd7729267109a8848709e9406bf19e53e970c3f4:"
+            "emerging_optimizers/contrib/muown.py",
+            "The code leaves the rest to the user.",
+            MuownOptions(),
+        ),
+    },
+)
+
 MATRIX_VARIANTS: dict[str, Any] = {
     "dion": DION,
+    "kron": KRON,
     "muon": MUON,
     "muonh": MUONH,
+    "muown": MUOWN,
     "normuon": NORMUON,
     "scion": SCION,
+    "shampoo": SHAMPOO,
     "soap": SOAP,
     "soaph": SOAPH,
 }

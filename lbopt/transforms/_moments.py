@@ -322,10 +322,10 @@ def _zeros(params: types.Params, dtype: Any = None) -> types.PyTree:
 
 def _debiased(x: jax.Array, decay: float | jax.Array, count: jax.Array) -> jax.Array:
     """Return x / (1 - decay^count)."""
-    return tree.map_parts(lambda part: part / _one_minus_power(decay, count, part.dtype), x)
+    return tree.map_parts(lambda part: part / one_minus_power(decay, count, part.dtype), x)
 
 
-def _one_minus_power(decay: float | jax.Array, count: jax.Array, dtype) -> jax.Array:
+def one_minus_power(decay: float | jax.Array, count: jax.Array, dtype) -> jax.Array:
     """Return 1 - decay^count to full precision; a plain number's logarithm is taken in float64."""
     if isinstance(decay, numbers.Real):
         log_decay = jnp.asarray(math.log(float(decay)) if float(decay) > 0 else -math.inf, dtype)

@@ -237,7 +237,7 @@ def muonh(
       products_dtype: That of `lbopt.muon`.
       eps: That of `lbopt.muon`.
       rest: That of `lbopt.muon`.
-      rest_learning_rate_ratio: That of `lbopt.muon`; heads under "adamh" move at the rate of the matrices.
+      rest_learning_rate_ratio: That of `lbopt.muon`; none for heads under "adamh".
       rest_b1: That of `lbopt.muon`.
       rest_b2: That of `lbopt.muon`.
       rest_eps: That of `lbopt.muon`.
@@ -339,7 +339,7 @@ def scion(
     return _family("scion", _matrix_variants.SCION, locals())
 
 
-_RENAMED = {"dtype": "products_dtype", "b2": "neuron_b2", "factor": "shape_factor"}
+_RENAMED: Any = {"dtype": "products_dtype", "b2": "neuron_b2", "factor": "shape_factor"}
 """Arguments of transforms -> options of optimizers."""
 
 

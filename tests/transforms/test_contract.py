@@ -264,6 +264,51 @@ TABLE = {
         ("every_steps", "dimension_numbers"),
         False,
     ),
+    "scale_by_shampoo": (
+        lbopt.scale_by_shampoo,
+        {"b2": 0.9, "eps": 0.1, "every_steps": 2, "dimension_numbers": by_shape},
+        ("every_steps", "side", "method", "graft", "dimension_numbers"),
+        False,
+    ),
+    "scale_by_kron": (
+        lbopt.scale_by_kron,
+        {"b1": 0.8, "preconditioner_rate": 0.1, "dimension_numbers": by_shape},
+        ("diagonal", "max_side", "probability", "dimension_numbers"),
+        False,
+    ),
+    "scale_by_muown": (
+        lbopt.scale_by_muown,
+        {
+            "learning_rate": lambda count: 0.1 / (1 + count),
+            "adam_eps": 1e-2,
+            "dimension_numbers": by_shape,
+        },
+        ("coefficients", "steps", "dtype", "dimension_numbers"),
+        True,
+    ),
+    "muown": (
+        lbopt.muown,
+        {
+            "learning_rate": 0.1,
+            "adam_eps": 1e-2,
+            "products_dtype": None,
+            "dimension_numbers": by_shape,
+        },
+        ("products_dtype", "dimension_numbers"),
+        True,
+    ),
+    "shampoo": (
+        lbopt.shampoo,
+        {"learning_rate": 0.1, "every_steps": 2, "eps": 0.1, "dimension_numbers": by_shape},
+        ("every_steps", "dimension_numbers"),
+        True,
+    ),
+    "kron": (
+        lbopt.kron,
+        {"learning_rate": 0.1, "dimension_numbers": by_shape},
+        ("dimension_numbers",),
+        True,
+    ),
     "scale_by_dion": (
         lbopt.scale_by_dion,
         {"momentum": 0.8, "eps": 1.0, "rank": 2, "dimension_numbers": by_shape},
@@ -341,7 +386,17 @@ TABLE = {
 FREE_BASIS = ("scale_by_soap", "kl_soap", "soap", "soaph")
 """The statistics of their first updates do not determine the eigenbasis of a longer side, so an
 update that rounds otherwise takes another basis."""
-REFUSES_COMPLEX = (*FREE_BASIS, "scale_by_dion", "dion")
+REFUSES_COMPLEX = (
+    *FREE_BASIS,
+    "scale_by_dion",
+    "dion",
+    "scale_by_shampoo",
+    "shampoo",
+    "scale_by_kron",
+    "kron",
+    "scale_by_muown",
+    "muown",
+)
 VARIANTS = (
     "lars_flax",
     "lars_nus",
@@ -358,6 +413,9 @@ VARIANTS = (
     "soap",
     "soaph",
     "dion",
+    "shampoo",
+    "kron",
+    "muown",
     "radial_brake",
     "update_floor",
     "matrix_shape",
@@ -390,6 +448,8 @@ STARTS_AT_PARAMS = (
     "muonh",
     "adamh",
     "soaph",
+    "scale_by_muown",
+    "muown",
     "nesterov_outer",
 )
 """Their states are made from the values of the parameters, so shapes are not enough."""
@@ -620,6 +680,9 @@ INJECTED = {
     "matrix_shape": "factor",
     "neuron_norm": "eps",
     "scale_by_dion": "eps",
+    "scale_by_shampoo": "graft_eps",
+    "scale_by_kron": "preconditioner_rate",
+    "scale_by_muown": "momentum",
     "nesterov_outer": "outer_learning_rate",
 }
 
@@ -1034,7 +1097,19 @@ def test_the_state_of_parameters_in_boxes_can_be_sharded_as_they_are(name, kind)
     )
 
 
-SPLIT = ("muon", "muon_optax", "normuon", "muonh", "scion", "soap", "soaph", "dion")
+SPLIT = (
+    "muon",
+    "muon_optax",
+    "normuon",
+    "muonh",
+    "scion",
+    "soap",
+    "soaph",
+    "dion",
+    "shampoo",
+    "kron",
+    "muown",
+)
 """Optimizers of groups: `optax.masked` takes leaves out of their states."""
 
 
