@@ -183,7 +183,7 @@ def scale_by_kron(
         count = optax.safe_increment(state.count)
         share = probability(count) if callable(probability) else probability
         since = state.since + 1
-        follows = since >= 1 / share
+        follows = since.astype(jnp.float32) >= 1 / share
         key = jax.random.fold_in(jax.random.key(seed), state.count)
         balances = jax.random.bernoulli(jax.random.fold_in(key, 0), _BALANCE_PROBABILITY)
         place = iter(range(1, 1 + len(jax.tree.leaves(updates))))

@@ -347,6 +347,8 @@ class _MatrixOptimizer:
             if _per_path.is_placeholder(params):
                 return self._inner(None).init(params)
             _arguments.require_float_leaves(params)
+            if self.has_rate:
+                _arguments.require_arrays(params, f"{self.name} starts at their values")
             groups = self._groups(params)
             masks.record_choice("optimizer", groups.labels)
             self.matrices.record(params)

@@ -159,7 +159,7 @@ def scale_by_muown(
         mu: jax.Array,
         nu: jax.Array,
     ) -> tuple[jax.Array, ...]:
-        wide = d.astype(m.dtype)
+        wide, rate = d.astype(m.dtype), rate.astype(m.dtype)
         weights = w.astype(m.dtype)
         u = weights / jnp.where(g == 0, 1, g)[:, None, :]
         v = u * length[:, None, :]

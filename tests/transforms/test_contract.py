@@ -266,7 +266,14 @@ TABLE = {
     ),
     "scale_by_shampoo": (
         lbopt.scale_by_shampoo,
-        {"b2": 0.9, "eps": 0.1, "every_steps": 2, "dimension_numbers": by_shape},
+        {
+            "b2": 0.9,
+            "eps": 0.1,
+            "every_steps": 2,
+            "graft_b2": 0.9,
+            "graft_eps": 1e-2,
+            "dimension_numbers": by_shape,
+        },
         ("every_steps", "side", "method", "graft", "dimension_numbers"),
         False,
     ),
@@ -280,6 +287,8 @@ TABLE = {
         lbopt.scale_by_muown,
         {
             "learning_rate": lambda count: 0.1 / (1 + count),
+            "momentum": 0.5,
+            "b2": 0.9,
             "adam_eps": 1e-2,
             "dimension_numbers": by_shape,
         },
@@ -682,7 +691,6 @@ INJECTED = {
     "scale_by_dion": "eps",
     "scale_by_shampoo": "graft_eps",
     "scale_by_kron": "preconditioner_rate",
-    "scale_by_muown": "momentum",
     "nesterov_outer": "outer_learning_rate",
 }
 
