@@ -23,12 +23,12 @@ _WEIGHTS = masks.weights_only & masks.exclude_roles("embedding")
 
 def adamh(
     learning_rate: optax.ScalarOrSchedule,
-    b1: float | jax.Array = types.default(0.9),
-    b2: float | jax.Array = types.default(0.95),
-    eps: float | jax.Array = types.default(1e-8),
+    b1: float | jax.Array = 0.9,
+    b2: float | jax.Array = 0.95,
+    eps: float | jax.Array = 1e-8,
     *,
     sphere_mask: types.Mask = types.default(_WEIGHTS),
-    rest_learning_rate_ratio: float | jax.Array = types.default(1.0),
+    rest_learning_rate_ratio: float | jax.Array = 1.0,
     stacked: types.Stacked = None,
     axis_name: types.AxisName = None,
     sharded_mask: types.Mask = None,
@@ -81,13 +81,8 @@ def adamh(
       The code of marin also clips the gradients of each group to norm 1, and keeps the norm of the
       last step, which drifts by roundoff, in place of the first.
     """
-    mask = sphere_mask.value if isinstance(sphere_mask, types.Default) else sphere_mask
-    b1, b2, eps, ratio = (
-        one.value if isinstance(one, types.Default) else one
-        for one in (b1, b2, eps, rest_learning_rate_ratio)
-    )
-    _scalars.require_at_least("rest_learning_rate_ratio", ratio, 0)
-    selection = _selection.Selection(mask, stacked, argument="sphere_mask")
+    _scalars.require_at_least("rest_learning_rate_ratio", rest_learning_rate_ratio, 0)
+    selection = _selection.Selection(sphere_mask, stacked, argument="sphere_mask")
 
     def rest(params: types.Params) -> types.PyTree:
         return jax.tree.map(lambda layer: not layer.chosen, selection.layers(params))
@@ -100,10 +95,10 @@ def adamh(
     return _precision.chain_in_wide_precision(
         _named(selection),
         _moments.scale_by_lamb_moments(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        _relative.relative_update("weight", mask, **where),
-        optax.masked(optax.scale(ratio), rest),
+        _relative.relative_update("weight", sphere_mask, **where),
+        optax.masked(optax.scale(rest_learning_rate_ratio), rest),
         _learning_rate.scale_by_learning_rate(learning_rate),
-        _relative.hyperball("initial", mask, **where),
+        _relative.hyperball("initial", sphere_mask, **where),
     )
 
 

@@ -173,7 +173,7 @@ def dion(
         w <- w - lr (sqrt(out / in) P Q^T + wd w) ,   P Q^T of `scale_by_dion`
 
     Args:
-      learning_rate: Number or schedule, that of the matrices.
+      learning_rate: Number or schedule, the rate of the matrices.
       momentum: Decay rate of the momentum, in [0, 1).
       weight_decay: Decoupled weight decay wd >= 0.
       rank: Rank of the updates; None for `rank_fraction`.
@@ -181,16 +181,16 @@ def dion(
       variant: Public code to follow; in full by `lbopt.describe("microsoft", "dion")`.
       eps: Constant >= 0 added to the norms of columns.
       seed: Seed of the first basis.
-      shape_rule: That of `lbopt.muon`.
+      shape_rule: Factor of the shape: "width", "rms", "spectral" or "none".
       weight_decay_mask: The leaves that are decayed (see `lbopt.types.Mask`).
-      rest: That of `lbopt.muon`.
-      rest_learning_rate_ratio: That of `lbopt.muon`.
-      rest_b1: That of `lbopt.muon`.
-      rest_b2: That of `lbopt.muon`.
-      rest_eps: That of `lbopt.muon`.
-      rest_weight_decay: That of `lbopt.muon`.
-      dimension_numbers: That of `lbopt.muon`.
-      stacked: That of `lbopt.muon`.
+      rest: Optimizer of the other leaves (see `lbopt.muon`).
+      rest_learning_rate_ratio: Learning rate of the rest, as a multiple of `learning_rate`.
+      rest_b1: Decay rate of the rest's first moment.
+      rest_b2: Decay rate of the rest's second moment.
+      rest_eps: Constant added to the root of the rest's second moment.
+      rest_weight_decay: Weight decay of the rest; None for `weight_decay`.
+      dimension_numbers: The axes of each matrix (see `scale_by_newton_schulz`).
+      stacked: Leaves that are stacks of layers, each layer a matrix.
 
     Returns:
       An `optax.GradientTransformation` whose `update` needs `params`.

@@ -52,7 +52,7 @@ def scale_by_kron(
     b1: float | jax.Array = 0.9,
     preconditioner_rate: float | jax.Array = 0.1,
     *,
-    probability: Callable[[jax.Array], jax.Array] | float = update_probability,
+    probability: Callable[[jax.Array], jax.Array] | float | None = None,
     diagonal: Diagonal = "long",
     max_side: int = 8192,
     initial_scale: float | jax.Array = 1.0,
@@ -74,7 +74,7 @@ def scale_by_kron(
       b1: Decay rate of the first moment, in [0, 1).
       preconditioner_rate: Size of the steps of the factors, > 0.
       probability: Function of the number of updates so far -> share of the updates in which the
-        factors follow, or that share. The default falls from 1 to 0.03.
+        factors follow, or that share; None for one that falls from 1 to 0.03.
       diagonal: Which sides have a diagonal factor: "long" (those above `max_side`), "one" (the
         longer side too) or "both".
       max_side: Longest side with a triangular factor.
@@ -114,6 +114,8 @@ def scale_by_kron(
     require_choice("diagonal", diagonal, ("long", "one", "both"))
     max_side = _scalars.whole("max_side", max_side)
     seed = _scalars.seed("seed", seed)
+    if probability is None:
+        probability = update_probability
     if not callable(probability):
         _scalars.checked("probability", probability, "a number in (0, 1]", lambda n: 0 < n <= 1)
     matrices = _matrix_view.Matrices(dimension_numbers, stacked)

@@ -61,7 +61,7 @@ def muon(
     those of "keller".
 
     Args:
-      learning_rate: Number or schedule, that of the matrices.
+      learning_rate: Number or schedule, the rate of the matrices.
       momentum: Decay rate b of the momentum, in [0, 1).
       weight_decay: Decoupled weight decay wd >= 0.
       variant: Public code to follow; in full by `lbopt.describe("keller", "muon")`.
@@ -154,30 +154,30 @@ def normuon(
         N = O / sqrt(v), scaled back to the norm of O
 
     Args:
-      learning_rate: Number or schedule, that of the matrices.
+      learning_rate: Number or schedule, the rate of the matrices.
       momentum: Decay rate of the momentum, in [0, 1).
       weight_decay: Decoupled weight decay >= 0.
       neuron_b2: Decay rate b2 of the mean square, in [0, 1).
       variant: Public code to follow; in full by `lbopt.describe("paper", "normuon")`.
-      nesterov: As the arguments below, that of `lbopt.muon`.
-      momentum_form: That of `lbopt.muon`.
-      coefficients: That of `lbopt.muon`.
-      steps: That of `lbopt.muon`.
-      products_dtype: That of `lbopt.muon`.
-      eps: That of `lbopt.muon`.
-      shape_rule: That of `lbopt.muon`.
-      shape_factor: That of `lbopt.muon`.
-      weight_decay_mask: That of `lbopt.muon`.
-      cautious_weight_decay: That of `lbopt.muon`.
-      rest: That of `lbopt.muon`.
-      rest_learning_rate_ratio: That of `lbopt.muon`.
-      rest_b1: That of `lbopt.muon`.
-      rest_b2: That of `lbopt.muon`.
-      rest_eps: That of `lbopt.muon`.
-      rest_weight_decay: That of `lbopt.muon`.
-      dimension_numbers: That of `lbopt.muon`.
-      stacked: That of `lbopt.muon`.
-      momentum_dtype: That of `lbopt.muon`.
+      nesterov:  `lbopt.muon`.
+      momentum_form: "average", "sum" or "debiased" (see `lbopt.muon`).
+      coefficients: Polynomials of the orthogonalization (see `lbopt.linalg.newton_schulz`).
+      steps: Number of its steps; None for that of the coefficients.
+      products_dtype: Dtype of its products; None for fp32.
+      eps: Constant >= 0 added to the Frobenius norm.
+      shape_rule: Factor of the shape: "width", "rms", "spectral" or "none".
+      shape_factor: Number that the factor is multiplied by.
+      weight_decay_mask: The leaves that are decayed (see `lbopt.types.Mask`).
+      cautious_weight_decay: Whether a component is decayed only where its update has its sign.
+      rest: Optimizer of the other leaves (see `lbopt.muon`).
+      rest_learning_rate_ratio: Learning rate of the rest, as a multiple of `learning_rate`.
+      rest_b1: Decay rate of the rest's first moment.
+      rest_b2: Decay rate of the rest's second moment.
+      rest_eps: Constant added to the root of the rest's second moment.
+      rest_weight_decay: Weight decay of the rest; None for `weight_decay`.
+      dimension_numbers: The axes of each matrix (see `scale_by_newton_schulz`).
+      stacked: Leaves that are stacks of layers, each layer a matrix.
+      momentum_dtype: Dtype in which the momentum is kept; None for fp32.
 
     Returns:
       An `optax.GradientTransformation` whose `update` needs `params`.
@@ -227,24 +227,25 @@ def muonh(
     `relative_update` and `hyperball` around Muon's direction.
 
     Args:
-      learning_rate: Number or schedule, that of the matrices.
+      learning_rate: Number or schedule, the rate of the matrices.
       momentum: Decay rate of the momentum, in [0, 1).
       variant: Public code to follow; in full by `lbopt.describe("marin", "muonh")`.
-      nesterov: As the arguments below, that of `lbopt.muon`.
-      momentum_form: That of `lbopt.muon`.
-      coefficients: That of `lbopt.muon`.
-      steps: That of `lbopt.muon`.
-      products_dtype: That of `lbopt.muon`.
-      eps: That of `lbopt.muon`.
-      rest: That of `lbopt.muon`.
-      rest_learning_rate_ratio: That of `lbopt.muon`; none for heads under "adamh".
-      rest_b1: That of `lbopt.muon`.
-      rest_b2: That of `lbopt.muon`.
-      rest_eps: That of `lbopt.muon`.
+      nesterov:  `lbopt.muon`.
+      momentum_form: "average", "sum" or "debiased" (see `lbopt.muon`).
+      coefficients: Polynomials of the orthogonalization (see `lbopt.linalg.newton_schulz`).
+      steps: Number of its steps; None for that of the coefficients.
+      products_dtype: Dtype of its products; None for fp32.
+      eps: Constant >= 0 added to the Frobenius norm.
+      rest: Optimizer of the other leaves (see `lbopt.muon`).
+      rest_learning_rate_ratio: Learning rate of the rest, as a multiple of `learning_rate`; heads
+        under "adamh" move at the rate of the matrices.
+      rest_b1: Decay rate of the rest's first moment.
+      rest_b2: Decay rate of the rest's second moment.
+      rest_eps: Constant added to the root of the rest's second moment.
       rest_weight_decay: Weight decay of the rest that is on no sphere.
-      dimension_numbers: That of `lbopt.muon`.
-      stacked: That of `lbopt.muon`.
-      momentum_dtype: That of `lbopt.muon`.
+      dimension_numbers: The axes of each matrix (see `scale_by_newton_schulz`).
+      stacked: Leaves that are stacks of layers, each layer a matrix.
+      momentum_dtype: Dtype in which the momentum is kept; None for fp32.
 
     Returns:
       An `optax.GradientTransformation` whose `update` needs `params`, and whose `init` needs
@@ -295,25 +296,26 @@ def scion(
         the rest: w <- (1 - lr wd) w - lr sign(m)
 
     Args:
-      learning_rate: Number or schedule, that of the matrices.
+      learning_rate: Number or schedule, the rate of the matrices.
       momentum: Decay rate b of the momentum, in [0, 1).
       weight_decay: Decay wd; 1 for the constrained form, 0 for the unconstrained one.
       shape_factor: Radius r of the ball of the matrices.
       variant: Public code to follow; in full by `lbopt.describe("nvidia", "scion")`.
-      nesterov: As the arguments below, that of `lbopt.muon`.
-      momentum_form: That of `lbopt.muon`.
-      coefficients: That of `lbopt.muon`.
-      steps: That of `lbopt.muon`.
-      products_dtype: That of `lbopt.muon`.
-      eps: That of `lbopt.muon`.
-      weight_decay_mask: That of `lbopt.muon`.
-      rest: That of `lbopt.muon`.
-      rest_learning_rate_ratio: That of `lbopt.muon`; the radius of the rest's ball.
+      nesterov:  `lbopt.muon`.
+      momentum_form: "average", "sum" or "debiased" (see `lbopt.muon`).
+      coefficients: Polynomials of the orthogonalization (see `lbopt.linalg.newton_schulz`).
+      steps: Number of its steps; None for that of the coefficients.
+      products_dtype: Dtype of its products; None for fp32.
+      eps: Constant >= 0 added to the Frobenius norm.
+      weight_decay_mask: The leaves that are decayed (see `lbopt.types.Mask`).
+      rest: Optimizer of the other leaves (see `lbopt.muon`).
+      rest_learning_rate_ratio: Learning rate of the rest, as a multiple of `learning_rate`; it is
+        also the radius of the rest's ball.
       rest_b1: Decay rate of the momentum of the rest.
-      rest_weight_decay: That of `lbopt.muon`.
-      dimension_numbers: That of `lbopt.muon`.
-      stacked: That of `lbopt.muon`.
-      momentum_dtype: That of `lbopt.muon`.
+      rest_weight_decay: Weight decay of the rest; None for `weight_decay`.
+      dimension_numbers: The axes of each matrix (see `scale_by_newton_schulz`).
+      stacked: Leaves that are stacks of layers, each layer a matrix.
+      momentum_dtype: Dtype in which the momentum is kept; None for fp32.
 
     Returns:
       An `optax.GradientTransformation` whose `update` needs `params`.

@@ -48,7 +48,7 @@ def soap(
     value that is given, else the variant's; the defaults shown are those of "paper".
 
     Args:
-      learning_rate: Number or schedule, that of the matrices.
+      learning_rate: Number or schedule, the rate of the matrices.
       b1: Decay rate of the first moment, in [0, 1).
       b2: Decay rate of the second moment, in [0, 1).
       eps: Constant >= 0 added to the root of the second moment.
@@ -59,14 +59,14 @@ def soap(
       debias: Whether the moments have a bias correction.
       kl: Whether the statistics are those of KL-Shampoo.
       weight_decay_mask: The leaves that are decayed (see `lbopt.types.Mask`).
-      rest: That of `lbopt.muon`.
-      rest_learning_rate_ratio: That of `lbopt.muon`.
-      rest_b1: That of `lbopt.muon`.
-      rest_b2: That of `lbopt.muon`.
-      rest_eps: That of `lbopt.muon`.
-      rest_weight_decay: That of `lbopt.muon`.
-      dimension_numbers: That of `lbopt.muon`.
-      stacked: That of `lbopt.muon`.
+      rest: Optimizer of the other leaves (see `lbopt.muon`).
+      rest_learning_rate_ratio: Learning rate of the rest, as a multiple of `learning_rate`.
+      rest_b1: Decay rate of the rest's first moment.
+      rest_b2: Decay rate of the rest's second moment.
+      rest_eps: Constant added to the root of the rest's second moment.
+      rest_weight_decay: Weight decay of the rest; None for `weight_decay`.
+      dimension_numbers: The axes of each matrix (see `scale_by_newton_schulz`).
+      stacked: Leaves that are stacks of layers, each layer a matrix.
 
     Returns:
       An `optax.GradientTransformation` whose `update` needs `params`. The first update does not
@@ -115,22 +115,22 @@ def soaph(
 
     Args:
       learning_rate: Number or schedule, that of the matrices: the relative size of a step.
-      b1: That of `lbopt.soap`.
-      b2: That of `lbopt.soap`.
-      eps: That of `lbopt.soap`.
+      b1: Decay rate of the first moment, in [0, 1).
+      b2: Decay rate of the second moment, in [0, 1).
+      eps: Constant >= 0 added to the root of the second moment.
       variant: Public code to follow; in full by `lbopt.describe("modded_nanogpt", "soaph")`.
-      shampoo_b2: That of `lbopt.soap`.
-      every_steps: That of `lbopt.soap`.
-      debias: That of `lbopt.soap`.
-      kl: That of `lbopt.soap`.
-      rest: That of `lbopt.muon`.
-      rest_learning_rate_ratio: That of `lbopt.muon`.
-      rest_b1: That of `lbopt.muon`.
-      rest_b2: That of `lbopt.muon`.
-      rest_eps: That of `lbopt.muon`.
+      shampoo_b2: Decay rate of the factors; None for `b2`.
+      every_steps: Number of updates between two changes of the basis.
+      debias: Whether the moments are divided by 1 - b^t.
+      kl: Whether the factors are those of KL-Shampoo.
+      rest: Optimizer of the other leaves (see `lbopt.muon`).
+      rest_learning_rate_ratio: Learning rate of the rest, as a multiple of `learning_rate`.
+      rest_b1: Decay rate of the rest's first moment.
+      rest_b2: Decay rate of the rest's second moment.
+      rest_eps: Constant added to the root of the rest's second moment.
       rest_weight_decay: Weight decay of the rest; None for none.
-      dimension_numbers: That of `lbopt.muon`.
-      stacked: That of `lbopt.muon`.
+      dimension_numbers: The axes of each matrix (see `scale_by_newton_schulz`).
+      stacked: Leaves that are stacks of layers, each layer a matrix.
 
     Returns:
       An `optax.GradientTransformation` whose `update` needs `params`, and whose `init` needs
@@ -261,7 +261,7 @@ def kron(
     preconditioner_rate: float | jax.Array = types.default(0.1),
     diagonal: _kron.Diagonal = types.default("long"),
     max_side: int = types.default(8192),
-    probability: Any = types.default(_kron.update_probability),
+    probability: Any = None,
     seed: int | jax.Array = 0,
     weight_decay_mask: types.Mask = types.default(masks.weights_only),
     rest: Any = types.default("adamw"),
@@ -287,7 +287,7 @@ def kron(
       diagonal: Which sides have a diagonal factor: "long", "one" or "both".
       max_side: Longest side with a triangular factor.
       probability: Function of the number of updates so far -> share of the updates in which the
-        factors follow, or that share; the default falls from 1 to 0.03.
+        factors follow, or that share; None for one that falls from 1 to 0.03.
       seed: Seed of the noise.
       weight_decay_mask: The leaves that are decayed (see `lbopt.types.Mask`).
       rest: Optimizer of the other leaves (see `lbopt.muon`).
@@ -316,7 +316,6 @@ def kron(
       Li, arXiv:1512.04202 and arXiv:2402.04553; evanatyourservice/psgd_jax@be955244.
     """
     given = locals()
-    follows = probability.value if isinstance(probability, types.Default) else probability
 
     def directions(
         options: _matrix_variants.KronOptions, numbers: Any
@@ -325,7 +324,7 @@ def kron(
             _kron.scale_by_kron(
                 options.b1,
                 options.preconditioner_rate,
-                probability=follows,
+                probability=probability,
                 diagonal=options.diagonal,
                 max_side=options.max_side,
                 seed=seed,

@@ -280,7 +280,7 @@ TABLE = {
     "scale_by_kron": (
         lbopt.scale_by_kron,
         {"b1": 0.8, "preconditioner_rate": 0.1, "dimension_numbers": by_shape},
-        ("diagonal", "max_side", "probability", "dimension_numbers"),
+        ("diagonal", "max_side", "dimension_numbers"),
         False,
     ),
     "scale_by_muown": (
