@@ -90,7 +90,8 @@ def compress_state(
     """
     _arguments.require_transformation("inner", inner)
     require_choice("format", format, get_args(StateFormat))
-    with_sign, without = _names("signed", signed), _names("unsigned", unsigned)
+    with_sign = _names("signed", signed)
+    without = _names("unsigned", unsigned)
     block_size = _scalars.whole("block_size", block_size, low=64)
     min_size = _scalars.whole("min_size", min_size, low=0)
     min_length = _scalars.whole("min_length", min_length)
@@ -114,7 +115,8 @@ def compress_state(
 
     def kept(state: Any, count: jax.Array | None) -> CompressedState:
         noise = _rounding.noise_of(seed, count) if count is not None else iter(())
-        leaves, largest = [], {}
+        leaves = []
+        largest = {}
         for name, leaf, has_sign in treatments(state):
             if has_sign is None:
                 leaves.append(leaf)

@@ -258,7 +258,7 @@ def _one_followed(q: jax.Array, a: jax.Array, b: jax.Array, rate: float | jax.Ar
         of_a, of_b = (jnp.sum(x**2, -1) for x in (a, b))
         size = jnp.max(jnp.abs(of_a + of_b), -1, keepdims=True)
         return q - rate * (of_a - of_b) * q / (size + tiny)
-    of_a, of_b = matmul(a, a.mT), matmul(b, b.mT)
+    of_a, of_b = (matmul(x, x.mT) for x in (a, b))
     size = jax.vmap(_norm_lower_bound)(of_a + of_b)[:, None, None]
     return q - matmul(jnp.triu(rate * (of_a - of_b)) / (size + tiny), q)
 

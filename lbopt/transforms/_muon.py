@@ -436,7 +436,8 @@ def _averaged(
             """Return how much of an average after some steps is not the zero it started at."""
             return 1 - jax.lax.pow(jnp.asarray(momentum, jnp.float32), step)
 
-        later, now = share(optax.safe_increment(count)), share(count)
+        now = share(count)
+        later = share(optax.safe_increment(count))
 
         def direction(u: jax.Array, m: jax.Array) -> jax.Array:
             u_wide = u.astype(m.dtype)

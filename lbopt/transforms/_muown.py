@@ -70,7 +70,7 @@ def scale_by_muown(
         g <- (g - lr Adam(dg)) (1 - lr wd)
 
     The learning rate is inside, so nothing comes behind it. Leaves that are no matrices pass
-    unchanged.
+    unchanged. Gradients beyond 2^40 (1e12) count as 2^40, so that their squares stay finite.
 
     Args:
       learning_rate: Number or schedule.
@@ -159,7 +159,8 @@ def scale_by_muown(
         mu: jax.Array,
         nu: jax.Array,
     ) -> tuple[jax.Array, ...]:
-        wide, rate = d.astype(m.dtype), rate.astype(m.dtype)
+        wide = _matrix_view.bounded(d.astype(m.dtype))
+        rate = rate.astype(m.dtype)
         weights = w.astype(m.dtype)
         u = weights / jnp.where(g == 0, 1, g)[:, None, :]
         v = u * length[:, None, :]
@@ -170,6 +171,7 @@ def scale_by_muown(
         scale = max(d.shape[-2:]) ** 0.5 * shape_factor
         orthogonal = newton_schulz(m, coefficients, steps, dtype=dtype, eps=eps)
         v = v - rate * scale * orthogonal
+
         mu = b1 * mu + (1 - b1) * dg
         nu = b2 * nu + (1 - b2) * dg**2
         below = jnp.sqrt(nu / _moments.one_minus_power(b2, t, nu.dtype)) + adam_eps
