@@ -107,7 +107,8 @@ def _linspace(first: float, last: float, number: int) -> np.ndarray:
     ends = np.array([first, last], np.float32)
     step = np.float64((ends[1] - ends[0]) / np.float32(number - 1))
     index = np.arange(number)
-    up, down = ends[0] + step * index, ends[1] - step * (number - 1 - index)
+    up = ends[0] + step * index
+    down = ends[1] - step * (number - 1 - index)
     return np.where(index < number // 2, up, down).astype(np.float32)
 
 
@@ -168,7 +169,8 @@ def _split(slope: float, offset: float) -> tuple[float, float, float, float]:
     if slope == 0:
         return 0.0, offset, 0.0, 0.0
     unit = 2.0 ** (np.frexp(slope)[1] - _EXACT_BITS)
-    high, high_offset = np.round(slope / unit) * unit, np.round(offset / unit) * unit
+    high = np.round(slope / unit) * unit
+    high_offset = np.round(offset / unit) * unit
     rest = slope - high
     small_unit = 2.0 ** (np.frexp(rest)[1] - _EXACT_BITS) if rest else 1.0
     return high, high_offset, np.round(rest / small_unit) * small_unit, offset - high_offset

@@ -429,7 +429,8 @@ def _averaged(
 
         def mean(u: jax.Array, old: jax.Array) -> jax.Array:
             wide = tree.wide_dtype(old.dtype)
-            new, kept = u.astype(wide), old.astype(wide)
+            new = u.astype(wide)
+            kept = old.astype(wide)
             return tree.scaled(new, 1 - momentum) + tree.scaled(kept, momentum)
 
         def share(step: jax.Array) -> jax.Array:
@@ -444,7 +445,8 @@ def _averaged(
             if not nesterov:
                 return (m / now.astype(m.dtype) if debias else m).astype(u.dtype)
             if debias:
-                m, u_wide = m / later.astype(m.dtype), u_wide / now.astype(m.dtype)
+                m = m / later.astype(m.dtype)
+                u_wide = u_wide / now.astype(m.dtype)
             return (tree.scaled(m, momentum) + tree.scaled(u_wide, 1 - momentum)).astype(u.dtype)
 
         means = jax.tree.map(mean, updates, state.momentum)

@@ -143,8 +143,8 @@ def scale_by_muown(
             return {name: change(value) for name, value in lengths.items()}
 
         zeros = jax.tree.map(lambda p: jnp.zeros_like(p, tree.wide_dtype(p.dtype)), params)
-        same, none = jnp.array, jnp.zeros_like
-        kept = [collect(change) for change in (same, same, none, none)]
+        changes = (jnp.array, jnp.array, jnp.zeros_like, jnp.zeros_like)
+        kept = [collect(change) for change in changes]
         return MuownState(rates.init(params), zeros, *kept)
 
     def step(
@@ -191,6 +191,7 @@ def scale_by_muown(
         _, rate_state = rates.update({}, state.rate)
         decayed = masks.resolve_mask(weight_decay_mask, params, "weight_decay_mask")
         views = matrices.views(updates)
+
         decay = _per_path.collect(
             updates,
             jax.tree.map(

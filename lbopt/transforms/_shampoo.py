@@ -164,7 +164,8 @@ def scale_by_shampoo(
 
     def step(t: jax.Array, g: jax.Array, m: jax.Array, *kept: jax.Array) -> tuple[jax.Array, ...]:
         v, kept = (kept[0], kept[1:]) if has_nu else (None, kept)
-        factors, roots = kept[:2], kept[2:]
+        factors = kept[:2]
+        roots = kept[2:]
         wide = _matrix_view.bounded(g.astype(m.dtype))
         products = (matmul(wide, wide.mT), matmul(wide.mT, wide))
         weight = 1.0 if _scalars.is_number(b2) and b2 == 1 else 1 - b2

@@ -297,7 +297,8 @@ class KronLeaf:
             second = of_b @ of_b.T
             tiny = np.finfo(np.float64).tiny
             if q.ndim < 2:
-                first, second = np.diag(first), np.diag(second)
+                first = np.diag(first)
+                second = np.diag(second)
                 size = np.max(np.abs(first + second)) + tiny
                 moved.append(q - self.precond_lr * (first - second) * q / size)
             else:

@@ -148,7 +148,8 @@ def test_state_is_compressed_by_field_and_size():
     }
     moments = lbopt.compress_state(optax.adam(1e-3)).init(params).inner[0]
     dtypes = {name: (moments.mu[name].dtype, moments.nu[name].dtype) for name in params}
-    codes, whole = (jnp.dtype("uint8"),) * 2, (jnp.dtype("float32"),) * 2
+    codes = (jnp.dtype("uint8"),) * 2
+    whole = (jnp.dtype("float32"),) * 2
     assert dtypes == {"large": codes, "small": whole, "narrow": whole}
 
     one = lbopt.compress_state(optax.adam(1e-3), signed=(), unsigned=("nu",)).init(params).inner[0]

@@ -305,15 +305,9 @@ def test_any_transformation_can_take_the_rest():
 def test_zero_gradients_do_not_move_matrices_and_bad_ones_can_be_skipped():
     params = nested(flat_of(0))
     zeros = jax.tree.map(jnp.zeros_like, params)
-    for name in ("muon_keller", "normuon", "muonh_marin", "adamh"):
-        _, _, factory, options = BUILD[name]
-        tx = lbopt.skip_bad_updates(
-            factory(
-                0.1,
-                stacked=STACKED,
-                **{**options, **({"weight_decay": 0.0} if "weight_decay" in options else {})},
-            )
-        )
+    for name, (_, _, factory, options) in BUILD.items():
+        decay = {} if name.startswith(("adamh", "muonh", "soaph")) else {"weight_decay": 0.0}
+        tx = lbopt.skip_bad_updates(factory(0.1, stacked=STACKED, **{**options, **decay}))
 
         update = jit(tx.update)
         updates, state = update(zeros, tx.init(params), params)
@@ -324,6 +318,18 @@ def test_zero_gradients_do_not_move_matrices_and_bad_ones_can_be_skipped():
         bad = jax.tree.map(lambda p: p.at[(0,) * p.ndim].set(jnp.nan), params)
         updates, _ = update(bad, state, params)
         assert not any(np.any(u) for u in jax.tree.leaves(updates))
+
+
+@pytest.mark.parametrize("name", [name for name in BUILD if "modded" not in name])
+def test_a_gradient_beyond_all_measure_does_not_stop_an_optimizer(name):
+    _, _, factory, options = BUILD[name]
+    tx = factory(0.01, stacked=STACKED, **options)
+    params = nested(flat_of(0))
+    state = tx.init(params)
+    update = jit(tx.update)
+    for size in (1.0, 1e25, 1.0, 1.0):
+        updates, state = update(nested(flat_of(1, size)), state, params)
+    assert all(0 < norm(u) < np.inf for u in jax.tree.leaves(updates))
 
 
 def test_bad_input_is_refused_in_one_line():
