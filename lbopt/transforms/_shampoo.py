@@ -224,7 +224,8 @@ def scale_by_shampoo(
         )
         *moments, f_in, f_out, r_in, r_out = new
         nu = moments[1] if has_nu else None
-        factors, roots = {"in": f_in, "out": f_out}, {"in": r_in, "out": r_out}
+        factors = {"in": f_in, "out": f_out}
+        roots = {"in": r_in, "out": r_out}
         return directions, ShampooState(count, moments[0], nu, factors, roots)
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -205,7 +205,8 @@ class _Rule(NamedTuple):
         m, v, direction = self._adam(count, wide, m, v, q_in, q_out)
         if self.kl:
             kept = self._kl(count, wide, l_in, l_out, q_in, q_out, eigenvalues)
-            l_in, l_out, eigenvalues = kept[0], kept[1], kept[2:]
+            l_in, l_out, *rest = kept
+            eigenvalues = tuple(rest)
         else:
             l_in = _lerp(l_in, matmul(wide, wide.mT), self.shampoo_b2)
             l_out = _lerp(l_out, matmul(wide.mT, wide), self.shampoo_b2)
@@ -218,7 +219,7 @@ class _Rule(NamedTuple):
             new_v = v
             orders = None
             if not self.kl:
-                orders = _order(l_in, q_in), _order(l_out, q_out)
+                orders = (_order(l_in, q_in), _order(l_out, q_out))
                 new_v = jnp.take_along_axis(v, orders[0][:, :, None], 1)
                 new_v = jnp.take_along_axis(new_v, orders[1][:, None, :], 2)
             new_in = _iteration(l_in, q_in, orders and orders[0])

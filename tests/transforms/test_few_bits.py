@@ -204,7 +204,9 @@ def test_noise_is_that_of_the_seed_and_the_step():
         way, state = walk(lbopt.round_stochastically(lbopt.lamb(1e-3), seed), jnp.bfloat16, steps)
         return way, int(state.rounding_count)
 
-    (one, count), (same, _), (other, _) = after(0, 3), after(0, 3), after(1, 3)
+    one, count = after(0, 3)
+    same, _ = after(0, 3)
+    other, _ = after(1, 3)
     np.testing.assert_array_equal(one, same)
     assert count == 3
     assert (one != other).any()
