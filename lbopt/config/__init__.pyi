@@ -28,7 +28,7 @@ from ._data import (
     task_of as task_of,
 )
 from ._fields import check_flag as check_flag, default_of as default_of, unused as unused
-from ._foreign import free_arguments as free_arguments
+from ._foreign import MATRIX_OPTIMIZERS as MATRIX_OPTIMIZERS, free_arguments as free_arguments
 from ._from_text import OF_TEXT as OF_TEXT, FromText as FromText
 from ._layout import without_layout as without_layout
 from ._loss import LossConfig as LossConfig

@@ -30,7 +30,9 @@ FILLED = (*_RATES, DECAY, *MASKS, "stacked")
 _BASE = "base_optimizer"
 """Name of the argument for the optimizer inside another one."""
 _PREFIX = "optax."
-LIBRARY = ("adamh", *MATRIX_VARIANTS, "muloco")
+MATRIX_OPTIMIZERS = (*MATRIX_VARIANTS, "muloco")
+"""Our own optimizers that treat matrices as such."""
+LIBRARY = ("adamh", *MATRIX_OPTIMIZERS)
 """Our own optimizers whose numbers are arguments, in `options`, and not fields of the config."""
 
 

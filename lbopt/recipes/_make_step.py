@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import optax
 from jax.sharding import Mesh
 
 from lbopt import types
-from lbopt.config import TrainConfig, naming_step, step_options
-from lbopt.parallel import Step, compile_step
+from lbopt.config import MATRIX_OPTIMIZERS, TrainConfig, naming_step, step_options
+from lbopt.parallel import Step, compile_step, shard_matrices, split_sharding
 
 
 def make_step(
@@ -31,5 +33,9 @@ def make_step(
       trains: False if the step is only asked for the layout of the state.
     """
     options = step_options(config, stacked, trains)
+    if config.optimizer.name in MATRIX_OPTIMIZERS and mesh.size > 1 and options.backend != "pmap":
+        # The same numbers and states, with each matrix treated by one device.
+        split = functools.partial(split_sharding, mesh) if options.shard_update else None
+        tx = shard_matrices(tx, mesh, param_shardings=split)
     with naming_step():
         return compile_step(loss_fn, tx, mesh, options)

@@ -28,7 +28,8 @@ class ShampooState(NamedTuple):
       mu: First moments, a pytree shaped like the parameters.
       nu: Second moments for the grafted size, likewise; not used by "sgd" and None.
       factors: Path of each matrix -> [matrices, n, n] of its inputs, under "in", and of its
-        outputs, under "out": averages of gradient products. Empty arrays for a side without.
+        outputs, under "out": averages of gradient products. One-sided Shampoo has one of them,
+        under the name of the argument `side`.
       roots: Likewise, the inverse roots in use.
     """
 
@@ -125,6 +126,7 @@ def scale_by_shampoo(
     debias = _scalars.require_flag("debias", debias)
     matrices = _matrix_view.Matrices(dimension_numbers, stacked)
     has_nu = graft in ("adam", "rmsprop")
+    sides: tuple[str, ...] = ("in", "out") if side == "both" else (side,)
 
     def init_fn(params: types.Params) -> ShampooState:
         zero = jnp.zeros((), jnp.int32)
@@ -139,15 +141,15 @@ def scale_by_shampoo(
             def one(p: jax.Array, view: _matrix_view.MatrixView | None, where: str) -> Any:
                 if view is None:
                     return None
-                n = view.fan_in if where == "in" else view.fan_out
-                n = n if where in _chosen_sides(side, view.fan_in, view.fan_out) else 0
+                is_in = _is_in(where, view.fan_in, view.fan_out)
+                n = view.fan_in if is_in else view.fan_out
                 return make(view.count, n, tree.wide_dtype(p.dtype))
 
             return {
                 where: _per_path.collect(
                     params, jax.tree.map(functools.partial(one, where=where), params, views)
                 )
-                for where in ("in", "out")
+                for where in sides
             }
 
         def zeros() -> types.PyTree:
@@ -164,15 +166,13 @@ def scale_by_shampoo(
 
     def step(t: jax.Array, g: jax.Array, m: jax.Array, *kept: jax.Array) -> tuple[jax.Array, ...]:
         v, kept = (kept[0], kept[1:]) if has_nu else (None, kept)
-        factors = kept[:2]
-        roots = kept[2:]
+        factors = kept[: len(sides)]
+        roots = kept[len(sides) :]
+        are_in = [_is_in(where, *g.shape[-2:]) for where in sides]
         wide = _matrix_view.bounded(g.astype(m.dtype))
-        products = (matmul(wide, wide.mT), matmul(wide.mT, wide))
+        products = [matmul(wide, wide.mT) if is_in else matmul(wide.mT, wide) for is_in in are_in]
         weight = 1.0 if _scalars.is_number(b2) and b2 == 1 else 1 - b2
-        factors = tuple(
-            b2 * old + weight * new if old.size else old
-            for old, new in zip(factors, products, strict=True)
-        )
+        factors = tuple(b2 * old + weight * new for old, new in zip(factors, products, strict=True))
 
         # The first roots are due after `every_steps` updates.
         is_due = t % every_steps == 0
@@ -180,19 +180,14 @@ def scale_by_shampoo(
         scale = jnp.where(scale > 0, scale, 1)  # a sum
 
         def new_roots() -> tuple[jax.Array, ...]:
-            return tuple(
-                inverse_root(old / scale, root, eps=eps, method=method) if old.size else old
-                for old in factors
-            )
+            return tuple(inverse_root(old / scale, root, eps=eps, method=method) for old in factors)
 
         roots = jax.lax.cond(is_due, new_roots, lambda: roots)
         m = b1 * m + (1 - b1) * wide
         mean = m / _moments.one_minus_power(b1, t, m.dtype) if debias else m
         out = mean
-        if roots[0].size:
-            out = matmul(roots[0], out)
-        if roots[1].size:
-            out = matmul(out, roots[1])
+        for is_in, of_side in zip(are_in, roots, strict=True):
+            out = matmul(of_side, out) if is_in else matmul(out, of_side)
         if graft is None:
             return out.astype(g.dtype), m, *factors, *roots
 
@@ -218,22 +213,21 @@ def scale_by_shampoo(
         tree.check_updates(updates, state.mu)
         count = optax.safe_increment(state.count)
         like = (state.mu, state.nu) if has_nu else (state.mu,)
-        kept = [part[where] for part in (state.factors, state.roots) for where in ("in", "out")]
+        kept = [part[where] for part in (state.factors, state.roots) for where in sides]
         directions, new = _matrix_view.map_matrices(
             functools.partial(step, count), matrices, updates, *kept, like=like
         )
-        *moments, f_in, f_out, r_in, r_out = new
+        moments = new[: len(like)]
         nu = moments[1] if has_nu else None
-        factors = {"in": f_in, "out": f_out}
-        roots = {"in": r_in, "out": r_out}
+        factors, roots = (
+            dict(zip(sides, new[start : start + len(sides)], strict=True))
+            for start in (len(like), len(like) + len(sides))
+        )
         return directions, ShampooState(count, moments[0], nu, factors, roots)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _chosen_sides(side: Sides, fan_in: int, fan_out: int) -> tuple[str, ...]:
-    if side == "both":
-        return ("in", "out")
-    if side == "shorter":
-        return ("in",) if fan_in < fan_out else ("out",)
-    return (side,)
+def _is_in(side: str, fan_in: int, fan_out: int) -> bool:
+    """Return whether a factor is that of the inputs."""
+    return side == "in" or (side == "shorter" and fan_in < fan_out)
