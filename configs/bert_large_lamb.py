@@ -19,6 +19,8 @@ Data: `lbopt prepare text --name=wikipedia_books --folder=...` (or --tfds=...) m
     32768           15625       91.460    101.2 min    1024
     mixed           8599        90.584    76.19 min    1024 v3   65536 x 128, then 32768 x 512
     nvidia-mixed    8601        -         -            -         the same shape, NVIDIA's numbers
+    adamh-32768     15625       -         -            -         AdamH for LAMB, our own choice
+    muonh-32768     15625       -         -            -         MuonH for LAMB, our own choice
     smoke           7           BERT-tiny on Python's help topics in two phases, seconds on a CPU
 
 Steps of 8192, 16384 and 32768 [recalled 90%] (v1 prints 62k, 31k, 15.6k). The baseline at 512 has
@@ -32,6 +34,9 @@ the end of warmup. Nine tenths of the steps at sequence 128, the rest at 512 on 
 [recalled 80%]. The authors' learning rates and warmups are not known: 6e-3 and 4e-3 after 2000 and
 200 steps, NVIDIA's, are our starting point.
 `nvidia-mixed`: NVIDIA/DeepLearningExamples at 2de2945, PyTorch/LanguageModeling/BERT.
+`adamh-32768` and `muonh-32768`: the row 32768 with weights that keep their norm. The rate of all
+three is a share of the norm of a weight, so it is the same; there is no decay and no clip, and
+biases and norms follow Adam at a fifth of the rate, 1e-3.
 As in google-research/albert, each replica's own gradient is clipped, and there is no bias
 correction (Algorithm 2 of the paper has one). Default row: 32768.
 
@@ -78,15 +83,19 @@ TOPOLOGIES = {
 }
 """Slice of a v3 pod with each number of chips."""
 WARMUP_STEPS = 3125
-ROWS = (*PUBLISHED, "mixed", "nvidia-mixed", "smoke")
+ON_SPHERES = ("adamh-32768", "muonh-32768")
+"""Rows with weights that keep their norm."""
+ROWS = (*PUBLISHED, "mixed", "nvidia-mixed", *ON_SPHERES, "smoke")
 _PAPER = "LAMB 1904.00962v1, Table 1"
 
 
 def get_config(arg: str = "32768") -> TrainConfig:
-    """Return a row: a global batch size, `mixed`, `nvidia-mixed`, or `smoke`."""
+    """Return a row: a global batch size, `mixed`, `nvidia-mixed`, one on spheres, or `smoke`."""
     row = arg or "32768"
     require_choice("--config row", row, ROWS)
 
+    if row in ON_SPHERES:
+        return _on_spheres(row)
     special = {"mixed": _mixed, "nvidia-mixed": _nvidia_mixed, "smoke": _smoke}
     return special[row]() if row in special else _single(row)
 
@@ -129,6 +138,20 @@ def _single(row: str) -> TrainConfig:
         note="Learning rate, warmup, steps of v5 [recalled 90%]; decay, clip, no bias correction "
         f"as in google-research/albert; split over 128 and 512 tokens {split}. Own choice: "
         "predictions, evaluation batch, intervals.",
+    )
+    return config
+
+
+def _on_spheres(row: str) -> TrainConfig:
+    name, batch = row.split("-")
+    config = _single(batch)
+    config.name = f"bert_large_lamb:{row}"
+    config.optimizer = OptimizerConfig(name, options={"rest_learning_rate_ratio": 0.2})
+    config.about = About(
+        topology=config.about.topology,
+        status="planned by the TPU compiler",
+        note=f"{name} in place of LAMB: our own choice, as are its rate, the row's, and the rate "
+        "of the rest. Batch, steps and schedule of the row 32768.",
     )
     return config
 

@@ -18,17 +18,23 @@ published for no row but the last one's 256 TPU cores.
     16384        76.91 / 93.30       the same
     32768        76.71 / 93.00       the same
     you-32768    76.34 / 93.02       fastalgo: log.out, 3519 steps on 256 cores
+    adamh-32768  -                   AdamH in place of LAMB, our own choice
+    muonh-32768  -                   MuonH in place of LAMB, our own choice
     smoke        -                   a tiny ResNet on 96 generated images, half a minute on a CPU
 
 One rule makes the seven NUS rows: the square root of the batch scales the learning rate, and warmup
 epochs grow with the batch (LEGW), so that warmup has 782 steps in every row. You's code clips each
 replica's own gradient. Default row: 32768.
+`adamh-32768` and `muonh-32768`: NUS's row 32768 with weights that keep their norm. The rate of all
+three is a share of the norm of a weight, so it is the same; there is no decay, and biases and norms
+follow Adam at a tenth of the rate, 4e-3.
 
 Own choices: number of examples that share batch statistics (64, which one of NUS's GPUs had at its
 default batch; 128 for You's run, 32768 over 256 cores), evaluation batch, intervals of logs,
 evaluations and checkpoints. The first update of the NUS rows has rate 0 (in the code, the first
 step of the ramp), and steps are rounded up over the run (in the code, over every epoch).
-Status: you-32768 is planned, for a v3 slice (configs/plans/); no row has been run here.
+Status: you-32768 and the rows after it are planned, for a v3 slice (configs/plans/); no row has
+been run here.
 """
 
 import common
@@ -46,17 +52,21 @@ PUBLISHED = {
     "32768": ("top-1 76.71 %, top-5 93.00 % (NUS README)", 0.7671),
 }
 """Result of each batch size, and the accuracy to reach, None if there is no target."""
-ROWS = (*PUBLISHED, "you-32768", "smoke")
+ON_SPHERES = ("adamh-32768", "muonh-32768")
+"""Rows with weights that keep their norm."""
+ROWS = (*PUBLISHED, "you-32768", *ON_SPHERES, "smoke")
 _SETTING = "batch-norm span, evaluation batch, log/evaluation/checkpoint intervals"
 
 
 def get_config(arg: str = "32768") -> TrainConfig:
-    """Return a row: a global batch size, `you-32768`, or `smoke`."""
+    """Return a row: a global batch size, `you-32768`, one on spheres, or `smoke`."""
     row = arg or "32768"
     require_choice("--config row", row, ROWS)
     if row == "smoke":
         return _smoke()
 
+    if row in ON_SPHERES:
+        return _on_spheres(row)
     return _you() if row == "you-32768" else _nus(row)
 
 
@@ -112,6 +122,22 @@ def _you() -> TrainConfig:
     )
     config.target_metric = "eval/accuracy"
     config.target_value = 0.7633667
+    return config
+
+
+def _on_spheres(row: str) -> TrainConfig:
+    name, batch = row.split("-")
+    config = _nus(batch)
+    config.name = f"resnet50_lamb:{row}"
+    config.optimizer = OptimizerConfig(name, options={"rest_learning_rate_ratio": 0.1})
+    config.target_metric = ""
+    config.target_value = 0.0
+    config.about = About(
+        topology="v3:8x16",
+        status="planned by the TPU compiler",
+        note=f"{name} in place of LAMB: our own choice, as are its rate, the row's, and the rate "
+        "of the rest. The other settings are those of the row 32768.",
+    )
     return config
 
 

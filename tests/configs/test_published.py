@@ -50,6 +50,11 @@ OWN = {
     "configs/squad.py:large-adamw",
     "configs/squad.py:base-adamw",
     *(
+        f"configs/{file}.py:{name}-32768"
+        for file in ("bert_large_lamb", "resnet50_lamb")
+        for name in ("adamh", "muonh")
+    ),
+    *(
         f"configs/cifar10.py:{name}-{batch}"
         for name in ("lamb", "momentum")
         for batch in (512, 4096, 45000)
