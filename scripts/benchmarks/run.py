@@ -22,6 +22,8 @@ BENCHMARKS = {
     "by the TPU compiler",
     "update": "HBM traffic, memory and compile time of one optimizer update beside optax, by the "
     "TPU compiler; CPU time, measured",
+    "matrices": "time of Muon's update on pods, replicated and dealt, state of every optimizer, by "
+    "the TPU compiler; CPU time beside optax, measured",
     "input": "decoded images/s beside tf.data, tokens/s beside a plain loop, memory of the reader, "
     "and the read rate that each host of a pod needs",
     "arrays": "memory to train on 10 GB of the user's arrays on disk, and time of the identity of "
@@ -60,7 +62,7 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if names[0] == "step":
         os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    if names[0] in ("aggregators", "models", "pod", "sweep", "update"):
+    if names[0] in ("aggregators", "matrices", "models", "pod", "sweep", "update"):
         os.environ["JAX_PLATFORMS"] = "cpu"
         from lbopt.plan import prepare_environment
 

@@ -432,21 +432,25 @@ VARIANTS = (
     "compress_bf16",
     "round",
     "compensate",
+    "muonh",
+    "scale_by_kron",
+    "scale_by_shampoo",
 )
 """Rows that are like others for the wrappers: of the same classes with other options, or made by
 the same functions."""
-each = pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in TABLE],
-)
-determined = pytest.mark.parametrize(
-    "name",
-    [
+
+
+def rows(*left_out):
+    """Return the names of the table as parameters; those like others are slow."""
+    return [
         pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name
         for name in TABLE
-        if name not in FREE_BASIS
-    ],
-)
+        if name not in left_out
+    ]
+
+
+each = pytest.mark.parametrize("name", rows())
+determined = pytest.mark.parametrize("name", rows(*FREE_BASIS))
 narrow_too = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["fp32", "bf16"])
 
 
@@ -697,11 +701,10 @@ INJECTED = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name in TABLE
-        if name in INJECTED or ("learning_rate" in TABLE[name][1] and name != "soaph")
-    ],  # the first update of soaph does not move matrices
+    rows(
+        "soaph",  # its first update does not move matrices
+        *(row for row in TABLE if row not in INJECTED and "learning_rate" not in TABLE[row][1]),
+    ),
 )
 def test_injected_hyperparams_take_effect(name):
     factory, options, static, _ = TABLE[name]
@@ -1091,7 +1094,7 @@ OF_A_STEP = {
 """Transforms whose update needs a step's measurements."""
 
 
-@pytest.mark.parametrize("name", [*TABLE, *OF_A_STEP])
+@pytest.mark.parametrize("name", [*rows(), *OF_A_STEP])
 @pytest.mark.parametrize("kind", boxes.KINDS)
 def test_the_state_of_parameters_in_boxes_can_be_sharded_as_they_are(name, kind):
     tx, extra = (make(name), {}) if name in TABLE else OF_A_STEP[name]
@@ -1132,7 +1135,7 @@ def test_tree_map_params_works_on_split_optimizers(name):
     assert {"(8, 4)", "(4, 2, 3)", "(4,)"} <= set(jax.tree.leaves(mapped))
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if name not in SPLIT])
+@pytest.mark.parametrize("name", rows(*SPLIT))
 def test_tree_map_params_finds_what_is_like_the_parameters(name):
     tx = make(name)
     params = tree_of(0)

@@ -1,0 +1,146 @@
+"""Matrix optimizers on BERT-Large: time of an update on pods, state, and CPU time beside Optax.
+
+Muon's update on 32 cores of TPU v3 and on 16 chips of v5e and v5p, products in bf16: the compiler's
+cycles, and communication by the model of `lbopt plan`. Layers are stacked. "Replicated" treats every
+matrix on every device. "Dealt" is `lbopt.shard_matrices` on parameters that are split along their
+inputs: two all-to-alls for each shape. What is wanted of it is 1.3 times the ideal: an equal share of
+the replicated work, and its own communication. Bytes of state are those of the whole tree; those of
+few bits include the largest magnitudes of blocks. On the CPU Muon runs in fp32 on BERT-Base.
+"""
+
+import functools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pairs
+from bert_tree import bert, size_of
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import lbopt
+from lbopt.masks import matrix_dimension_numbers
+from lbopt.plan import StepCost, cost_of, open_topology
+from lbopt.transforms import MATRIX_VARIANTS
+
+SLICES = ("v3:4x4", "v5e:4x4", "v5p:2x2x4")
+LARGE = (24, 1024)
+BASE = (12, 768)
+RATE = 0.02
+LAYERS = lbopt.stacked_paths("^layers/")
+MOST = 1.3
+ROUNDS = 3
+
+
+def run() -> Iterator[dict]:
+    """Yield the rows of all tables."""
+    for name in SLICES:
+        yield from _on_pod(name)
+    yield from _state()
+    yield _on_cpu()
+
+
+def _update(tx):
+    def update(params, opt_state, grads):
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    return update
+
+
+def _numbers(tree):
+    return matrix_dimension_numbers(tree, LAYERS if "layers" in tree else None)
+
+
+def _split(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    """Return the sharding of a leaf along its inputs, the last but one axis, if they divide."""
+    if len(shape) < 2 or shape[-2] % mesh.size:
+        return NamedSharding(mesh, PartitionSpec())
+    return NamedSharding(mesh, PartitionSpec(*[None] * (len(shape) - 2), "data"))
+
+
+@functools.cache
+def _cost(name: str, kind: str) -> StepCost:
+    place = open_topology(name)
+    devices = list(place.devices)
+    mesh = Mesh(np.array(devices), ("data",))
+    tree = bert(*LARGE, stacked=True)
+    whole = NamedSharding(mesh, PartitionSpec())
+    where = functools.partial(_split, mesh) if kind == "dealt" else lambda shape: whole
+    if kind == "optax":
+        tx = optax.contrib.muon(RATE, muon_weight_dimension_numbers=_numbers(tree), mu_dtype=None)
+    else:
+        tx = lbopt.muon(RATE, variant="optax", products_dtype="bfloat16", stacked=LAYERS)
+    if kind == "dealt":
+        tx = lbopt.shard_matrices(tx, mesh, param_shardings=where)
+
+    def placed(shapes):
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where(leaf.shape)),
+            shapes,
+        )
+
+    arguments = (placed(tree), placed(jax.eval_shape(tx.init, tree)), placed(tree))
+    results = jax.tree.map(lambda leaf: leaf.sharding, arguments[:2])
+    step = jax.jit(_update(tx), donate_argnums=(0, 1), out_shardings=results)
+    return cost_of(lambda: step.lower(*arguments), place, devices)
+
+
+def _on_pod(name: str) -> Iterator[dict]:
+    cores = len(open_topology(name).devices)
+    theirs, mine, dealt = (_cost(name, kind) for kind in ("optax", "replicated", "dealt"))
+
+    def row(what, cost, peer, peer_name, aim=None):
+        ours, other = 1e3 * cost.step_seconds, 1e3 * peer
+        return pairs.row(f"Muon, {name}: {what}", "ms", ours, other, peer_name, other / ours, aim)
+
+    yield row("replicated", mine, theirs.step_seconds, "optax.contrib.muon, fp32 products")
+    yield row("dealt", dealt, theirs.step_seconds, "optax.contrib.muon, replicated")
+    ideal = mine.seconds / cores + dealt.collective_seconds
+    yield row("dealt, beside the ideal", dealt, ideal, "ideal", ("ratio", ">=", 1 / MOST))
+    kinds = sorted(one.kind for one in dealt.collectives)
+    count = {kind: kinds.count(kind) for kind in kinds}
+    yield pairs.row(
+        f"Muon, {name}: all-to-alls, dealt", "", count.get("all-to-all", 0), None, None, None, None
+    )
+
+
+def _state() -> Iterator[dict]:
+    """Yield the bytes of state a parameter of each optimizer."""
+    tree = bert(*LARGE, stacked=True)
+    made = {name: getattr(lbopt, name) for name in ("lamb", "lars", "adamh", *MATRIX_VARIANTS)}
+    for name, factory in made.items():
+        tx = factory(RATE, stacked=LAYERS)
+        for form in (None, "8bit_dynamic"):
+            shown = tx if form is None else lbopt.compress_state(tx, form)
+            try:
+                state = jax.eval_shape(shown.init, tree)
+            except lbopt.errors.UserError:
+                continue  # no field to compress
+            size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+            title = f"{name}: state{'' if form is None else ', ' + form}"
+            yield pairs.row(title, "bytes/parameter", size / size_of(tree), None, None, None, None)
+
+
+def _on_cpu() -> dict:
+    tree = bert(*BASE)
+
+    def walker(tx):
+        params = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.02, leaf.dtype), tree)
+        rng = np.random.default_rng(0)
+        grads = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), "f4"), tree)
+        step = jax.jit(_update(tx), donate_argnums=(0, 1))
+        holder = [(params, tx.init(params))]
+
+        def walk():
+            holder[0] = jax.block_until_ready(step(*holder[0], grads))
+
+        return walk
+
+    ours = lbopt.muon(RATE, variant="optax")
+    peer = optax.contrib.muon(RATE, muon_weight_dimension_numbers=_numbers(tree))
+    seconds, peer_seconds, ratio = pairs.in_turn(walker(ours), walker(peer), ROUNDS)
+    title = "Muon, configured alike: BERT-Base, CPU"
+    aim = ("ratio", ">=", 1.0)
+    return pairs.row(title, "s/update", seconds, peer_seconds, "optax.contrib.muon", ratio, aim)
