@@ -192,7 +192,8 @@ def lamb(
         nu_dtype=nu_dtype,
     )
     # Decay that goes into the gradient is added before the moments, so not here again. The norms of
-    # Adam's directions lie where one sum of squares is exact, which saves a pass over memory.
+    # Adam's directions lie where one sum of squares is exact, which saves a pass over memory. Kept
+    # on the chip, they save the second reading of both moments (bench update: v5e, v6e).
     ratio = _trust_ratio.scale_by_layerwise_trust_ratio(
         trust_ratio_mask=_layerwise_options.trust_ratio_mask(options),
         trust_ratio_bounds=options.trust_ratio_bounds,
@@ -205,6 +206,7 @@ def lamb(
         learning_rate=learning_rate if placement == "decoupled" else None,
         stacked=stacked,
         _near_one=True,
+        _keep_direction=True,
         **split,
     )
     return _precision.chain_in_wide_precision(

@@ -22,6 +22,9 @@ WeightDecayPlacement = Literal["inside", "outside", "norm_only", "decoupled", "b
 WEIGHT_DECAY_PLACEMENTS = ("inside", "outside", "norm_only", "decoupled", "before")
 ClipMode = Literal["scale", "clip"]
 CLIP_MODES = ("scale", "clip")
+_FITS_ON_CHIP = 1 << 24
+"""Most numbers of a direction that is kept: the arrays of BERT-Large stay on the chips of v5e and v6e.
+A larger one would go through HBM once more than it does if it is computed again."""
 
 
 class TrustRatioState(NamedTuple):
@@ -67,6 +70,8 @@ class _Options:
     sharded_mask: types.Mask
     near_one: bool
     """Whether the norms of incoming updates are near 1, as those of Adam's directions."""
+    keep_direction: bool
+    """Whether directions are written once, to memory on the chip, and not computed again."""
     weight_norm: Any
     """The norm in the numerator: "current", "initial" (that in `init`), or a number > 0."""
 
@@ -298,6 +303,9 @@ class _LeafRule:
 
     def finish(self, y: jax.Array, w: jax.Array, ratio: jax.Array | None) -> jax.Array:
         """Return the direction times the ratio, plus the decay if that is outside."""
+        if ratio is not None and self.options.keep_direction and y.size <= _FITS_ON_CHIP:
+            # The norm is that of the direction before this barrier, so it stays in the first pass.
+            y = jax.lax.optimization_barrier(y)
         out = y if ratio is None else tree.scaled(y, ratio)
         outside = self.decayed and self.options.weight_decay_placement in ("outside", "decoupled")
         return out + self.decay(w) if outside else out
@@ -324,6 +332,7 @@ def scale_by_layerwise_trust_ratio(
     axis_name: types.AxisName = None,
     sharded_mask: types.Mask = None,
     _near_one: bool = False,
+    _keep_direction: bool = False,
     _weight_norm: Any = "current",
 ) -> optax.GradientTransformation:
     r"""Add the weight decay, then scale each layer's update by a ratio of norms.
@@ -432,6 +441,7 @@ def scale_by_layerwise_trust_ratio(
         axis_name=axis_name,
         sharded_mask=sharded_mask,
         near_one=_near_one,
+        keep_direction=_keep_direction,
         weight_norm=_weight_norm,
     )
     through = optax.identity() if inner is None else inner
