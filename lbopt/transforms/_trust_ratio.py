@@ -23,7 +23,7 @@ WEIGHT_DECAY_PLACEMENTS = ("inside", "outside", "norm_only", "decoupled", "befor
 ClipMode = Literal["scale", "clip"]
 CLIP_MODES = ("scale", "clip")
 _FITS_ON_CHIP = 1 << 24
-"""Most numbers of a direction that is kept: the arrays of BERT-Large stay on the chips of v5e and v6e.
+"""Most numbers of a direction that is kept: arrays of BERT-Large stay on chip on v5e and v6e.
 A larger one would go through HBM once more than it does if it is computed again."""
 
 

@@ -1,4 +1,6 @@
-"""Matrix optimizers in NumPy float64, each transcribed from its public code by itself.
+"""Matrix optimizers in NumPy float64, transcribed from their public codes.
+
+Codes that are Keller Jordan's with changes are classes of his.
 
 A source is a class with `step(weights, gradients, rate)`: named leaves in, named leaves out. A leaf
 is a `Leaf`, which says how the public code would see it: as matrices [out, in], a head, an

@@ -4,6 +4,7 @@ ResNet on digits must come near its full run (EfficientNet: test_efficientnet_le
 networks on text must beat counts of the same tokens.
 """
 
+import numpy as np
 import pytest
 from short_run import trained
 
@@ -46,3 +47,26 @@ def test_the_language_model_is_less_perplexed_than_a_trigram_model():
     _, counting = baselines.pydoc_trigram_perplexity(config.data)
     assert found["perplexity"] < counting
     assert counting < 25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [
+        ("digits_cnn.py:lamb-1024", {"num_epochs": 12.0}),
+        ("pydoc_bert.py:lamb-64", {"num_epochs": 1.0, **BERT}),
+    ],
+)
+def test_lamb_learns_as_much_with_its_moments_in_8_bits(recipe, changes):
+    """The means of three seeds differ by no more than chance explains, at 99 % (Student)."""
+    scores = {
+        form: [
+            trained(recipe, seed=seed, optimizer__state_format=form, **changes)[0]["accuracy"]
+            for seed in range(3)
+        ]
+        for form in (None, "8bit_dynamic")
+    }
+    whole, small = (np.array(values) for values in scores.values())
+    assert (whole != small).any()  # the state was compressed
+    error = np.sqrt((whole.var(ddof=1) + small.var(ddof=1)) / 3)
+    assert abs(whole.mean() - small.mean()) <= 4.6 * error
