@@ -94,8 +94,9 @@ def scale_by_kron(
     >>> tx = scale_by_kron()
     >>> grads = {"dense": {"kernel": jnp.diag(jnp.array([3.0, 1.0]))}}
     >>> state = tx.init(grads)
+    >>> update = jax.jit(tx.update)
     >>> for _ in range(100):
-    ...     updates, state = tx.update(grads, state)
+    ...     updates, state = update(grads, state)
     >>> [bool(0.5 < u < 2) for u in jnp.diag(updates["dense"]["kernel"])]
     [True, True]
 

@@ -232,4 +232,4 @@ def _no_warning() -> Iterator[None]:
 
 
 def _is_narrow(p: jax.Array) -> bool:
-    return p.dtype in (jnp.bfloat16, jnp.float16)
+    return getattr(p, "dtype", None) in (jnp.bfloat16, jnp.float16)

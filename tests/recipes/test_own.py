@@ -245,7 +245,7 @@ def test_every_optimizer_of_optax_updates_as_optax_does_or_is_refused(name):
     ours = jax.jit(two_updates)(0.01, 0.1)
     if name in RANDOM:
         return
-    factory = _foreign.of_optax(name)
+    factory = _foreign.named(name)
     # Muon's Adam takes the bias alone here, which is not decayed.
     options = {"weight_decay": 0.1} if decays else {}
     mask = {"a": {"kernel": True, "bias": False}}
