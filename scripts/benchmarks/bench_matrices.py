@@ -3,10 +3,10 @@
 Muon's update on 32 cores of TPU v3 and on 16 chips of v5e and v5p, products in bf16: the
 compiler's cycles, and communication by the model of `lbopt plan`. Layers are stacked. "Replicated"
 treats every matrix on every device. "Dealt" is `lbopt.shard_matrices` on parameters that are split
-along their inputs: two all-to-alls for each shape and side that is split. What is wanted of it is 1.3 times the
-ideal: an equal share of the replicated work, and its own communication. Bytes of state are those of
-the whole tree; those of few bits include the largest magnitudes of blocks. On the CPU Muon runs in
-fp32 on BERT-Base.
+along their inputs: two all-to-alls for each shape and split side. What is wanted of it is 1.3 times
+the ideal: an equal share of the replicated work, and its own communication. Bytes of state are
+those of the whole tree; those of few bits include the largest magnitudes of blocks. On the CPU Muon
+runs in fp32 on BERT-Base.
 """
 
 import functools
