@@ -93,7 +93,8 @@ def _on_pod(name: str) -> Iterator[dict]:
     theirs, mine, dealt = (_cost(name, kind) for kind in ("optax", "replicated", "dealt"))
 
     def row(what, cost, peer, peer_name, aim=None):
-        ours, other = 1e3 * cost.step_seconds, 1e3 * peer
+        ours = 1e3 * cost.step_seconds
+        other = 1e3 * peer
         return pairs.row(f"Muon, {name}: {what}", "ms", ours, other, peer_name, other / ours, aim)
 
     yield row("replicated", mine, theirs.step_seconds, "optax.contrib.muon, fp32 products")
