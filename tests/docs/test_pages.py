@@ -18,7 +18,7 @@ import pytest
 from _site import benchmarks, links
 
 from lbopt import errors
-from lbopt.cli import _main, load_config
+from lbopt.cli import _main, call_get_config, load_config
 from lbopt.transforms._variants import VARIANTS
 
 matplotlib.use("agg")  # as the notebooks of the site do
@@ -80,8 +80,8 @@ def test_the_numbers_of_the_readme_are_those_of_the_study():
     assert ", ".join(counts) in README
     assert "All " + " and ".join(counts) in PAGES["guides/migrating.md"]
     small = runpy.run_path(str(ROOT / "scripts" / "make_plans.py"))["SMALL"]
-    configs = (json.loads(plan.read_text())["config"] for plan in plans)
-    published = [config for config in configs if config["about"]["paper"] != "-"]
+    recipes = (ROOT / json.loads(plan.read_text())["recipe"] for plan in plans)
+    published = [row for row in recipes if call_get_config(str(row)).about.paper != "-"]
     assert f"{len(published) - len(small)} published TPU runs" in README
 
 
