@@ -180,6 +180,9 @@ def make(
         whole = made if has_rate else optax.chain(made, optax.scale(rate))
         return optax.with_extra_args_support(whole)
 
+    if name in LIBRARY:  # they read schedules, and log the rate
+        return _of_params(functools.partial(with_rate, learning_rate))
+
     def init_fn(params: types.Params) -> InjectedState:
         start = LearningRateState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
         rate = rate_at(learning_rate, start.schedule_count)
@@ -202,6 +205,23 @@ def make(
         return updates, InjectedState(LearningRateState(count, rate), inner)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _of_params(
+    make_for: Callable[[types.Params], optax.GradientTransformationExtraArgs],
+) -> optax.GradientTransformationExtraArgs:
+    """Return a transformation that is made anew for the parameters of each call."""
+
+    def update_fn(
+        updates: optax.Updates,
+        state: Any,
+        params: types.Params | None = None,
+        **extra: Any,
+    ) -> tuple[optax.Updates, Any]:
+        tx = make_for(updates if params is None else params)
+        return tx.update(updates, state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(lambda p: make_for(p).init(p), update_fn)
 
 
 def _of_leaves(

@@ -127,24 +127,18 @@ def scale_by_kron(
             return KronState(count, since, params, _per_path.UNKNOWN_PARAMS)
         _arguments.require_real_leaves(params, "scale_by_kron")
         matrices.record(params)
-        views = matrices.views(params)
 
-        def start(p: jax.Array, view: _matrix_view.MatrixView | None, side: str) -> Any:
-            if view is None:
-                return None
+        def start(side: str, view: _matrix_view.MatrixView, dtype: Any) -> jax.Array:
             sides = (view.fan_in, view.fan_out)
             n = sides[side == "out"]
             is_longer = n == max(sides) and not (side == "in" and sides[0] == sides[1])
             flat = n == 1 or n > max_side or diagonal == "both" or (diagonal == "one" and is_longer)
             shape = (view.count, n) if flat else (view.count, n, n)
-            one = jnp.ones(n, tree.wide_dtype(p.dtype))
+            one = jnp.ones(n, dtype)
             return jnp.broadcast_to((one if flat else jnp.diag(one)) * initial_scale**0.5, shape)
 
         factors = {
-            side: _per_path.collect(
-                params, jax.tree.map(functools.partial(start, side=side), params, views)
-            )
-            for side in ("in", "out")
+            side: matrices.collect(params, functools.partial(start, side)) for side in ("in", "out")
         }
         mu = jax.tree.map(lambda p: jnp.zeros_like(p, tree.wide_dtype(p.dtype)), params)
         return KronState(count, since, mu, factors)

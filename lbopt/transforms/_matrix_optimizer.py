@@ -325,13 +325,15 @@ class _MatrixOptimizer:
         if rest == "adamh":
             links.append(_Part(options, groups, rest).chain(options.direction(), relative=True))
 
-        rate = _learning_rate.scale_by_learning_rate(self.learning_rate)
         if self.has_rate:
-            others = True
+            others: Any = True
             if groups is not None:
                 others = jax.tree.map(lambda own: not own, groups.mask(self.name))
-            rate = optax.masked(rate, others)
-        links.append(rate)
+            # Without a state that is logged: that of the matrices has the rate.
+            rate = optax.scale_by_learning_rate(self.learning_rate)
+            links.append(optax.masked(rate, others))
+        else:
+            links.append(_learning_rate.scale_by_learning_rate(self.learning_rate))
         if options.sphere or rest == "adamh":
             mask: Any = None if groups is None else groups.on_sphere
             layers = None if groups is None else groups.stacked(mask)

@@ -143,6 +143,16 @@ class Matrices:
         if self.stacked is not None:
             masks.record_choice("stacked", stacks.resolve_stacked(self.stacked, params))
 
+    def collect(
+        self, params: types.Params, make: Callable[[MatrixView, Any], jax.Array]
+    ) -> dict[str, jax.Array]:
+        """Return {path: make(view, dtype)} of all matrices; the dtype is fp32 or wider."""
+
+        def one(p: jax.Array, view: MatrixView | None) -> jax.Array | None:
+            return None if view is None else make(view, tree.wide_dtype(p.dtype))
+
+        return _per_path.collect(params, jax.tree.map(one, params, self.views(params)))
+
 
 def _is_numbers(node: Any) -> bool:
     return node is None or isinstance(node, optax.contrib.MuonDimensionNumbers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -135,22 +136,13 @@ def scale_by_shampoo(
             return ShampooState(zero, params, params if has_nu else None, unknown, unknown)
         _arguments.require_real_leaves(params, "scale_by_shampoo")
         matrices.record(params)
-        views = matrices.views(params)
 
-        def collect(make: Any) -> dict[str, dict[str, jax.Array]]:
-            def one(p: jax.Array, view: _matrix_view.MatrixView | None, where: str) -> Any:
-                if view is None:
-                    return None
-                is_in = _is_in(where, view.fan_in, view.fan_out)
-                n = view.fan_in if is_in else view.fan_out
-                return make(view.count, n, tree.wide_dtype(p.dtype))
+        def collect(make: Callable[[int, int, Any], jax.Array]) -> dict[str, dict[str, jax.Array]]:
+            def one(side: str, view: _matrix_view.MatrixView, dtype: Any) -> jax.Array:
+                is_in = _is_in(side, view.fan_in, view.fan_out)
+                return make(view.count, view.fan_in if is_in else view.fan_out, dtype)
 
-            return {
-                where: _per_path.collect(
-                    params, jax.tree.map(functools.partial(one, where=where), params, views)
-                )
-                for where in sides
-            }
+            return {side: matrices.collect(params, functools.partial(one, side)) for side in sides}
 
         def zeros() -> types.PyTree:
             return jax.tree.map(lambda p: jnp.zeros_like(p, tree.wide_dtype(p.dtype)), params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -115,20 +116,11 @@ def scale_by_soap(
             return SoapState(zero, params, params, unknown, unknown, unknown)
         _arguments.require_real_leaves(params, "scale_by_soap")
         matrices.record(params)
-        views = matrices.views(params)
 
-        def collect(make: Any) -> dict[str, dict[str, jax.Array]]:
-            def one(p: jax.Array, view: _matrix_view.MatrixView | None, side: str) -> Any:
-                if view is None:
-                    return None
-                n = view.fan_in if side == "in" else view.fan_out
-                return make(view.count, n, tree.wide_dtype(p.dtype))
-
+        def collect(make: Callable[[int, int, Any], jax.Array]) -> dict[str, dict[str, jax.Array]]:
             return {
-                side: _per_path.collect(
-                    params, jax.tree.map(functools.partial(one, side=side), params, views)
-                )
-                for side in ("in", "out")
+                "in": matrices.collect(params, lambda v, dtype: make(v.count, v.fan_in, dtype)),
+                "out": matrices.collect(params, lambda v, dtype: make(v.count, v.fan_out, dtype)),
             }
 
         def square(count: int, n: int, dtype: Any) -> jax.Array:
