@@ -45,6 +45,10 @@ from ._optimizer import (
     make_optimizer as make_optimizer,
     resolve_clip as resolve_clip,
 )
+from ._optimizer_numbers import (
+    optimizer_numbers as optimizer_numbers,
+    with_optimizer_numbers as with_optimizer_numbers,
+)
 from ._parallel import ParallelConfig as ParallelConfig
 from ._phase import PhaseConfig as PhaseConfig
 from ._recipe_row import parse_row as parse_row

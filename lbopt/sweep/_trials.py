@@ -17,6 +17,7 @@ from lbopt.config import (
     SweepConfig,
     TrainConfig,
     naming_step,
+    optimizer_numbers,
     resolve_schedule,
     step_options,
 )
@@ -54,6 +55,7 @@ class Trial:
         of a shorter run is rescaled.
       weight_decay: Weight decay of the optimizer.
       num_steps: Length in optimizer steps.
+      optimizer_numbers: Other numbers of the optimizer by name, from `config.optimizer_numbers`.
     """
 
     phase: str
@@ -64,6 +66,7 @@ class Trial:
     warmup_steps: float
     weight_decay: float
     num_steps: int
+    optimizer_numbers: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +124,7 @@ class Cell:
             warmup_steps=min(self.resolved.warmup_steps * factors.warmup, longest),
             weight_decay=self.arm.optimizer.weight_decay * factors.weight_decay,
             num_steps=num_steps,
+            optimizer_numbers=optimizer_numbers(self.train.optimizer),
         )
 
     def warmup_steps(self, trial: Trial) -> float:

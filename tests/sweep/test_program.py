@@ -173,6 +173,21 @@ def test_trials_in_one_program_equal_runs_of_their_own(model, arm, size, steps, 
         )  # the check is sensitive
 
 
+def test_a_trial_runs_in_the_program_of_an_arm_with_other_options():
+    cell, other = (copy.deepcopy(named(cells_of("mlp"), "adam", 1024)) for _ in range(2))
+    cell.train.optimizer = OptimizerConfig("muonh", options={"momentum": 0.9, "rest_b1": 0.8})
+    other.train.optimizer = OptimizerConfig("muonh", options={"momentum": 0.5, "rest_b1": 0.6})
+    theirs, ours = (
+        each.trial(SEARCH, Proposal(Factors(1, 1, 1), 1.0), 0) for each in (cell, other)
+    )
+
+    ((start, state, _),) = train_alone(other, [ours])
+    found = [flat(params) for params, *_ in run(cell, [ours, theirs], "none")]
+    moved, error, apart = (np.linalg.norm(flat(state.params) - x) for x in (start, *found))
+    assert error <= TOLERANCE * moved
+    assert apart > 1000 * TOLERANCE * moved
+
+
 def test_a_trial_that_diverges_disturbs_nobody_beside_it():
     cell = named(cells_of("mlp"), "momentum", 128)
     asked = [(1.0, 0), (1e30, 0), (1.0, 7)]

@@ -7,7 +7,7 @@ import pytest
 from refusal import refused
 from tiny_study import make_config
 
-from lbopt.config import LossConfig, ModelConfig, SearchConfig
+from lbopt.config import LossConfig, ModelConfig, OptimizerConfig, SearchConfig
 from lbopt.sweep import _drive, deal_cells, make_cells, make_problems
 from lbopt.sweep.lanes import program_key
 from lbopt.sweep.search import Factors, Proposal
@@ -189,6 +189,17 @@ def test_trials_share_a_program_whatever_their_numbers_and_rules(cells):
         program_key(lamb, without)
     ]
     assert len({key, *different}) == 5
+
+
+def test_options_of_our_optimizers_are_arguments_of_a_program(cells):
+    def key(name, **options):
+        cell = copy.deepcopy(cells[0])
+        cell.train.optimizer = OptimizerConfig(name, options=options)
+        return program_key(cell, cell.trial("search", whole(), 0))
+
+    assert key("muonh", momentum=0.9, steps=4) == key("muonh", momentum=0.8, steps=4)
+    assert key("muonh", momentum=0.9, steps=4) != key("muonh", momentum=0.9, steps=5)
+    assert key("optax.lion", b1=0.9) != key("optax.lion", b1=0.8)
 
 
 def test_a_batch_above_the_training_set_is_refused():

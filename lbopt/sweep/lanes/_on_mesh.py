@@ -71,6 +71,7 @@ class MeshProgram:
             self.step = make_step(self.train, loss_fn, tx, self.mesh, stacked)
         self.evaluate = cell.problem.evaluator(self.mesh, self.train.parallel.backend)
         self._tx = tx
+        self._blank = Arguments.blank(cell)
 
     @functools.cached_property
     def init(self) -> Callable[[Any, Arguments], TrainState]:
@@ -80,8 +81,7 @@ class MeshProgram:
             state = self.step.with_aggregator_state(build_state(self.problem, self._tx, seed))
             return _trial_arguments.with_arguments(state, arguments)
 
-        blank = Arguments(*(np.float32(0) for _ in Arguments._fields))
-        shapes = jax.eval_shape(first, np.int32(0), blank)
+        shapes = jax.eval_shape(first, np.int32(0), self._blank)
         return jax.jit(first, out_shardings=self.step.state_sharding(shapes))
 
 

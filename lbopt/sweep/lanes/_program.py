@@ -262,6 +262,7 @@ class Program:
         batching: TrialBatching,
         arrays: Mapping[str, jax.Array] | None = None,
     ):
+        self._cell = cell
         self._problem = cell.problem
         self._config = config
         self.batching = batching
@@ -287,7 +288,7 @@ class Program:
     def shapes(self) -> tuple[Any, ...]:
         """Return the shapes of the arguments of the steps: shared arrays, count, lanes, input."""
         width = self.batching.width
-        blank = Arguments(*(np.zeros(width, np.float32) for _ in Arguments._fields))
+        blank = Arguments.blank(self._cell, width)
         fresh = Initialiser(self._problem, self.batching).shapes()
         lanes = self._create.eval_shape(blank, np.zeros(width, np.int32), *fresh)
         of_lane = self.feed.take(0, 0, 1)

@@ -120,7 +120,7 @@ class Session:
             self._seeds[lane] = trial.seed
         first = next(iter(trials.values()))
         each = [Arguments.of(trials.get(lane, first)) for lane in range(self.width)]
-        arguments = Arguments(*map(np.stack, zip(*each, strict=True)))
+        arguments = jax.tree.map(lambda *numbers: np.stack(numbers), *each)
         fresh = self._program.create(
             arguments, self._seeds, *self._equipment.initialise(self._seeds)
         )

@@ -12,7 +12,14 @@ import numpy as np
 import optax
 
 from lbopt import types
-from lbopt.config import ScheduleConfig, make_optimizer, make_schedule, scaled_modules
+from lbopt.config import (
+    ScheduleConfig,
+    make_optimizer,
+    make_schedule,
+    optimizer_numbers,
+    scaled_modules,
+    with_optimizer_numbers,
+)
 from lbopt.sweep._trials import Cell, Trial
 
 
@@ -24,18 +31,28 @@ class Arguments(NamedTuple):
       warmup_steps: Steps of warmup in a run of the full length.
       weight_decay: Weight decay of the optimizer.
       num_steps: Length of the run, to which the schedule is rescaled.
+      optimizer: Other numbers of the optimizer by name.
     """
 
     learning_rate: Any
     warmup_steps: Any
     weight_decay: Any
     num_steps: Any
+    optimizer: dict[str, Any]
 
     @classmethod
     def of(cls, trial: Trial) -> Arguments:
         """Return the numbers of a trial, as NumPy scalars."""
         numbers = trial.learning_rate, trial.warmup_steps, trial.weight_decay, trial.num_steps
-        return cls(*map(np.float32, numbers))
+        arguments = cls(*numbers, dict(trial.optimizer_numbers))
+        return jax.tree.map(np.float32, arguments)
+
+    @classmethod
+    def blank(cls, cell: Cell, *lanes: int) -> Arguments:
+        """Return zeros for the numbers of a cell's trials, fp32 of shape `lanes`."""
+        zero = np.zeros(lanes, np.float32)
+        names = optimizer_numbers(cell.train.optimizer)
+        return cls(zero, zero, zero, zero, dict.fromkeys(names, zero))
 
 
 class AdjustableState(NamedTuple):
@@ -51,13 +68,14 @@ class AdjustableState(NamedTuple):
 
 
 def adjustable(
-    make: Callable[[Arguments], optax.GradientTransformation],
+    make: Callable[[Arguments], optax.GradientTransformation], blank: Arguments
 ) -> optax.GradientTransformationExtraArgs:
     """Return an optimizer that reads its numbers from its state.
 
     Args:
       make: Function of traced arguments that returns the optimizer. The shapes of its state must
         not depend on them.
+      blank: Arguments with zeros.
 
     Returns:
       A transformation whose state is an `AdjustableState`. Its arguments are 0 after `init`, until
@@ -65,14 +83,13 @@ def adjustable(
 
     Note:
       `optax.inject_hyperparams` fills the arguments of one factory; here a schedule, its warmup and
-      a whole chain are built from four numbers.
+      a whole chain are built from the numbers.
     """
 
     def init_fn(params: types.Params) -> AdjustableState:
-        blank = Arguments(*(jnp.zeros((), jnp.float32) for _ in Arguments._fields))
         # Under jit the zeros are traced; the factory would refuse constant ones.
         init = jax.jit(lambda arguments: make(arguments).init(params))
-        return AdjustableState(blank, init(blank))
+        return AdjustableState(jax.tree.map(jnp.asarray, blank), init(blank))
 
     def update_fn(
         updates: optax.Updates,
@@ -105,11 +122,10 @@ def make_tx(cell: Cell, decays: bool) -> optax.GradientTransformationExtraArgs:
         decay = arguments.weight_decay if decays else 0.0
         problem = cell.problem
         of_leaves = (problem.stacked, scaled_modules(cell.train.aggregator), problem.known_roles)
-        return make_optimizer(
-            cell.train.optimizer, schedule, decay, cell.global_batch_size, *of_leaves
-        )
+        optimizer = with_optimizer_numbers(cell.train.optimizer, arguments.optimizer)
+        return make_optimizer(optimizer, schedule, decay, cell.global_batch_size, *of_leaves)
 
-    return adjustable(make)
+    return adjustable(make, Arguments.blank(cell))
 
 
 def with_arguments(state: Any, arguments: Arguments) -> Any:
@@ -132,7 +148,9 @@ def program_key(cell: Cell, trial: Trial) -> str:
       trial: The trial; only whether it has weight decay matters.
     """
     train = cell.train
-    optimizer = dataclasses.replace(train.optimizer, weight_decay=0.0)
+    blank = dict.fromkeys(trial.optimizer_numbers, 0.0)
+    optimizer = with_optimizer_numbers(train.optimizer, blank)
+    optimizer = dataclasses.replace(optimizer, weight_decay=0.0)
     schedule = _without_rule(train.schedule)
     problem = (train.data, train.model, train.loss, train.parallel, train.aggregator)
     size = (cell.global_batch_size, cell.resolved.num_steps)
