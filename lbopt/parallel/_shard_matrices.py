@@ -17,7 +17,14 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from lbopt import tree, types
 from lbopt.errors import UserError, require_choice
-from lbopt.transforms import MatrixFn, MatrixGroup, require_transformation, with_matrix_layout
+from lbopt.transforms import (
+    MatrixFn,
+    MatrixGroup,
+    MatrixRunner,
+    MatrixSpec,
+    require_transformation,
+    with_matrix_layout,
+)
 
 By = Literal["stack", "owner", "auto"]
 _CLEARLY_BETTER = 0.9
@@ -45,8 +52,8 @@ def shard_matrices(
         whole on every device     none                      one all-gather a shape
         split along one axis      one all-to-all a shape    one all-to-all a shape
 
-    That is the count of `scale_by_newton_schulz`. SOAP and Dion gather their results and what they
-    keep for each matrix, one all-gather for each of these arrays.
+    That is the count of `scale_by_newton_schulz`. SOAP, Shampoo and Dion move what they keep for
+    each matrix in the same way, each of these arrays by itself.
 
     It works under `jit` with automatic and explicit axes, and inside `shard_map` on leaves that are
     whole on every device.
@@ -59,8 +66,9 @@ def shard_matrices(
         skip padding. "auto" takes the faster by the multiplications of Newton-Schulz.
       axis_names: Mesh axes over which the matrices are dealt; None for all.
       param_shardings: Pytree like the parameters of `NamedSharding` or `PartitionSpec`, or a
-        function shape -> one of them: how the leaves are split, if they are, on automatic axes. On
-        explicit axes their types tell. Without it the results are gathered whole.
+        function shape -> one of them: how the leaves are split, if they are, on automatic axes. A
+        function also tells how what is kept for matrices is split. On explicit axes the types tell.
+        Without it all results are gathered whole.
 
     Returns:
       A transformation with the state of `tx`.
@@ -102,7 +110,8 @@ def shard_matrices(
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         given = _placements(param_shardings, updates, mesh)
-        with with_matrix_layout(_Dealt(mesh, names, by, given)):
+        place = param_shardings if tree.is_function(param_shardings) else None
+        with with_matrix_layout(_Dealt(mesh, names, by, given, place)):
             return optax.with_extra_args_support(tx).update(updates, state, params, **extra_args)
 
     return optax.GradientTransformationExtraArgs(tx.init, update_fn)
@@ -165,51 +174,56 @@ class _Dealt:
       axes: Its axes over which matrices are dealt.
       by: "stack", "owner" or "auto".
       given: (path, sharding) of each leaf; empty if leaves are whole.
+      place: Function shape -> sharding of what is kept; None if it is whole on automatic axes.
     """
 
     mesh: Mesh
     axes: tuple[str, ...]
     by: By
     given: tuple[tuple[str, NamedSharding], ...]
+    place: Callable[[tuple[int, ...]], Any] | None
 
     @property
     def devices(self) -> int:
         return math.prod(self.mesh.shape[name] for name in self.axes)
 
-    def spec(self, name: str, leaf: jax.Array) -> tuple[Any, ...]:
-        """Return the mesh axes over which each dimension of a leaf is split."""
-        typed = tuple(getattr(jax.typeof(leaf).sharding, "spec", ()))
-        where = dict(self.given).get(name)
-        return typed if any(typed) or where is None or self._is_manual() else tuple(where.spec)
+    def spec(self, name: str, leaf: jax.Array) -> MatrixSpec:
+        """Return how a leaf of the updates is split."""
+        spec = _spec_of(leaf, dict(self.given).get(name))
+        if any(spec) and self._is_manual():
+            fix = "inside shard_map every device needs whole leaves; update split ones under jit"
+            raise UserError(f"param_shardings/{name}", PartitionSpec(*spec), fix, code="conflict")
+        return spec
+
+    def kept_spec(self, array: jax.Array) -> MatrixSpec:
+        """Return how an array that is kept for matrices is split."""
+        where = None if self.place is None or self._is_manual() else self.place(array.shape)
+        spec = _spec_of(array, where)
+        return spec if self._mesh_of(spec) is not None else ()
 
     def _is_manual(self) -> bool:
         manual = jax.sharding.get_abstract_mesh().manual_axes
         return any(name in manual for name in self.axes)
 
-    def runners(self, groups: Sequence[MatrixGroup]) -> list[Callable[..., tuple[jax.Array, ...]]]:
-        """Return for each group a function (fn, *stacked) -> fn(*stacked)."""
-        orders = deal(groups, self.devices, self.by)
+    def runners(self, groups: Sequence[MatrixGroup]) -> list[MatrixRunner]:
+        """Return a function (fn, specs, *stacked) -> fn(*stacked) for each group."""
         runner = self._run_manually if self._is_manual() else self._run
-        return [
-            functools.partial(runner, order, group.spec)
-            for order, group in zip(orders, groups, strict=True)
-        ]
+        return [functools.partial(runner, order) for order in deal(groups, self.devices, self.by)]
 
     def _run(
-        self, order: np.ndarray, spec: tuple[Any, Any], fn: MatrixFn, *stacked: jax.Array
+        self, order: np.ndarray, fn: MatrixFn, specs: Sequence[MatrixSpec], *stacked: jax.Array
     ) -> tuple[jax.Array, ...]:
         """Run on arrays of the whole mesh, under jit or eagerly.
 
         Args:
           order: [devices, slots], the matrix in each slot, or -1.
-          spec: Mesh axes that split rows and columns of the matrices.
           fn: The function.
+          specs: How a slice of each stack is split before and after.
           *stacked: Matrices, and what is kept for each.
         """
-        x, *kept = stacked
         dealt = PartitionSpec(self.axes)
-        whole = PartitionSpec(None, *spec)
-        before = [self._placed(x, whole), *kept]
+        wholes = [PartitionSpec(None, *spec) for spec in specs]
+        before = map(self._placed, stacked, wholes)
         rows = [self._placed(_in_slots(part, order), dealt) for part in before]
         local = jax.shard_map(
             functools.partial(_in_turn, fn, order, self.axes),
@@ -218,11 +232,7 @@ class _Dealt:
             out_specs=(dealt,) * len(rows),
             check_vma=False,
         )
-        after, *rest = local(*rows)
-        specs = [whole, *[PartitionSpec()] * len(rest)]
-        placed = (
-            self._placed(part, where) for part, where in zip((after, *rest), specs, strict=True)
-        )
+        placed = map(self._placed, local(*rows), wholes)
         return tuple(_out_of_slots(part, order) for part in placed)
 
     def _placed(self, x: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -233,18 +243,18 @@ class _Dealt:
         mesh = self._mesh_of(spec)
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, full))
 
-    def _mesh_of(self, spec: PartitionSpec) -> Any:
-        """Return the mesh that has the axes of a spec: shardings may name axes of their own."""
+    def _mesh_of(self, spec: MatrixSpec | PartitionSpec) -> Any:
+        """Return the mesh that has the axes of a spec, as shardings may name axes of their own."""
         parts = ((part,) if isinstance(part, str) else part or () for part in spec)
         names = {name for part in parts for name in part}
         meshes = [self.mesh, *(where.mesh for _, where in self.given)]
-        return next(mesh for mesh in meshes if names <= set(mesh.axis_names))
+        return next((mesh for mesh in meshes if names <= set(mesh.axis_names)), None)
 
     def _run_manually(
-        self, order: np.ndarray, spec: tuple[Any, Any], fn: MatrixFn, *stacked: jax.Array
+        self, order: np.ndarray, fn: MatrixFn, specs: Sequence[MatrixSpec], *stacked: jax.Array
     ) -> tuple[jax.Array, ...]:
         """Run inside `shard_map`, on matrices that every device has whole."""
-        del spec
+        del specs
         slots = order.shape[1]
         start = jax.lax.axis_index(self.axes) * slots
         own = [
@@ -253,6 +263,12 @@ class _Dealt:
         after = _in_turn(fn, order, self.axes, *own)
         gathered = (jax.lax.all_gather(part, self.axes, tiled=True) for part in after)
         return tuple(_out_of_slots(part, order) for part in gathered)
+
+
+def _spec_of(array: jax.Array, where: Any) -> MatrixSpec:
+    """Return how an array is split: by its type, else by a sharding or spec, if there is one."""
+    typed = tuple(getattr(jax.typeof(array).sharding, "spec", ()))
+    return typed if any(typed) or where is None else tuple(getattr(where, "spec", where))
 
 
 def _in_slots(x: jax.Array, order: np.ndarray) -> jax.Array:

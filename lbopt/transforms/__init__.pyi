@@ -36,6 +36,8 @@ from ._matrix_variants import MATRIX_VARIANTS as MATRIX_VARIANTS
 from ._matrix_view import (
     MatrixFn as MatrixFn,
     MatrixGroup as MatrixGroup,
+    MatrixRunner as MatrixRunner,
+    MatrixSpec as MatrixSpec,
     with_matrix_layout as with_matrix_layout,
 )
 from ._module_scale import (

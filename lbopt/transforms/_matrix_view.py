@@ -212,31 +212,36 @@ class MatrixGroup(NamedTuple):
     Attributes:
       sides: (rows, columns) of each.
       number: Their number.
-      spec: Mesh axes over which their rows and their columns are split.
     """
 
     sides: tuple[int, int]
     number: int
-    spec: tuple[Any, Any]
-
-
-class MatrixLayout(Protocol):
-    """A way to run functions of stacks of matrices on a mesh."""
-
-    def spec(self, name: str, leaf: jax.Array) -> tuple[Any, ...]:
-        """Return the mesh axes over which each dimension of a leaf is split; () for none."""
-        ...
-
-    def runners(
-        self, groups: Sequence[MatrixGroup]
-    ) -> Sequence[Callable[..., tuple[jax.Array, ...]]]:
-        """Return for each group a function (fn, *stacked) -> fn(*stacked)."""
-        ...
 
 
 MatrixFn = Callable[..., tuple[jax.Array, ...]]
 """Stacks [K, ...] of matrices and of what is kept for each -> the same of results. Every matrix is
 treated by itself."""
+MatrixSpec = tuple[Any, ...]
+"""Mesh axes over which each dimension of an array is split; shorter for dimensions that are not."""
+MatrixRunner = Callable[..., tuple[jax.Array, ...]]
+"""(fn, specs, *stacked) -> fn(*stacked), with the `MatrixSpec` of a slice of each stack."""
+
+
+class MatrixLayout(Protocol):
+    """A way to run functions of stacks of matrices on a mesh."""
+
+    def spec(self, name: str, leaf: jax.Array) -> MatrixSpec:
+        """Return how a leaf of the updates is split."""
+        ...
+
+    def kept_spec(self, array: jax.Array) -> MatrixSpec:
+        """Return how an array [matrices, ...], kept for the matrices of a leaf, is split."""
+        ...
+
+    def runners(self, groups: Sequence[MatrixGroup]) -> Sequence[MatrixRunner]:
+        """Return a function for each group."""
+        ...
+
 
 # JAX keys its caches by this value, so a jitted part of an optimizer is traced anew for a layout.
 _LAYOUT = jax.make_user_context(default_value=None)
@@ -291,10 +296,10 @@ def map_matrices(
 
     layout = _LAYOUT.value if deal else None
     groups = _grouped(dict(zip(names, views, strict=True)), trees[0], layout, any_orientation)
-    runners: Sequence[Callable[..., tuple[jax.Array, ...]]] = [_directly] * len(groups)
+    runners: Sequence[MatrixRunner] = [_directly] * len(groups)
     if layout is not None:
         counts = [sum(one.view.count for one in members) for members in groups.values()]
-        dealt = [MatrixGroup(key[0], n, key[1]) for key, n in zip(groups, counts, strict=True)]
+        dealt = [MatrixGroup(key[0], number) for key, number in zip(groups, counts, strict=True)]
         runners = layout.runners(dealt)
 
     new_trees, new_arrays = ([list(leaves) for leaves in parts] for parts in (trees, arrays))
@@ -303,8 +308,12 @@ def map_matrices(
             _joined([_matrices(one, leaves[one.place], spec) for one in members])
             for leaves in trees
         ]
-        stacks_of += [_joined([part[one.place] for one in members]) for part in arrays]
-        results = run(fn, *stacks_of)
+        specs: list[MatrixSpec] = [spec] * len(trees)
+        for part in arrays:
+            own = [part[one.place] for one in members]
+            stacks_of.append(_joined(own))
+            specs.append(() if layout is None else _common([layout.kept_spec(x) for x in own]))
+        results = run(fn, specs, *stacks_of)
 
         start = 0
         for one in members:
@@ -321,8 +330,18 @@ def map_matrices(
     return directions, (*others, *collected)
 
 
-def _directly(fn: MatrixFn, *stacked: jax.Array) -> tuple[jax.Array, ...]:
+def _directly(
+    fn: MatrixFn, specs: Sequence[MatrixSpec], *stacked: jax.Array
+) -> tuple[jax.Array, ...]:
+    del specs
     return fn(*stacked)
+
+
+def _common(specs: Sequence[MatrixSpec]) -> MatrixSpec:
+    """Return how slices of arrays are split; () if they are not alike, or split between slices."""
+    first, *rest = specs[0] or (None,)
+    alike = all(spec == specs[0] for spec in specs)
+    return tuple(rest) if alike and first is None else ()
 
 
 def _grouped(

@@ -1,14 +1,21 @@
 """Matrices dealt over devices: the same numbers, few collectives, none in the iterations."""
 
 import functools
+import json
+import os
+import pathlib
 import re
+import runpy
+import subprocess
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jobs import on_devices
 from refusal import refused
 
 import lbopt
@@ -16,72 +23,31 @@ from lbopt.parallel import split_sharding
 from lbopt.parallel._shard_matrices import cost, deal, makespan
 from lbopt.transforms import MatrixGroup
 
-SHAPES = {
-    "layers": {"up": {"kernel": (3, 16, 32)}, "down": {"kernel": (3, 32, 16)}},
-    "query": {"kernel": (16, 4, 4)},
-    "mixer": {"kernel": (16, 16), "bias": (16,)},
-    "embed": {"embedding": (8, 16)},
-}
-STACKED = lbopt.stacked_paths("^layers/")
+PROGRAM = pathlib.Path(__file__).with_name("matrices_on_devices.py")
+SHARED = types.SimpleNamespace(**runpy.run_path(str(PROGRAM)))
+PARAMS = SHARED.PARAMS
+GRADS = SHARED.GRADS
+NAMES = ("muon", "normuon", "muonh", "dion", "soap")
 SPECS = {
     "layers": {"up": {"kernel": P(None, "x", None)}, "down": {"kernel": P(None, None, "x")}},
     "query": {"kernel": P("x")},
     "mixer": {"kernel": P(None, "x"), "bias": P()},
     "embed": {"embedding": P()},
 }
-AXES = optax.contrib.MuonDimensionNumbers
-SQUARES = {
-    "layers": {"up": {"kernel": None}, "down": {"kernel": None}},
-    "query": {"kernel": AXES((0,), (1, 2))},
-    "mixer": {"kernel": AXES((0,), (1,)), "bias": None},
-    "embed": {"embedding": None},
-}
-"""The basis of a longer side is not determined in the first updates of SOAP."""
-MAKE = {
-    "muon": lambda: lbopt.muon(0.02, weight_decay=0.1, products_dtype=None, stacked=STACKED),
-    "normuon": lambda: lbopt.normuon(0.02, products_dtype=None, stacked=STACKED),
-    "muonh": lambda: lbopt.muonh(0.02, stacked=STACKED),
-    "dion": lambda: lbopt.dion(0.02, rank=4, stacked=STACKED),
-    "soap": lambda: lbopt.soap(0.02, every_steps=1, dimension_numbers=SQUARES),
-}
-
-
-def tree_of(seed):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda shape: np.float32(rng.normal(size=shape)),
-        SHAPES,
-        is_leaf=lambda node: isinstance(node, tuple),
-    )
+LIMITS = {"soaph": 2e-5}  # what is left of a gradient beside the weight, in a turned basis
+LIMIT = 5e-6
 
 
 def walk(tx, params, grads):
-    state = tx.init(params)
-    for gradient in grads:
-        updates, state = tx.update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
-    return params, state
+    return SHARED.walk(tx, params, tx.init(params), grads)
 
 
-PARAMS = tree_of(0)
-GRADS = [tree_of(seed) for seed in (1, 2)]
-
-
-@functools.cache
-def expected(name):
-    return jax.device_get(jax.jit(functools.partial(walk, MAKE[name]()))(PARAMS, GRADS))
-
-
-def mesh_of(count=4, kind=AxisType.Auto):
-    return jax.make_mesh((count,), ("x",), axis_types=(kind,))
-
-
-def check(found, name, limit=5e-6):
-    theirs = expected(name)
+def check(found, name):
+    theirs = SHARED.alone(name)
     found = jax.device_get(found)
     assert jax.tree.structure(found) == jax.tree.structure(theirs)
     for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(theirs), strict=True):
-        assert np.linalg.norm(mine - other) <= limit * max(np.linalg.norm(other), 1e-30)
+        assert np.linalg.norm(mine - other) <= LIMIT * max(np.linalg.norm(other), 1e-30)
 
 
 @pytest.mark.everyday(
@@ -89,10 +55,10 @@ def check(found, name, limit=5e-6):
 )
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("by", ["stack", "owner", "auto"])
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", NAMES)
 def test_whole_leaves_under_jit(name, by, count):
-    tx = lbopt.shard_matrices(MAKE[name](), mesh_of(count), by)
-    whole = NamedSharding(mesh_of(count), P())
+    tx = lbopt.shard_matrices(SHARED.MAKE[name](), SHARED.mesh_of(count), by)
+    whole = NamedSharding(SHARED.mesh_of(count), P())
     params, grads = jax.device_put((PARAMS, GRADS), whole)
     check(jax.jit(functools.partial(walk, tx))(params, grads), name)
 
@@ -100,12 +66,12 @@ def test_whole_leaves_under_jit(name, by, count):
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("by", ["stack", "owner"])
 def test_split_leaves(kind, by):
-    mesh = mesh_of(4, kind)
+    mesh = SHARED.mesh_of(4, kind)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), SPECS)
     params = jax.device_put(PARAMS, shardings)
     grads = [jax.device_put(gradient, shardings) for gradient in GRADS]
     with jax.set_mesh(mesh):
-        tx = lbopt.shard_matrices(MAKE["muon"](), mesh, by, param_shardings=shardings)
+        tx = lbopt.shard_matrices(SHARED.MAKE["muon"](), mesh, by, param_shardings=shardings)
         found, state = jax.jit(functools.partial(walk, tx))(params, grads)
         for leaf, where in zip(jax.tree.leaves(found), jax.tree.leaves(shardings), strict=True):
             assert kind == AxisType.Auto or leaf.sharding.is_equivalent_to(where, leaf.ndim)
@@ -113,12 +79,23 @@ def test_split_leaves(kind, by):
 
 
 def test_inside_shard_map():
-    mesh = mesh_of()
-    tx = lbopt.shard_matrices(MAKE["normuon"](), mesh, "owner")
+    mesh = SHARED.mesh_of(4)
+    tx = lbopt.shard_matrices(SHARED.MAKE["normuon"](), mesh, "owner")
     inside = jax.shard_map(
         functools.partial(walk, tx), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
     )
     check(jax.jit(inside)(PARAMS, GRADS), "normuon")
+
+
+def test_leaves_that_are_split_inside_shard_map_are_refused():
+    mesh = SHARED.mesh_of(4)
+    tx = lbopt.shard_matrices(lbopt.muon(0.1), mesh, param_shardings=lambda shape: P("x"))
+    params = {"a": {"kernel": jnp.ones((8, 8))}}
+    inside = jax.shard_map(
+        functools.partial(walk, tx), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+    )
+    with refused("param_shardings/a/kernel", P("x"), "conflict"):
+        inside(params, [params])
 
 
 def test_with_a_sharded_update_in_a_training_step():
@@ -147,9 +124,43 @@ def test_with_a_sharded_update_in_a_training_step():
         assert np.linalg.norm(mine - other) <= 5e-6 * np.linalg.norm(other)
 
 
-def collectives(by, specs, kind=AxisType.Auto):
+@pytest.mark.everyday("muonh", "soap")
+@pytest.mark.parametrize("name", SHARED.MAKE)
+def test_checkpoints_pass_from_one_mesh_to_another(name):
+    """Parameters and state are split in another way for each update."""
+    gaps = SHARED.gaps(name, [1, 2, 4])
+    assert max(gaps.values()) <= LIMITS.get(name, LIMIT)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_one_four_and_eight_devices():
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "1", "4", "8"],
+        env=on_devices(8) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found.keys() == SHARED.MAKE.keys()
+    for name, gaps in found.items():
+        assert max(gaps.values()) <= LIMITS.get(name, LIMIT), name
+
+
+COLLECTIVES = ("all-to-all", "all-gather", "all-reduce", "reduce-scatter", "collective-permute")
+
+
+def counted(text):
+    """Return {collective: count} of a compiled program."""
+    found = {name: len(re.findall(rf" {name}(?:-start)?\(", text)) for name in COLLECTIVES}
+    return {name: count for name, count in found.items() if count}
+
+
+def collectives(by, specs):
     """Return {collective: count} of one orthogonalization of two groups of shapes."""
-    mesh = mesh_of(4, kind)
+    mesh = SHARED.mesh_of(4)
     shapes = {"a": (4, 64, 128), "b": (4, 128, 64), "c": (2, 64, 64)}
     tx = lbopt.shard_matrices(
         lbopt.scale_by_newton_schulz(stacked=lambda path, leaf: True),
@@ -170,10 +181,7 @@ def collectives(by, specs, kind=AxisType.Auto):
     where = jax.tree.map(lambda leaf: leaf.sharding, arguments)
 
     update = jax.jit(lambda grads: tx.update(grads, tx.init(grads))[0], out_shardings=where)
-    text = update.lower(arguments).compile().as_text()
-    names = ("all-to-all", "all-gather", "all-reduce", "reduce-scatter", "collective-permute")
-    found = {name: len(re.findall(rf" {name}(?:-start)?\(", text)) for name in names}
-    return {name: count for name, count in found.items() if count}
+    return counted(update.lower(arguments).compile().as_text())
 
 
 @pytest.mark.parametrize("by", ["stack", "owner"])
@@ -189,11 +197,23 @@ def test_split_leaves_take_two_all_to_alls_a_shape():
     assert collectives("stack", specs) == {"all-to-all": 4}
 
 
+def test_what_soap_keeps_is_never_gathered():
+    """Updates, two moments, two factors and two bases of one shape take two all-to-alls each."""
+    mesh = SHARED.mesh_of(4)
+    params = {str(index): {"kernel": jnp.ones((32, 64))} for index in range(4)}
+    plain = lbopt.scale_by_soap()
+    place, arguments = SHARED.placed(mesh, (params, plain.init(params)))
+    tx = lbopt.shard_matrices(plain, mesh, param_shardings=place)
+    where = jax.tree.map(lambda x: x.sharding, arguments)
+    text = jax.jit(tx.update, out_shardings=where).lower(*arguments).compile().as_text()
+    assert counted(text) == {"all-to-all": 14}
+
+
 def test_owners_are_packed_by_cost():
     groups = [
-        MatrixGroup((64, 64), 5, (None, None)),
-        MatrixGroup((64, 256), 3, (None, None)),
-        MatrixGroup((32, 32), 2, (None, None)),
+        MatrixGroup((64, 64), 5),
+        MatrixGroup((64, 256), 3),
+        MatrixGroup((32, 32), 2),
     ]
     stacked = deal(groups, 4, "stack")
     owned = deal(groups, 4, "owner")
@@ -208,7 +228,7 @@ def test_owners_are_packed_by_cost():
 
 
 def test_stacking_different_shapes_says_what_it_costs():
-    mesh = mesh_of()
+    mesh = SHARED.mesh_of(4)
     params = {str(i): {"kernel": jnp.ones((8 + i, 12))} for i in range(4)}
     tx = lbopt.shard_matrices(lbopt.scale_by_newton_schulz(), mesh, "stack")
     with pytest.warns(UserWarning, match=r"4 matrices of 4 shapes on 4 devices take \d\.\d times"):
@@ -216,7 +236,7 @@ def test_stacking_different_shapes_says_what_it_costs():
 
 
 def test_wrong_arguments_are_refused_in_one_line():
-    mesh = mesh_of()
+    mesh = SHARED.mesh_of(4)
     with refused("by", "rows", "choice"):
         lbopt.shard_matrices(lbopt.muon(0.1), mesh, "rows")
     with refused("axis_names", "model", "value"):
