@@ -81,7 +81,7 @@ MODULES = {
         "is, and how many words it sends in how many messages.",
         {
             "Orthogonal factor": "newton_schulz resolve_coefficients",
-            "QR": "tsqr cholesky_qr2 grqr",
+            "QR": "tsqr cholesky_qr2 orthonormal_basis grqr",
             "Low rank": "range_finder glu gaussian_sketch srht",
             "Roots and products": "inverse_root matmul",
         },

@@ -12,8 +12,8 @@ from lbopt import _scalars, stacks, types
 from lbopt.aggregators import _aggregator, _wire_bytes
 from lbopt.aggregators._aggregator import Aggregated, Aggregator, AggregatorState, Extra
 from lbopt.aggregators._group import Group
-from lbopt.aggregators._powers_of_two import ceil_log2, ldexp
 from lbopt.aggregators._wire_bytes import WireBytes, ring_bytes
+from lbopt.linalg import orthonormal_basis
 
 
 class PowerSgdState(NamedTuple):
@@ -147,7 +147,7 @@ def powersgd(
             # Full precision, because the error is a small difference of large numbers.
             for leaf in chosen:
                 matrix = leaves[leaf].reshape(local[leaf].shape) + local[leaf]
-                ours[leaf] = jnp.linalg.qr(_near_one(ours[leaf])).Q
+                ours[leaf] = orthonormal_basis(ours[leaf])
                 equation = "Rlmn,lnr->Rlmr" if transposed else "Rlmn,lmr->Rlnr"
                 out[leaf] = jnp.einsum(equation, matrix, ours[leaf], precision="highest")
                 local[leaf] = matrix - product(ours[leaf], out[leaf])
@@ -195,14 +195,6 @@ def powersgd(
         )
 
     return Aggregator(f"powersgd({rank})", init, update, sent)
-
-
-def _near_one(factor: jax.Array) -> jax.Array:
-    """Return factors [layers, n, r] times powers of two that bring them near 1.
-
-    The Q of a decomposition, which may square them, is the same.
-    """
-    return ldexp(factor, -ceil_log2(jnp.abs(factor).max((1, 2), keepdims=True)))
 
 
 def _product(left: jax.Array, right: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ from ._qr import (
     Grqr as Grqr,
     cholesky_qr2 as cholesky_qr2,
     grqr as grqr,
+    orthonormal_basis as orthonormal_basis,
     tsqr as tsqr,
 )
 from ._roots import inverse_root as inverse_root

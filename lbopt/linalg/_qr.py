@@ -177,6 +177,58 @@ def _cholesky_pass(x: jax.Array, gram: jax.Array) -> tuple[jax.Array, jax.Array]
     return q, lower.conj().T
 
 
+def orthonormal_basis(a: jax.Array) -> jax.Array:
+    r"""Return an orthonormal basis of the columns of tall matrices, by two passes of CholeskyQR.
+
+        R_1^T R_1 = A^T A ,      Q_1 = A R_1^-1 ;      R_2^T R_2 = Q_1^T Q_1 ,  Q = Q_1 R_2^-1
+
+    It is the Q of `cholesky_qr2` for stacks of whole matrices, with the inverses of the small
+    triangles multiplied out: all work on A is matrix products. If a matrix of the stack is too
+    ill-conditioned, or singular, all of them take Householder's QR.
+
+    Args:
+      a: Matrices [..., m, n], m >= n, floating point or complex.
+
+    Returns:
+      The bases, in the shape and dtype of `a`, computed in fp32 or wider. The first j columns are a
+      basis of the first j columns of `a`, each up to its sign.
+
+    Raises:
+      UserError: If `a` is no matrix, or is wider than tall.
+
+    >>> import jax.numpy as jnp
+    >>> q = orthonormal_basis(jnp.array([[3.0, 0.0], [4.0, 1.0], [0.0, 2.0]]))
+    >>> float(jnp.abs(q.T @ q - jnp.eye(2)).max()) < 1e-6
+    True
+
+    References:
+      Yamamoto et al. (see `cholesky_qr2`), equation 3.1 and Theorem 3.1.
+    """
+    shape = jnp.shape(a)
+    if len(shape) < 2 or shape[-2] < shape[-1]:
+        raise UserError("a", reason=f"shape {shape}; give matrices [..., m, n] with m >= n")
+    wide = a.astype(tree.wide_dtype(a.dtype))
+    largest = jnp.max(jnp.abs(wide), (-2, -1), keepdims=True, initial=0)
+    wide = wide / jnp.where(largest > 0, largest, 1)  # squares stay finite
+    norms = jnp.linalg.norm(wide, axis=-2, keepdims=True)
+    wide = wide / jnp.where(norms > 0, norms, 1)
+
+    q, _ = _pass_by_inverse(wide)
+    q, distance = _pass_by_inverse(q)
+    # A comparison with NaN is false, which asks for the other factorization too.
+    is_near = jnp.all(distance <= _FAR)
+    return jax.lax.cond(is_near, lambda: q, lambda: jnp.linalg.qr(wide).Q).astype(a.dtype)
+
+
+def _pass_by_inverse(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return X R^-1 of R^T R = X^T X, and the distance of X^T X from I."""
+    gram = matmul(x.conj().mT, x)
+    identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
+    lower = jax.lax.linalg.cholesky(gram, symmetrize_input=False)
+    inverse = jax.lax.linalg.triangular_solve(lower, identity, left_side=True, lower=True)
+    return matmul(x, inverse.conj().mT), jnp.linalg.norm(gram - identity, axis=(-2, -1))
+
+
 class Grqr(NamedTuple):
     """A rank-revealing factorization of a product of matrices.
 

@@ -11,7 +11,7 @@ import optax
 
 from lbopt import _scalars, tree, types
 from lbopt.errors import UserError, require_choice
-from lbopt.linalg import matmul
+from lbopt.linalg import matmul, orthonormal_basis
 from lbopt.transforms import (
     _arguments,
     _matrix_optimizer,
@@ -123,7 +123,7 @@ def scale_by_dion(
     def step(g: jax.Array, m: jax.Array, q: jax.Array) -> tuple[jax.Array, ...]:
         # Stacks are [in, out]: the transpose of the equations.
         total = m + _matrix_view.bounded(g.astype(m.dtype))
-        p = jnp.linalg.qr(matmul(total.mT, q)).Q
+        p = orthonormal_basis(matmul(total.mT, q))
         r = matmul(total, p)
         new_m = total - (1 - momentum) * matmul(r, p.mT)
         norm = jnp.linalg.norm(r, axis=-2, keepdims=True)

@@ -1,6 +1,7 @@
 """QR over devices against LAPACK in float64; words and messages counted in the program."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 from refusal import refused
 
-from lbopt.linalg import cholesky_qr2, grqr, tsqr
+from lbopt.linalg import cholesky_qr2, grqr, orthonormal_basis, tsqr
 
 DEVICES = 4
 
@@ -71,6 +72,28 @@ def test_cholesky_qr2_falls_back_exactly_where_it_must():
         gap = np.asarray(bad, np.float64)
         assert not np.linalg.norm(gap.T @ gap - np.eye(6)) <= 1e-3
         check_factors(a.astype(np.float64), *over_devices(cholesky_qr2)(a))
+
+
+@pytest.mark.parametrize("condition", [1e1, 1e3, 1e5, 1e12])
+def test_bases_of_stacks_are_orthonormal_and_span_the_columns(condition):
+    """Singular and huge matrices stand in the same stack."""
+    a = np.asarray(matrix(condition), np.float32)
+    singular = np.where(np.arange(6) < 3, a, 0)
+    stack = np.stack([a, 1e30 * a, singular])
+    found = np.asarray(jax.jit(orthonormal_basis)(jnp.asarray(stack[:2])), np.float64)
+    found = np.concatenate([found, orthonormal_basis(jnp.asarray(stack))[2:]])
+    for one, q in zip(stack.astype(np.float64), found, strict=True):
+        assert np.linalg.norm(q.T @ q - np.eye(6)) <= 1.5e-6
+        assert np.linalg.norm(q @ (q.T @ one) - one) <= 1.5e-6 * np.linalg.norm(one)
+
+
+def test_few_bases_need_householders_qr(monkeypatch):
+    monkeypatch.setattr(jnp.linalg, "qr", lambda a: types.SimpleNamespace(Q=jnp.zeros_like(a)))
+    used = [
+        not np.any(orthonormal_basis(jnp.asarray(matrix(condition), jnp.float32)))
+        for condition in (1e2, 1e3, 1e6)
+    ]
+    assert used == [False, False, True]
 
 
 def test_bad_scaling_of_columns_needs_no_fallback():
@@ -172,6 +195,8 @@ def test_wrong_shapes_are_refused_in_one_line():
     wide = jnp.ones((2, 3))
     with refused("a", code="value"):
         cholesky_qr2(wide)
+    with refused("a", code="value"):
+        orthonormal_basis(wide)
     with refused("a", code="type"):
         tsqr(jnp.ones((2, 3, 4)))
     with refused("fallback", "qr", "choice"):
