@@ -29,6 +29,8 @@ from lbopt.transforms import (
 By = Literal["stack", "owner", "auto"]
 _CLEARLY_BETTER = 0.9
 """Share of the time of "stack" below which "auto" takes "owner", whose branches cost something."""
+_FEW_EMPTY = 2
+"""Slots for each matrix up to which results are gathered: a sum moves twice the words."""
 _COSTLY = 2.0
 """Multiple of the ideal time from which "stack" warns."""
 
@@ -49,8 +51,10 @@ def shard_matrices(
     states and checkpoints are those of `tx`, whatever the mesh.
 
         leaves                    before the iterations     after them
-        whole on every device     none                      one all-gather a shape
+        whole on every device     none                      one all-gather a shape (*)
         split along one axis      one all-to-all a shape    one all-to-all a shape
+
+    (*) one all-reduce, where devices are more than twice as many as its matrices.
 
     That is the count of `scale_by_newton_schulz`. SOAP, Shampoo and Dion move what they keep for
     each matrix in the same way, each of these arrays by itself.
@@ -166,6 +170,109 @@ def _is_placement(node: Any) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Slots:
+    """The matrices of one group that each device treats.
+
+    Attributes:
+      order: [devices, slots], the matrix in each slot, or -1.
+      axes: The mesh axes of the devices.
+      by_stack: Whether the same devices have most to do in all groups.
+    """
+
+    order: np.ndarray
+    axes: tuple[str, ...]
+    by_stack: bool
+
+    @functools.cached_property
+    def _number(self) -> int:
+        return int(self.order.max()) + 1
+
+    def filled(self, x: jax.Array) -> jax.Array:
+        """Return [devices * slots, ...]; what stands in padding does not matter."""
+        flat = self.order.reshape(-1)
+        if np.array_equal(flat[: len(x)], np.arange(len(x))):
+            return jnp.pad(x, [(0, len(flat) - len(x)), *[(0, 0)] * (x.ndim - 1)])
+        return x[np.maximum(flat, 0)]
+
+    def emptied(self, x: jax.Array) -> jax.Array:
+        """Return the matrices [matrices, ...] of [devices * slots, ...]."""
+        flat = self.order.reshape(-1)
+        places = np.empty(self._number, int)
+        places[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
+        in_turn = np.array_equal(places, np.arange(self._number))
+        return x[: self._number] if in_turn else x[places]
+
+    def run(
+        self, fn: MatrixFn, wholes: Sequence[bool], *stacked: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        """Run a function on one device, inside `shard_map`.
+
+        Args:
+          fn: The function.
+          wholes: Whether each stack has all matrices, before and after; else those of the slots.
+          *stacked: The stacks.
+        """
+        own = [self._taken(x) if whole else x for x, whole in zip(stacked, wholes, strict=True)]
+        after = self._in_turn(fn, *own)
+        return tuple(
+            self._gathered(x) if whole else x for x, whole in zip(after, wholes, strict=True)
+        )
+
+    def _mine(self) -> jax.Array:
+        """Return the matrix in each slot of this device, or -1."""
+        return jnp.asarray(self.order)[jax.lax.axis_index(self.axes)]
+
+    def _taken(self, x: jax.Array) -> jax.Array:
+        """Return the matrices of this device, of a stack of all."""
+        slots = self.order.shape[1]
+        if np.array_equal(self.order.reshape(-1), np.arange(len(x))):
+            start = jax.lax.axis_index(self.axes) * slots
+            return jax.lax.dynamic_slice_in_dim(x, start, slots)
+        places = jnp.maximum(self._mine(), 0)
+        return jnp.concatenate(
+            [jax.lax.dynamic_index_in_dim(x, places[slot]) for slot in range(slots)]
+        )
+
+    def _gathered(self, own: jax.Array) -> jax.Array:
+        """Return all matrices, in one collective.
+
+        Where most slots are empty, a sum of arrays that are zero but for a device's own matrices
+        moves fewer words than a gather.
+        """
+        if self.order.size <= _FEW_EMPTY * self._number:
+            return self.emptied(jax.lax.all_gather(own, self.axes, tiled=True))
+        mine = self._mine()
+        found = jnp.zeros((self._number, *own.shape[1:]), own.dtype)
+        for slot, matrix in enumerate(own):
+            place = jnp.maximum(mine[slot], 0)
+            before = jax.lax.dynamic_index_in_dim(found, place, keepdims=False)
+            matrix = jnp.where(mine[slot] >= 0, matrix, before)
+            found = jax.lax.dynamic_update_index_in_dim(found, matrix, place, 0)
+        return jax.lax.psum(found, self.axes)
+
+    def _in_turn(self, fn: MatrixFn, *own: jax.Array) -> tuple[jax.Array, ...]:
+        """Run a function on the slots of one device; padding is skipped, if devices differ.
+
+        Slots that are full on all devices go in one call.
+        """
+        used = np.sum(self.order >= 0, axis=1)
+        full = int(np.min(used))
+        slots = self.order.shape[1]
+        parts = []
+        if full:
+            parts.append(fn(*(part[:full] for part in own)))
+        if self.by_stack and slots == 1:
+            # Padding costs no time, as the other devices work.
+            return fn(*own)
+
+        mine = jnp.asarray(used)[jax.lax.axis_index(self.axes)]
+        for slot in range(full, slots):
+            one = tuple(part[slot : slot + 1] for part in own)
+            parts.append(jax.lax.cond(slot < mine, lambda *x: tuple(fn(*x)), lambda *x: x, *one))
+        return tuple(jnp.concatenate(column) for column in zip(*parts, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
 class _Dealt:
     """The layout: matrices dealt over axes of a mesh.
 
@@ -207,33 +314,46 @@ class _Dealt:
 
     def runners(self, groups: Sequence[MatrixGroup]) -> list[MatrixRunner]:
         """Return a function (fn, specs, *stacked) -> fn(*stacked) for each group."""
-        runner = self._run_manually if self._is_manual() else self._run
-        return [functools.partial(runner, order) for order in deal(groups, self.devices, self.by)]
+        orders = deal(groups, self.devices, self.by)
+        by_stack = all(
+            np.array_equal(order, _by_stack(group.number, self.devices))
+            for order, group in zip(orders, groups, strict=True)
+        )
+        slots = [_Slots(order, self.axes, by_stack) for order in orders]
+        return [functools.partial(self._run, one) for one in slots]
 
     def _run(
-        self, order: np.ndarray, fn: MatrixFn, specs: Sequence[MatrixSpec], *stacked: jax.Array
+        self, slots: _Slots, fn: MatrixFn, specs: Sequence[MatrixSpec], *stacked: jax.Array
     ) -> tuple[jax.Array, ...]:
-        """Run on arrays of the whole mesh, under jit or eagerly.
+        """Run a function with each matrix on one device.
 
         Args:
-          order: [devices, slots], the matrix in each slot, or -1.
+          slots: The matrices of each device.
           fn: The function.
           specs: How a slice of each stack is split before and after.
           *stacked: Matrices, and what is kept for each.
         """
-        dealt = PartitionSpec(self.axes)
-        wholes = [PartitionSpec(None, *spec) for spec in specs]
-        before = map(self._placed, stacked, wholes)
-        rows = [self._placed(_in_slots(part, order), dealt) for part in before]
-        local = jax.shard_map(
-            functools.partial(_in_turn, fn, order, self.axes),
-            mesh=self.mesh,
-            in_specs=(dealt,) * len(rows),
-            out_specs=(dealt,) * len(rows),
-            check_vma=False,
+        wholes = [not any(spec) for spec in specs]
+        local = functools.partial(slots.run, fn, wholes)
+        if self._is_manual():
+            return local(*stacked)
+
+        # Split stacks come and go by an all-to-all; of whole ones each device takes its matrices.
+        places = [PartitionSpec(None, *spec) for spec in specs]
+        inside = tuple(PartitionSpec() if whole else PartitionSpec(self.axes) for whole in wholes)
+        given = [
+            placed if whole else self._placed(slots.filled(placed), where)
+            for placed, whole, where in zip(
+                map(self._placed, stacked, places), wholes, inside, strict=True
+            )
+        ]
+        results = jax.shard_map(
+            local, mesh=self.mesh, in_specs=inside, out_specs=inside, check_vma=False
+        )(*given)
+        return tuple(
+            result if whole else slots.emptied(self._placed(result, place))
+            for result, whole, place in zip(results, wholes, places, strict=True)
         )
-        placed = map(self._placed, local(*rows), wholes)
-        return tuple(_out_of_slots(part, order) for part in placed)
 
     def _placed(self, x: jax.Array, spec: PartitionSpec) -> jax.Array:
         """Return an array with another sharding, of the mesh's kind of axes."""
@@ -250,64 +370,11 @@ class _Dealt:
         meshes = [self.mesh, *(where.mesh for _, where in self.given)]
         return next((mesh for mesh in meshes if names <= set(mesh.axis_names)), None)
 
-    def _run_manually(
-        self, order: np.ndarray, fn: MatrixFn, specs: Sequence[MatrixSpec], *stacked: jax.Array
-    ) -> tuple[jax.Array, ...]:
-        """Run inside `shard_map`, on matrices that every device has whole."""
-        del specs
-        slots = order.shape[1]
-        start = jax.lax.axis_index(self.axes) * slots
-        own = [
-            jax.lax.dynamic_slice_in_dim(_in_slots(part, order), start, slots) for part in stacked
-        ]
-        after = _in_turn(fn, order, self.axes, *own)
-        gathered = (jax.lax.all_gather(part, self.axes, tiled=True) for part in after)
-        return tuple(_out_of_slots(part, order) for part in gathered)
-
 
 def _spec_of(array: jax.Array, where: Any) -> MatrixSpec:
     """Return how an array is split: by its type, else by a sharding or spec, if there is one."""
     typed = tuple(getattr(jax.typeof(array).sharding, "spec", ()))
     return typed if any(typed) or where is None else tuple(getattr(where, "spec", where))
-
-
-def _in_slots(x: jax.Array, order: np.ndarray) -> jax.Array:
-    """Return the matrices in the order of slots; what stands in padding does not matter."""
-    flat = order.reshape(-1)
-    if np.array_equal(flat[: len(x)], np.arange(len(x))):
-        return jnp.pad(x, [(0, len(flat) - len(x)), *[(0, 0)] * (x.ndim - 1)])
-    return x[np.maximum(flat, 0)]
-
-
-def _out_of_slots(x: jax.Array, order: np.ndarray) -> jax.Array:
-    flat = order.reshape(-1)
-    count = int(flat.max()) + 1
-    places = np.empty(count, int)
-    places[flat[flat >= 0]] = np.flatnonzero(flat >= 0)
-    return x[:count] if np.array_equal(places, np.arange(count)) else x[places]
-
-
-def _in_turn(
-    fn: MatrixFn, order: np.ndarray, axes: tuple[str, ...], *own: jax.Array
-) -> tuple[jax.Array, ...]:
-    """Run a function on the slots of one device; a slot of padding is skipped, if devices differ.
-
-    Slots that are full on all devices go in one call.
-    """
-    full = int(np.min(np.sum(order >= 0, axis=1)))
-    slots = order.shape[1]
-    parts = []
-    if full:
-        parts.append(fn(*(part[:full] for part in own)))
-    if full == 0 and slots == 1:
-        # One slot: padding costs no time, as the other devices work.
-        return fn(*own)
-
-    used = jnp.asarray(np.sum(order >= 0, axis=1))[jax.lax.axis_index(axes)]
-    for slot in range(full, slots):
-        one = tuple(part[slot : slot + 1] for part in own)
-        parts.append(jax.lax.cond(slot < used, lambda *x: tuple(fn(*x)), lambda *x: x, *one))
-    return tuple(jnp.concatenate(column) for column in zip(*parts, strict=True))
 
 
 def deal(groups: Sequence[MatrixGroup], devices: int, by: By) -> list[np.ndarray]:

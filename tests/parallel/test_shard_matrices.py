@@ -190,6 +190,24 @@ def test_collectives_of_each_shape(by):
     assert collectives(by, None) == {"all-gather": 2}
 
 
+@pytest.mark.parametrize("by", ["stack", "owner"])
+def test_fewer_matrices_than_devices_are_summed(by):
+    """Padding is not sent: one of four devices has the matrix."""
+    mesh = SHARED.mesh_of(4)
+    plain = lbopt.scale_by_newton_schulz(dtype=None)
+    tx = lbopt.shard_matrices(plain, mesh, by)
+    grads = {"a": {"kernel": PARAMS["mixer"]["kernel"]}}
+
+    def update(tx):
+        return jax.jit(lambda grads: tx.update(grads, tx.init(grads))[0])
+
+    whole = jax.device_put(grads, NamedSharding(mesh, P()))
+    compiled = update(tx).lower(whole).compile()
+    assert counted(compiled.as_text()) == {"all-reduce": 1}
+    found, theirs = compiled(whole), update(plain)(grads)
+    np.testing.assert_allclose(found["a"]["kernel"], theirs["a"]["kernel"], rtol=0, atol=1e-6)
+
+
 def test_split_leaves_take_two_all_to_alls_a_shape():
     rows = P(None, "x", None)
     columns = P(None, None, "x")
