@@ -1,6 +1,6 @@
 """Figures of TPU chips, each with its source. The compiler says how much memory a program may use.
 
-"Cloud" is docs.cloud.google.com/tpu/docs/ (v2, v3, v4, v5e, v5p, v6e). "book" is
+"Cloud" is docs.cloud.google.com/tpu/docs/ (v2, v3, v4, v5e, v5p, v6e, tpu7x). "book" is
 jax-ml/scaling-book@0819a7d8c55ddc113f5cba0285a5f97380cac1e3:tpus.md and sharding.md.
 "CACM" is Jouppi et al., A Domain-Specific Supercomputer for Training Deep Neural Networks, CACM
 63(7), 2020, quoted from memory: [recalled 90%] is our confidence in a figure. "ISCA" is Jouppi et
@@ -123,6 +123,19 @@ CHIPS = {
             sources="peak, link (an eighth of 800 GB/s a chip): Cloud; clock: peak over 524,288 "
             "operations a cycle (the compiler's 369,231 for a matrix product rule out half of "
             "that)",
+        ),
+        Chip(
+            "tpu7x",
+            flops=2307e12,
+            hertz=2.2e9,
+            link_bytes_per_second=0.1e12,
+            axes=3,
+            most_chips=9216,
+            full_axis=0,
+            cores_per_chip=2,
+            sources="peak, link (a twelfth of 1200 GB/s a chip): Cloud; clock: peak of a core over "
+            "524,288 operations a cycle (the compiler's 422,142 for a matrix product rule out half "
+            "of that)",
         ),
     )
 }

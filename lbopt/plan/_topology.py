@@ -42,9 +42,10 @@ SHAPES = {
     "v5e": ("2x4", *_PLANES),
     "v5p": (*_CUBES, "16x16x24"),
     "v6e": ("2x4", *_PLANES),
+    "tpu7x": (*_CUBES, "16x24x24"),
 }
 """The slices that Cloud TPU offers, in chips, and four joined v3 pods; others compile too."""
-_NAME = re.compile(r"(v\d\w?):(\d+(?:x\d+){1,2})")
+_NAME = re.compile(r"(v\d\w?|tpu7x):(\d+(?:x\d+){1,2})")
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # no TPU is initialised
     "TPU_SKIP_MDS_QUERY": "1",  # no metadata server is asked

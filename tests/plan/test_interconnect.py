@@ -84,10 +84,11 @@ def test_which_axes_close(name, rings):
         ("v5e:2x2", 4, 1, 15.75),
         ("v5p:2x2x2", 8, 2, 95.7),
         ("v6e:2x4", 8, 2, 31.2),
+        ("tpu7x:2x2x2", 16, 2, 94.7),
     ],
 )
 def test_generations(name, devices, hosts, gibibytes):
-    """Devices are cores up to v3 and chips from v4 on; the compiler states their memory."""
+    """Devices are cores up to v3 and on tpu7x, and chips on the others."""
     place = _topology.open_topology(name)
     assert (len(place.devices), len({device.process_index for device in place.devices})) == (
         devices,
