@@ -36,7 +36,10 @@ from ._reduction import (
     Reduction as Reduction,
     on_one_device as on_one_device,
 )
-from ._shard_matrices import shard_matrices as shard_matrices
+from ._shard_matrices import (
+    deal_matrices as deal_matrices,
+    shard_matrices as shard_matrices,
+)
 from ._shards import split_sharding as split_sharding, with_shardings as with_shardings
 from ._state import TrainState as TrainState, split_seed as split_seed
 from ._step import step_on_one_device as step_on_one_device

@@ -314,7 +314,7 @@ class _Dealt:
 
     def runners(self, groups: Sequence[MatrixGroup]) -> list[MatrixRunner]:
         """Return a function (fn, specs, *stacked) -> fn(*stacked) for each group."""
-        orders = deal(groups, self.devices, self.by)
+        orders = deal_matrices(groups, self.devices, self.by)
         by_stack = all(
             np.array_equal(order, _by_stack(group.number, self.devices))
             for order, group in zip(orders, groups, strict=True)
@@ -377,7 +377,7 @@ def _spec_of(array: jax.Array, where: Any) -> MatrixSpec:
     return typed if any(typed) or where is None else tuple(getattr(where, "spec", where))
 
 
-def deal(groups: Sequence[MatrixGroup], devices: int, by: By) -> list[np.ndarray]:
+def deal_matrices(groups: Sequence[MatrixGroup], devices: int, by: By) -> list[np.ndarray]:
     """Return for each group [devices, slots], the matrix in each slot of each device, or -1.
 
     Args:

@@ -20,7 +20,7 @@ from refusal import refused
 
 import lbopt
 from lbopt.parallel import split_sharding
-from lbopt.parallel._shard_matrices import cost, deal, makespan
+from lbopt.parallel._shard_matrices import cost, deal_matrices, makespan
 from lbopt.transforms import MatrixGroup
 
 PROGRAM = pathlib.Path(__file__).with_name("matrices_on_devices.py")
@@ -233,8 +233,8 @@ def test_owners_are_packed_by_cost():
         MatrixGroup((64, 256), 3),
         MatrixGroup((32, 32), 2),
     ]
-    stacked = deal(groups, 4, "stack")
-    owned = deal(groups, 4, "owner")
+    stacked = deal_matrices(groups, 4, "stack")
+    owned = deal_matrices(groups, 4, "owner")
     for orders in (stacked, owned):
         for group, order in zip(groups, orders, strict=True):
             assert sorted(order[order >= 0]) == list(range(group.number))
@@ -242,7 +242,9 @@ def test_owners_are_packed_by_cost():
     total = sum(cost(group) * group.number for group in groups)
     assert makespan(groups, owned) <= 4 / 3 * max(total / 4, cost(groups[1]))
     assert makespan(groups, owned) < makespan(groups, stacked)
-    assert [order.tolist() for order in deal(groups, 4, "auto")] == [o.tolist() for o in owned]
+    assert [order.tolist() for order in deal_matrices(groups, 4, "auto")] == [
+        o.tolist() for o in owned
+    ]
 
 
 def test_stacking_different_shapes_says_what_it_costs():
