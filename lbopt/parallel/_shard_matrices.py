@@ -53,6 +53,7 @@ def shard_matrices(
         leaves                    before the iterations     after them
         whole on every device     none                      one all-gather a shape (*)
         split along one axis      one all-to-all a shape    one all-to-all a shape
+        split along two axes      two all-to-alls a shape   two all-to-alls a shape
 
     (*) one all-reduce, where devices are more than twice as many as its matrices.
 
@@ -151,8 +152,7 @@ def _placements(
             fix = "give a NamedSharding or a PartitionSpec for each parameter"
             raise UserError(field, where, fix, code="type")
         if isinstance(where, PartitionSpec):
-            parts = ((part,) if isinstance(part, str) else part or () for part in where)
-            unknown = {axis for part in parts for axis in part} - set(mesh.axis_names)
+            unknown = {axis for part in where for axis in _axes_of(part)} - set(mesh.axis_names)
             if unknown:
                 fix = f"the mesh has {', '.join(map(str, mesh.axis_names))}; name axes of these"
                 raise UserError(field, where, fix)
@@ -338,22 +338,47 @@ class _Dealt:
         if self._is_manual():
             return local(*stacked)
 
-        # Split stacks come and go by an all-to-all; of whole ones each device takes its matrices.
+        # Split stacks come and go by all-to-alls; of whole ones each device takes its matrices.
         places = [PartitionSpec(None, *spec) for spec in specs]
+        routes = [self._route(spec) for spec in specs]
         inside = tuple(PartitionSpec() if whole else PartitionSpec(self.axes) for whole in wholes)
         given = [
-            placed if whole else self._placed(slots.filled(placed), where)
-            for placed, whole, where in zip(
-                map(self._placed, stacked, places), wholes, inside, strict=True
-            )
+            self._placed(x, place)
+            if whole
+            # Padding is placed like the matrices first, or it would be sent around.
+            else functools.reduce(self._placed, (place, *route), slots.filled(x))
+            for x, whole, route, place in zip(stacked, wholes, routes, places, strict=True)
         ]
         results = jax.shard_map(
             local, mesh=self.mesh, in_specs=inside, out_specs=inside, check_vma=False
         )(*given)
         return tuple(
-            result if whole else slots.emptied(self._placed(result, place))
-            for result, whole, place in zip(results, wholes, places, strict=True)
+            result
+            if whole
+            else slots.emptied(functools.reduce(self._placed, (*route[-2::-1], place), result))
+            for result, whole, route, place in zip(results, wholes, routes, places, strict=True)
         )
+
+    def _route(self, spec: MatrixSpec) -> list[PartitionSpec]:
+        """Return the shardings of a stack on its way from split slices to dealt ones.
+
+        Each step moves the mesh axes of one dimension, by one all-to-all. The compiler would gather
+        an array that is to be split in several dimensions fewer at once.
+        """
+        mesh = self._mesh_of(spec)
+        dealt = PartitionSpec(self.axes)
+        if self.devices < mesh.size:
+            return [dealt]
+        left = [_axes_of(part) for part in spec]
+        split = {axis for axes in left for axis in axes}
+        taken = [axis for axis in mesh.axis_names if axis not in split]
+        route = [PartitionSpec(tuple(taken), *left)] if taken else []
+        # The major axes first: this is the order of the devices if no dimension has both.
+        for axes in sorted(filter(None, left), key=lambda axes: mesh.axis_names.index(axes[0])):
+            left[left.index(axes)] = ()
+            taken += axes
+            route.append(PartitionSpec(tuple(taken), *left))
+        return route if tuple(taken) == self.axes else [*route, dealt]
 
     def _placed(self, x: jax.Array, spec: PartitionSpec) -> jax.Array:
         """Return an array with another sharding, of the mesh's kind of axes."""
@@ -365,10 +390,14 @@ class _Dealt:
 
     def _mesh_of(self, spec: MatrixSpec | PartitionSpec) -> Any:
         """Return the mesh that has the axes of a spec, as shardings may name axes of their own."""
-        parts = ((part,) if isinstance(part, str) else part or () for part in spec)
-        names = {name for part in parts for name in part}
+        names = {name for part in spec for name in _axes_of(part)}
         meshes = [self.mesh, *(where.mesh for _, where in self.given)]
         return next((mesh for mesh in meshes if names <= set(mesh.axis_names)), None)
+
+
+def _axes_of(part: Any) -> tuple[str, ...]:
+    """Return the mesh axes of one entry of a `PartitionSpec`."""
+    return (part,) if isinstance(part, str) else tuple(part or ())
 
 
 def _spec_of(array: jax.Array, where: Any) -> MatrixSpec:

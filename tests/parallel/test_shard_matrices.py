@@ -78,6 +78,22 @@ def test_split_leaves(kind, by):
     check((found, state), "muon")
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_leaves_that_are_split_over_two_axes(kind):
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind, kind))
+    specs = {
+        "layers": {"up": {"kernel": P(None, "x", "y")}, "down": {"kernel": P(None, "x", "y")}},
+        "query": {"kernel": P("y")},
+        "mixer": {"kernel": P(None, ("x", "y")), "bias": P()},
+        "embed": {"embedding": P()},
+    }
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    params, *grads = jax.device_put((PARAMS, *GRADS), (shardings,) * (1 + len(GRADS)))
+    with jax.set_mesh(mesh):
+        tx = lbopt.shard_matrices(SHARED.MAKE["muon"](), mesh, param_shardings=shardings)
+        check(jax.jit(functools.partial(walk, tx))(params, grads), "muon")
+
+
 def test_inside_shard_map():
     mesh = SHARED.mesh_of(4)
     tx = lbopt.shard_matrices(SHARED.MAKE["normuon"](), mesh, "owner")
@@ -213,6 +229,18 @@ def test_split_leaves_take_two_all_to_alls_a_shape():
     columns = P(None, None, "x")
     specs = {"a": {"kernel": rows}, "b": {"kernel": columns}, "c": {"kernel": rows}}
     assert collectives("stack", specs) == {"all-to-all": 4}
+
+
+def test_two_split_axes_take_two_all_to_alls_before_and_two_after():
+    """Three matrices on four devices: padding is sent to nobody."""
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    where = NamedSharding(mesh, P("x", "y"))
+    leaf = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=where)
+    grads = {str(index): {"kernel": leaf} for index in range(3)}
+    plain = lbopt.scale_by_newton_schulz()
+    tx = lbopt.shard_matrices(plain, mesh, param_shardings=lambda shape: where)
+    update = jax.jit(lambda grads: tx.update(grads, tx.init(grads))[0], out_shardings=where)
+    assert counted(update.lower(grads).compile().as_text()) == {"all-to-all": 4}
 
 
 def test_what_soap_keeps_is_never_gathered():
