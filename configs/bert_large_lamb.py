@@ -42,8 +42,7 @@ correction (Algorithm 2 of the paper has one). Default row: 32768.
 
 Own choices: 80 predictions at 512 tokens and 20 at 128 (NVIDIA's, and what `scripts/bench models`
 compiles), the moments kept between the phases, evaluation batch, intervals.
-Status: every row but nvidia-mixed and the two on spheres is planned (configs/plans/); no row has
-been run here.
+Status: every row but nvidia-mixed is planned (configs/plans/); no row has been run here.
 """
 
 import math
@@ -149,6 +148,8 @@ def _on_spheres(row: str) -> TrainConfig:
     config.name = f"bert_large_lamb:{row}"
     config.optimizer = OptimizerConfig(name, options={"rest_learning_rate_ratio": 0.2})
     config.about = About(
+        topology="v3:32x32",
+        status="planned by the TPU compiler",
         note=f"{name} in place of LAMB: our own choice, as are its rate, the row's, and the rate "
         "of the rest. Batch, steps and schedule of the row 32768.",
     )

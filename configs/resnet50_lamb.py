@@ -33,8 +33,8 @@ Own choices: number of examples that share batch statistics (64, which one of NU
 default batch; 128 for You's run, 32768 over 256 cores), evaluation batch, intervals of logs,
 evaluations and checkpoints. The first update of the NUS rows has rate 0 (in the code, the first
 step of the ramp), and steps are rounded up over the run (in the code, over every epoch).
-Status: you-32768 and adamh-32768 are planned, for a v3 slice (configs/plans/); no row has been run
-here.
+Status: you-32768, adamh-32768 and muonh-32768 are planned, for a v3 slice (configs/plans/); no row
+has been run here.
 """
 
 import common
@@ -133,8 +133,8 @@ def _on_spheres(row: str) -> TrainConfig:
     config.target_metric = ""
     config.target_value = 0.0
     config.about = About(
-        topology="v3:8x16" if name == "adamh" else "",
-        status="planned by the TPU compiler" if name == "adamh" else About.status,
+        topology="v3:8x16",
+        status="planned by the TPU compiler",
         note=f"{name} in place of LAMB: our own choice, as are its rate, the row's, and the rate "
         "of the rest. The other settings are those of the row 32768.",
     )

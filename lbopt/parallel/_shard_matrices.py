@@ -57,8 +57,8 @@ def shard_matrices(
 
     (*) one all-reduce, where devices are more than twice as many as its matrices.
 
-    That is the count of `scale_by_newton_schulz`. SOAP, Shampoo and Dion move what they keep for
-    each matrix in the same way, each of these arrays by itself.
+    That is the count of `scale_by_newton_schulz`. SOAP, Shampoo, PSGD-Kron and Dion move what they
+    keep for each matrix in the same way, each of these arrays by itself.
 
     It works under `jit` with automatic and explicit axes, and inside `shard_map` on leaves that are
     whole on every device.
