@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -151,17 +151,19 @@ class _Lines:
         words = np.bitwise_or.reduce(shifted, 1).astype(np.uint32)
         return cls(starts, lines.astype(np.float32), words)
 
-    def at(self, index: jax.Array) -> jax.Array:
-        """Return the numbers at int32 indices."""
-        reached = [index >= start for start in self.starts[1:]]
+    def reached(self, index: jax.Array) -> list[jax.Array]:
+        """Return for each line but the first whether int32 indices lie on it or beyond."""
+        return [index >= start for start in self.starts[1:]]
+
+    def bits_at(self, index: jax.Array, reached: list[jax.Array]) -> jax.Array:
+        """Return the bits of the numbers at int32 indices, as int32."""
         slope, offset, small_slope, small_offset = (_chosen(line, reached) for line in self.lines)
         n = index.astype(jnp.float32)
         # The products and the first sum are exact, with or without fused multiplication.
         value = (slope * n + offset) + (small_slope * n + small_offset)
         word = _looked_up(self.words, index // 16)
         correction = (word >> (index % 16 * 2).astype(jnp.uint32)) & jnp.uint32(3)
-        bits = jax.lax.bitcast_convert_type(value, jnp.int32) + (correction.astype(jnp.int32) - 1)
-        return jax.lax.bitcast_convert_type(bits, jnp.float32)
+        return jax.lax.bitcast_convert_type(value, jnp.int32) + (correction.astype(jnp.int32) - 1)
 
 
 def _split(slope: float, offset: float) -> tuple[float, float, float, float]:
@@ -227,21 +229,26 @@ class _Map:
 
     def value_of(self, code: jax.Array) -> jax.Array:
         """Return the fp32 numbers of int32 codes."""
-        if self.middle is None:
-            return self.numbers.at(code)
-        values = self.numbers.at(jnp.abs(code - self.middle))
-        return jnp.where(code < self.middle, -values, values)
+        index = code if self.middle is None else jnp.abs(code - self.middle)
+        bits = self.numbers.bits_at(index, self.numbers.reached(index))
+        values = jax.lax.bitcast_convert_type(bits, jnp.float32)
+        return values if self.middle is None else jnp.where(code < self.middle, -values, values)
 
     def code_of(self, x: jax.Array) -> jax.Array:
         """Return the int32 codes of the nearest numbers; in the middle of two, of the smaller."""
-        mirrored = self.middle is not None
-        negative = (x < 0) & mirrored
-        x = jnp.abs(x) if mirrored else x
+        negative = x < 0
+        if self.middle is not None:
+            x = jnp.abs(x)
+        # Positive numbers are ordered like their bits. In the middle of two, negative numbers take
+        # the one further from 0: x >= bound, which is bits + 1 > those of the bound.
+        ranks = jax.lax.bitcast_convert_type(x, jnp.int32) + negative.astype(jnp.int32)
 
-        def above(bound: jax.Array) -> jax.Array:
-            return jnp.where(negative, x >= bound, x > bound)
+        def above(bits: Any) -> jax.Array:
+            if self.middle is not None:
+                return ranks > bits
+            return x > jax.lax.bitcast_convert_type(bits, jnp.float32)
 
-        reached = [above(edge) for edge in self.edges]
+        reached = [above(jnp.asarray(bits)) for bits in self.edges.view(np.int32)]
         starts = np.array(self.numbers.starts, np.int32)
         lasts = np.append(starts[1:], np.int32(self.length)) - np.int32(1)
         start, last, factor, summand = (
@@ -250,7 +257,8 @@ class _Map:
         # The guess is right or one too low, and the exact bound decides.
         guess = jnp.floor(x * factor + summand).astype(jnp.int32)
         guess = jnp.clip(guess, start, last)
-        index = jnp.minimum(guess + above(self.bounds.at(guess)).astype(jnp.int32), last)
+        is_above = above(self.bounds.bits_at(guess, reached))
+        index = jnp.minimum(guess + is_above.astype(jnp.int32), last)
         if self.middle is None:
             return index
         return jnp.where(negative, jnp.maximum(self.middle - index, 0), self.middle + index)
