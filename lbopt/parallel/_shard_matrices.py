@@ -22,6 +22,7 @@ from lbopt.transforms import (
     MatrixGroup,
     MatrixRunner,
     MatrixSpec,
+    mesh_axes,
     require_transformation,
     with_matrix_layout,
 )
@@ -55,7 +56,9 @@ def shard_matrices(
         split along one axis      one all-to-all a shape    one all-to-all a shape
         split along two axes      two all-to-alls a shape   two all-to-alls a shape
 
-    (*) one all-reduce, where devices are more than twice as many as its matrices.
+    (*) one all-reduce, where devices are more than twice as many as its matrices. A leaf whose
+    layers are split, or an inner one of the axes that make a row or a column, takes another
+    all-to-all before and after; it is gathered if its rows and columns do not divide.
 
     That is the count of `scale_by_newton_schulz`. SOAP, Shampoo, PSGD-Kron and Dion move what they
     keep for each matrix in the same way, each of these arrays by itself.
@@ -152,7 +155,7 @@ def _placements(
             fix = "give a NamedSharding or a PartitionSpec for each parameter"
             raise UserError(field, where, fix, code="type")
         if isinstance(where, PartitionSpec):
-            unknown = {axis for part in where for axis in _axes_of(part)} - set(mesh.axis_names)
+            unknown = {axis for part in where for axis in mesh_axes(part)} - set(mesh.axis_names)
             if unknown:
                 fix = f"the mesh has {', '.join(map(str, mesh.axis_names))}; name axes of these"
                 raise UserError(field, where, fix)
@@ -308,6 +311,14 @@ class _Dealt:
         spec = _spec_of(array, where)
         return spec if self._mesh_of(spec) is not None else ()
 
+    def sizes(self, spec: MatrixSpec) -> dict[str, int]:
+        """Return the size of each axis of the mesh of a spec."""
+        return dict(self._mesh_of(spec).shape)
+
+    def placed(self, array: jax.Array, spec: MatrixSpec) -> jax.Array:
+        """Return an array that is split so."""
+        return self._placed(array, PartitionSpec(*spec))
+
     def _is_manual(self) -> bool:
         manual = jax.sharding.get_abstract_mesh().manual_axes
         return any(name in manual for name in self.axes)
@@ -369,7 +380,7 @@ class _Dealt:
         dealt = PartitionSpec(self.axes)
         if self.devices < mesh.size:
             return [dealt]
-        left = [_axes_of(part) for part in spec]
+        left = [mesh_axes(part) for part in spec]
         split = {axis for axes in left for axis in axes}
         taken = [axis for axis in mesh.axis_names if axis not in split]
         route = [PartitionSpec(tuple(taken), *left)] if taken else []
@@ -390,14 +401,9 @@ class _Dealt:
 
     def _mesh_of(self, spec: MatrixSpec | PartitionSpec) -> Any:
         """Return the mesh that has the axes of a spec, as shardings may name axes of their own."""
-        names = {name for part in spec for name in _axes_of(part)}
+        names = {name for part in spec for name in mesh_axes(part)}
         meshes = [self.mesh, *(where.mesh for _, where in self.given)]
         return next((mesh for mesh in meshes if names <= set(mesh.axis_names)), None)
-
-
-def _axes_of(part: Any) -> tuple[str, ...]:
-    """Return the mesh axes of one entry of a `PartitionSpec`."""
-    return (part,) if isinstance(part, str) else tuple(part or ())
 
 
 def _spec_of(array: jax.Array, where: Any) -> MatrixSpec:

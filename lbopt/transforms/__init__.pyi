@@ -38,6 +38,7 @@ from ._matrix_view import (
     MatrixGroup as MatrixGroup,
     MatrixRunner as MatrixRunner,
     MatrixSpec as MatrixSpec,
+    mesh_axes as mesh_axes,
     with_matrix_layout as with_matrix_layout,
 )
 from ._module_scale import (

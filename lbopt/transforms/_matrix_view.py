@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -60,27 +60,37 @@ class MatrixView:
     def fan_out(self) -> int:
         return self._size(self.output)
 
-    def matrix_spec(self, spec: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Return the mesh axes that split rows and columns of the matrices.
-
-        (None, None) unless the leaf is one matrix, or a stack along one whole axis, of two axes.
-        """
-        spec = (*spec, *[None] * (len(self.shape) - len(spec)))
-        plain = len(self.reduction) == 1 and len(self.output) == 1 and len(self.batch) <= 1
-        if not plain or any(spec[axis] is not None for axis in self.batch):
-            return (None, None)
-        return (spec[self.reduction[0]], spec[self.output[0]])
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The axes whose parts are contiguous rows, and contiguous columns, of the matrices."""
+        rows, columns = (
+            next((axis for axis in axes if self.shape[axis] > 1), axes[0])
+            for axes in (self.reduction, self.output)
+        )
+        return rows, columns
 
     def split(self, leaf: jax.Array) -> jax.Array:
         """Return a leaf as [count, fan_in, fan_out]."""
         order = (*self.batch, *self.reduction, *self.output)
-        return leaf.transpose(order).reshape(self.count, self.fan_in, self.fan_out)
+        spec = _per_path.typed_spec(leaf)
+        sides = [spec[axis] for axis in self.sides] if any(spec) else []
+        sizes = (self.count, self.fan_in, self.fan_out)
+        return _reshaped(leaf.transpose(order), sizes, [None, *sides])
 
     def join(self, matrices: jax.Array) -> jax.Array:
         """Return [count, fan_in, fan_out] as a leaf."""
         order = (*self.batch, *self.reduction, *self.output)
         back = sorted(range(len(order)), key=order.__getitem__)
-        return matrices.reshape([self.shape[axis] for axis in order]).transpose(back)
+        spec = _per_path.typed_spec(matrices)
+        split = dict(zip(self.sides, spec[1:], strict=True)) if any(spec) else {}
+        sizes = [self.shape[axis] for axis in order]
+        return _reshaped(matrices, sizes, map(split.get, order)).transpose(back)
+
+
+def _reshaped(x: jax.Array, sizes: Sequence[int], spec: Iterable[Any]) -> jax.Array:
+    """Return an array with other sizes; on explicit axes, split as told, if it was split."""
+    where = PartitionSpec(*spec) if any(_per_path.typed_spec(x)) else None
+    return jax.lax.reshape(x, tuple(sizes), out_sharding=where)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +237,39 @@ MatrixRunner = Callable[..., tuple[jax.Array, ...]]
 """(fn, specs, *stacked) -> fn(*stacked), with the `MatrixSpec` of a slice of each stack."""
 
 
+def _onto(
+    shape: tuple[int, ...], spec: MatrixSpec, axes: Sequence[int], sizes: Mapping[str, int]
+) -> MatrixSpec:
+    """Return a `MatrixSpec` with the mesh axes of other dimensions moved onto some.
+
+    Args:
+      shape: Shape of the array.
+      spec: How it is split.
+      axes: The dimensions that may be split.
+      sizes: Size of each mesh axis.
+
+    Returns:
+      The spec, as long as the shape, an entry for each dimension; () if it does not divide.
+    """
+    parts = [mesh_axes(part) for part in spec] + [()] * (len(shape) - len(spec))
+    others = [name for axis, part in enumerate(parts) if axis not in axes for name in part]
+    moved: list[Any] = [parts[axis] if axis in axes else () for axis in range(len(shape))]
+    for name in others:
+        for axis in axes:
+            count = math.prod(sizes[one] for one in (*moved[axis], name))
+            if shape[axis] % count == 0:
+                moved[axis] = (*moved[axis], name)
+                break
+        else:
+            return ()
+    return tuple(part or None for part in moved)
+
+
+def mesh_axes(part: Any) -> tuple[str, ...]:
+    """Return the mesh axes of one entry of a `PartitionSpec`."""
+    return (part,) if isinstance(part, str) else tuple(part or ())
+
+
 class MatrixLayout(Protocol):
     """A way to run functions of stacks of matrices on a mesh."""
 
@@ -236,6 +279,14 @@ class MatrixLayout(Protocol):
 
     def kept_spec(self, array: jax.Array) -> MatrixSpec:
         """Return how an array [matrices, ...], kept for the matrices of a leaf, is split."""
+        ...
+
+    def sizes(self, spec: MatrixSpec) -> Mapping[str, int]:
+        """Return the size of each mesh axis of a spec."""
+        ...
+
+    def placed(self, array: jax.Array, spec: MatrixSpec) -> jax.Array:
+        """Return an array that is split so."""
         ...
 
     def runners(self, groups: Sequence[MatrixGroup]) -> Sequence[MatrixRunner]:
@@ -252,12 +303,53 @@ def with_matrix_layout(layout: MatrixLayout) -> contextlib.AbstractContextManage
     return _LAYOUT(layout)
 
 
+class _Split(NamedTuple):
+    """How an array is split, and how while its matrices are moved: () if it is gathered."""
+
+    given: MatrixSpec = ()
+    moved: MatrixSpec = ()
+
+    @classmethod
+    def of(
+        cls, shape: tuple[int, ...], given: MatrixSpec, axes: Sequence[int], layout: MatrixLayout
+    ) -> _Split:
+        """Return the split of an array whose other dimensions than `axes` count matrices."""
+        if not any(given):
+            return cls()
+        return cls(given, _onto(shape, given, axes, layout.sizes(given)))
+
+    def before(self, array: jax.Array, layout: MatrixLayout | None) -> jax.Array:
+        """Return an array whose split dimensions are moved."""
+        if layout is None or not self._moves():
+            return array
+        return layout.placed(array, self.moved)
+
+    def after(self, array: jax.Array, layout: MatrixLayout | None) -> jax.Array:
+        """Return an array whose split dimensions are moved back."""
+        if layout is None or not self._moves():
+            return array
+        return layout.placed(layout.placed(array, self.moved), self.given)
+
+    def _moves(self) -> bool:
+        given = [mesh_axes(part) for part in self.given]
+        moved = [mesh_axes(part) for part in self.moved]
+        return any(moved) and given + [()] * (len(moved) - len(given)) != moved
+
+
 class _Member(NamedTuple):
-    """A leaf of a group: its place among the leaves, and whether its matrices are transposed."""
+    """A leaf of a group.
+
+    Attributes:
+      place: Its place among the leaves.
+      view: Its matrices.
+      transposed: Whether they are transposed.
+      split: How the leaf is split.
+    """
 
     place: int
     view: MatrixView
     transposed: bool
+    split: _Split
 
 
 def map_matrices(
@@ -305,25 +397,27 @@ def map_matrices(
     new_trees, new_arrays = ([list(leaves) for leaves in parts] for parts in (trees, arrays))
     for ((_, spec, _), members), run in zip(groups.items(), runners, strict=True):
         stacks_of = [
-            _joined([_matrices(one, leaves[one.place], spec) for one in members])
+            _joined([_matrices(one, leaves[one.place], layout) for one in members])
             for leaves in trees
         ]
         specs: list[MatrixSpec] = [spec] * len(trees)
-        for part in arrays:
-            own = [part[one.place] for one in members]
-            stacks_of.append(_joined(own))
-            specs.append(() if layout is None else _common([layout.kept_spec(x) for x in own]))
+        splits = [[_kept_split(part[one.place], layout) for one in members] for part in arrays]
+        for part, of_part in zip(arrays, splits, strict=True):
+            own = zip(members, of_part, strict=True)
+            stacks_of.append(_joined([s.before(part[one.place], layout) for one, s in own]))
+            specs.append(_common([split.moved for split in of_part]))
         results = run(fn, specs, *stacks_of)
 
         start = 0
-        for one in members:
+        for index, one in enumerate(members):
             own = [result[start : start + one.view.count] for result in results]
             start += one.view.count
             for before, after, new in zip(trees, new_trees, own, strict=False):
                 new = new.mT if one.transposed else new
-                after[one.place] = _placed_as(before[one.place], one.view.join(new))
-            for after, new in zip(new_arrays, own[len(trees) :], strict=True):
-                after[one.place] = new
+                leaf = one.split.after(one.view.join(new), layout)
+                after[one.place] = _placed_as(before[one.place], leaf)
+            for after, new, of_part in zip(new_arrays, own[len(trees) :], splits, strict=True):
+                after[one.place] = of_part[index].after(new, layout)
 
     directions, *others = map(structure.unflatten, new_trees)
     collected = (_per_path.collect(updates, structure.unflatten(part)) for part in new_arrays)
@@ -360,19 +454,30 @@ def _grouped(
         if view is None:
             continue
         sides = (view.fan_in, view.fan_out)
-        spec = (None, None) if layout is None else view.matrix_spec(layout.spec(name, leaf))
+        split = _Split()
+        if layout is not None:
+            split = _Split.of(view.shape, layout.spec(name, leaf), view.sides, layout)
+        spec = tuple(split.moved[axis] for axis in view.sides) if any(split.moved) else (None, None)
         transposed = any_orientation and layout is not None and view.fan_in > view.fan_out
         if transposed:
             sides = sides[::-1]
             spec = spec[::-1]
-        member = _Member(place, view, transposed)
+        member = _Member(place, view, transposed, split)
         groups.setdefault((sides, spec, leaf.dtype), []).append(member)
     return groups
 
 
-def _matrices(one: _Member, leaf: jax.Array, spec: tuple[Any, Any]) -> jax.Array:
+def _kept_split(array: jax.Array, layout: MatrixLayout | None) -> _Split:
+    if layout is None:
+        return _Split()
+    return _Split.of(array.shape, layout.kept_spec(array), range(1, array.ndim), layout)
+
+
+def _matrices(one: _Member, leaf: jax.Array, layout: MatrixLayout | None) -> jax.Array:
     # Products need whole rows; where a layout knows the split of a leaf it moves it itself.
-    matrices = one.view.split(leaf if any(spec) else _per_path.replicated(leaf))
+    is_split = any(one.split.moved)
+    leaf = one.split.before(leaf, layout) if is_split else _per_path.replicated(leaf)
+    matrices = one.view.split(leaf)
     return matrices.mT if one.transposed else matrices
 
 

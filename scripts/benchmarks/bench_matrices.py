@@ -114,6 +114,14 @@ class _Groups:
         del array
         return ()
 
+    def sizes(self, spec):
+        del spec
+        return dict(self._where((1,)).mesh.shape)
+
+    def placed(self, array, spec):
+        del spec
+        return array
+
     def runners(self, groups):
         self.found += groups
         return [lambda fn, specs, *stacked: fn(*stacked)] * len(groups)

@@ -231,6 +231,30 @@ def test_split_leaves_take_two_all_to_alls_a_shape():
     assert collectives("stack", specs) == {"all-to-all": 4}
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_layers_and_merged_axes_that_are_split_are_moved_and_not_gathered(kind):
+    """Layers move to rows, heads stay, and the inputs of a convolution move to its outputs."""
+    mesh = SHARED.mesh_of(4, kind)
+    specs = {"layers": P("x"), "query": P(None, "x"), "conv": P(None, None, "x")}
+    shapes = {"layers": (4, 32, 16), "query": (32, 4, 4), "conv": (3, 3, 16, 8)}
+    rng = np.random.default_rng(0)
+    grads = {name: {"kernel": np.float32(rng.normal(size=s))} for name, s in shapes.items()}
+    where = {name: {"kernel": NamedSharding(mesh, spec)} for name, spec in specs.items()}
+    plain = lbopt.scale_by_newton_schulz(dtype=None, stacked=SHARED.STACKED)
+    tx = lbopt.shard_matrices(plain, mesh, param_shardings=where)
+
+    with jax.set_mesh(mesh):
+        split = jax.device_put(grads, where)
+        update = jax.jit(lambda grads: tx.update(grads, tx.init(grads))[0], out_shardings=where)
+        compiled = update.lower(split).compile()
+        found = jax.device_get(compiled(split))
+    # An all-to-all before and after, and for the moved ones another of both.
+    assert counted(compiled.as_text()) == {"all-to-all": 10}
+    theirs = plain.update(grads, plain.init(grads))[0]
+    for mine, other in zip(*map(jax.tree.leaves, (found, theirs)), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=2e-6)
+
+
 def test_two_split_axes_take_two_all_to_alls_before_and_two_after():
     """Three matrices on four devices: padding is sent to nobody."""
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
