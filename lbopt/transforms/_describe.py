@@ -9,10 +9,10 @@ from lbopt import masks
 from lbopt._shown import show
 from lbopt.errors import UserError, require_choice
 from lbopt.transforms._layerwise_options import Variant
-from lbopt.transforms._matrix_variants import MATRIX_VARIANTS
+from lbopt.transforms._matrix_variants import MATRIX_VARIANTS, WITHOUT_VARIANTS
 from lbopt.transforms._variants import VARIANTS
 
-_ALL: dict[str, Any] = {**VARIANTS, **MATRIX_VARIANTS}
+_ALL: dict[str, Any] = {**VARIANTS, **WITHOUT_VARIANTS, **MATRIX_VARIANTS}
 _WIDTH = 100
 
 
@@ -24,8 +24,9 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
 
     Args:
       variant: Name of the variant; None prints a table of all variants.
-      optimizer: "lamb", "lars", "dion", "muon", "muonh", "normuon", "scion", "soap" or "soaph";
-        None for all.
+      optimizer: "lamb", "lars", or one of the relative and matrix optimizers: "adamh", "dion",
+        "kron", "muloco", "muon", "muonh", "muown", "normuon", "scion", "shampoo", "soap" or
+        "soaph". None for all.
 
     Raises:
       UserError: For an unknown name; it lists the known ones.

@@ -113,7 +113,26 @@ class MuownOptions(MatrixOptions):
     shape_factor: Number = 1.0
 
 
-def _rows(optimizer: str, rows: Mapping[str, tuple[str, str, MatrixOptions]]) -> dict[str, Variant]:
+@dataclasses.dataclass(frozen=True)
+class AdamHOptions:
+    """The defaults of `lbopt.adamh`, which follows one code."""
+
+    b1: Number = 0.9
+    b2: Number = 0.95
+    eps: Number = 1e-8
+    rest_learning_rate_ratio: Number = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class MuLoCoOptions:
+    """The defaults of `lbopt.muloco`, which follows one code, but those of its inner `muon`."""
+
+    outer_learning_rate: Number = 0.5
+    outer_momentum: Number = 0.5
+    sync_steps: int = 30
+
+
+def _rows(optimizer: str, rows: Mapping[str, tuple[str, str, Any]]) -> dict[str, Variant]:
     return {
         name: Variant(optimizer, name, source, about, options)
         for name, (source, about, options) in rows.items()
@@ -358,6 +377,33 @@ MUOWN: Mapping[str, Variant[MuownOptions]] = _rows(
         ),
     },
 )
+
+WITHOUT_VARIANTS: dict[str, Any] = {
+    "adamh": _rows(
+        "adamh",
+        {
+            "marin": (
+                "marin-community/marin@00843426:lib/levanter/src/levanter/optim/adamh.py",
+                "Adam on spheres. The code clips the gradients of each group too, and keeps the "
+                "norm of the last step in place of the first.",
+                AdamHOptions(),
+            ),
+        },
+    ),
+    "muloco": _rows(
+        "muloco",
+        {
+            "modded_nanogpt": (
+                "KellerJordan/modded-nanogpt@370106ff:records/track_3_optimization/results/"
+                "20260504_muloco_normuonh",
+                "MuLoCo with one worker around `lbopt.muon`, whose variants it takes. Therien et "
+                "al., arXiv:2505.23725v2.",
+                MuLoCoOptions(),
+            ),
+        },
+    ),
+}
+"""The rows of optimizers that take no variant of their own, to be printed."""
 
 MATRIX_VARIANTS: dict[str, Any] = {
     "dion": DION,

@@ -159,7 +159,7 @@ def normuon(
       weight_decay: Decoupled weight decay >= 0.
       neuron_b2: Decay rate b2 of the mean square, in [0, 1).
       variant: Public code to follow; in full by `lbopt.describe("paper", "normuon")`.
-      nesterov:  `lbopt.muon`.
+      nesterov: Whether the momentum is Nesterov's (see `lbopt.muon`).
       momentum_form: "average", "sum" or "debiased" (see `lbopt.muon`).
       coefficients: Polynomials of the orthogonalization (see `lbopt.linalg.newton_schulz`).
       steps: Number of its steps; None for that of the coefficients.
@@ -230,7 +230,7 @@ def muonh(
       learning_rate: Number or schedule, the rate of the matrices.
       momentum: Decay rate of the momentum, in [0, 1).
       variant: Public code to follow; in full by `lbopt.describe("marin", "muonh")`.
-      nesterov:  `lbopt.muon`.
+      nesterov: Whether the momentum is Nesterov's (see `lbopt.muon`).
       momentum_form: "average", "sum" or "debiased" (see `lbopt.muon`).
       coefficients: Polynomials of the orthogonalization (see `lbopt.linalg.newton_schulz`).
       steps: Number of its steps; None for that of the coefficients.
@@ -301,7 +301,7 @@ def scion(
       weight_decay: Decay wd; 1 for the constrained form, 0 for the unconstrained one.
       shape_factor: Radius r of the ball of the matrices.
       variant: Public code to follow; in full by `lbopt.describe("nvidia", "scion")`.
-      nesterov:  `lbopt.muon`.
+      nesterov: Whether the momentum is Nesterov's (see `lbopt.muon`).
       momentum_form: "average", "sum" or "debiased" (see `lbopt.muon`).
       coefficients: Polynomials of the orthogonalization (see `lbopt.linalg.newton_schulz`).
       steps: Number of its steps; None for that of the coefficients.

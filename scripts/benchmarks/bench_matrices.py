@@ -23,10 +23,11 @@ from bert_tree import bert, size_of
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import lbopt
+from lbopt.config import MATRIX_OPTIMIZERS
 from lbopt.masks import matrix_dimension_numbers
 from lbopt.parallel import deal_matrices
 from lbopt.plan import HloProgram, StepCost, open_topology, read_cost
-from lbopt.transforms import MATRIX_VARIANTS, MatrixGroup, with_matrix_layout
+from lbopt.transforms import MatrixGroup, with_matrix_layout
 
 SLICES = ("v3:4x4", "v5e:4x4", "v5p:2x2x4", "tpu7x:2x2x4")
 LARGE = (24, 1024)
@@ -186,7 +187,7 @@ def _on_pod(name: str) -> Iterator[dict]:
 def _state() -> Iterator[dict]:
     """Yield the bytes of state a parameter of each optimizer."""
     tree = bert(*LARGE, stacked=True)
-    made = {name: getattr(lbopt, name) for name in ("lamb", "lars", "adamh", *MATRIX_VARIANTS)}
+    made = {name: getattr(lbopt, name) for name in ("lamb", "lars", "adamh", *MATRIX_OPTIMIZERS)}
     for name, factory in made.items():
         tx = factory(RATE, stacked=LAYERS)
         for form in (None, "8bit_dynamic"):

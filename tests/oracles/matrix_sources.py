@@ -234,9 +234,13 @@ class ScionNvidia(Source):
 
 
 class SoapPaper(Source):
-    """nikhilvyas/SOAP: soap.py, without weight decay."""
+    """nikhilvyas/SOAP: soap.py; with `sphere`, its directions on a sphere.
+
+    The code decays the weights after its step, and not in the first one.
+    """
 
     def matrix(self, w, g, kept, rate):
+        w = w * (1 - rate * self.options.get("wd", 0.0))
         if "Q" not in kept:
             kept.update(step=0, m=0 * g, v=0 * g, GG=[0.05 * g @ g.T, 0.05 * g.T @ g])
             kept["Q"] = [np.linalg.eigh(factor)[1][:, ::-1] for factor in kept["GG"]]
@@ -247,7 +251,9 @@ class SoapPaper(Source):
         kept["m"] = 0.95 * kept["m"] + 0.05 * projected
         kept["v"] = 0.95 * kept["v"] + 0.05 * projected**2
         size = rate * np.sqrt(1 - 0.95 ** kept["step"]) / (1 - 0.95 ** kept["step"])
-        w = w - size * left @ (kept["m"] / (np.sqrt(kept["v"]) + 1e-8)) @ right.T
+        update = left @ (kept["m"] / (np.sqrt(kept["v"]) + 1e-8)) @ right.T
+        sphere = self.options.get("sphere", False)
+        w = scale_invariant(w, update, rate) if sphere else w - size * update
 
         back = left @ kept["m"] @ right.T
         kept["GG"] = [
@@ -269,7 +275,10 @@ class SoapPaper(Source):
 
 
 class SoapKl(Source):
-    """KellerJordan/modded-nanogpt: track 3, 20260511_klsoap_h_lr_power_decay, on its sphere."""
+    """KellerJordan/modded-nanogpt: track 3, 20260511_klsoap_h_lr_power_decay.
+
+    On its sphere, or without with `flat`.
+    """
 
     def matrix(self, w, g, kept, rate):
         rows, columns = g.shape
@@ -303,11 +312,13 @@ class SoapKl(Source):
             for factor, basis in zip(kept["GG"], kept["Q"], strict=True)
         ]
         kept["m"] = kept["Q"][0].T @ back @ kept["Q"][1]
-        return scale_invariant(w, update, rate)
+        flat = self.options.get("flat", False)
+        return w - rate * update if flat else scale_invariant(w, update, rate)
 
     def other(self, w, g, kept, rate, leaf):
         adam = kept.setdefault("adam", Adam(0.8, 0.95, 1e-10))
-        return w - 0.5556 * rate * adam(g)
+        ratio = 1 if self.options.get("flat", False) else 0.5556
+        return w - ratio * rate * adam(g)
 
 
 class DionSimple(Source):

@@ -192,6 +192,15 @@ class Shampoo(WithAdam):
         return w - rate * kept["block"](g, decay)
 
 
+class ShampooShorter(Shampoo):
+    """`Shampoo` with the inverse square root of the factor of each matrix's shorter side alone."""
+
+    def matrix(self, w, g, kept, rate):
+        shorter = int(g.shape[1] < g.shape[0])
+        self.options["exponents"] = {shorter: 0.5, 1 - shorter: 0.0}
+        return super().matrix(w, g, kept, rate)
+
+
 def kron_probability(n, max_prob=1.0, min_prob=0.03, decay=0.001, flat_start=500):
     """kron.py: precond_update_prob_schedule, at the step n, counted from 1."""
     return min(max(max_prob * np.exp(-decay * (n - flat_start)), min_prob), max_prob)

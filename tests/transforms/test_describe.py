@@ -15,6 +15,7 @@ from refusal import refused
 import lbopt
 from lbopt import types
 from lbopt.transforms import MATRIX_VARIANTS, VARIANTS, _variants
+from lbopt.transforms._matrix_variants import WITHOUT_VARIANTS
 
 ROWS = [(optimizer, name) for optimizer, rows in VARIANTS.items() for name in rows]
 
@@ -57,6 +58,17 @@ def test_the_signature_shows_every_option_of_the_paper_and_the_docstring_every_v
     assert typing.get_args(names) == tuple(VARIANTS[optimizer])
 
 
+@pytest.mark.parametrize("optimizer", WITHOUT_VARIANTS)
+def test_rows_without_variants_show_the_defaults(optimizer, capsys):
+    lbopt.describe(optimizer=optimizer)
+    assert capsys.readouterr().out.startswith(optimizer)
+    parameters = inspect.signature(getattr(lbopt, optimizer)).parameters
+    [row] = WITHOUT_VARIANTS[optimizer].values()
+    for name, value in vars(row.options).items():
+        default = parameters[name].default
+        assert value == (default.value if isinstance(default, types.Default) else default)
+
+
 @pytest.mark.parametrize("optimizer", MATRIX_VARIANTS)
 def test_rows_of_matrix_optimizers_are_printed_and_their_signatures_show_them(optimizer, capsys):
     alias = getattr(lbopt, optimizer)
@@ -92,7 +104,7 @@ def test_the_table_has_every_row(capsys):
     lbopt.describe()
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[0] for line in lines if line]
-    tables = {**VARIANTS, **MATRIX_VARIANTS}
+    tables = {**VARIANTS, **WITHOUT_VARIANTS, **MATRIX_VARIANTS}
     assert names == [name for table, rows in tables.items() for name in (table, *rows)]
     lbopt.describe(optimizer="lars")
     assert capsys.readouterr().out.split()[0] == "lars"

@@ -26,14 +26,16 @@ def test_bits_are_those_of_optax(optimized):
     ours = lbopt.muon(rate, weight_decay=0.1, variant="optax", stacked=stacked)
     params = draw()
     ends = []
-    gradients = [draw() for _ in range(5)]
+    gradients = [draw() for _ in range(8)]
     for tx in (ours, theirs):
         update = jax.jit(tx.update)
         state = tx.init(params)
         steps = []
-        for gradient in gradients:
+        for step in range(200):
+            gradient = gradients[step % 8]
             updates, state = update(gradient, state, params)
-            steps.append(updates)
+            if step in (0, 1, 4, 199):
+                steps.append(jax.device_get(updates))
         ends.append(steps)
     for mine, other in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_array_equal(mine, other)
