@@ -45,6 +45,20 @@ def is_foreign(name: str) -> bool:
     return name in LIBRARY or str(name).startswith(_PREFIX) or _user_code.is_place(name)
 
 
+def variant_options(name: str, options: Mapping[str, Any]) -> Any:
+    """Return the options of the variant of a matrix optimizer; None for others, and unknown ones.
+
+    Args:
+      name: Name of the optimizer.
+      options: Its options, with the name of the variant if it is not the default.
+    """
+    if name not in MATRIX_VARIANTS:
+        return None
+    default = inspect.signature(getattr(transforms, name)).parameters["variant"].default
+    row = MATRIX_VARIANTS[name].get(options.get("variant", default))
+    return None if row is None else row.options
+
+
 def may_take(name: str, *arguments: str) -> bool:
     """Return whether an optimizer may have one of these arguments.
 

@@ -98,8 +98,8 @@ class OptimizerConfig:
         and adamw; added to the gradient for lars, momentum and rmsprop. Adam has none: use adamw.
       weight_decay_exclude: Regular expressions, searched in the paths of parameters, `("^embed/",)`
         for instance. Parameters that they match are not decayed, and neither are those that the
-        default leaves out: for lamb and lars the variant's choice, for the rest biases,
-        normalization and other vectors.
+        default leaves out: for lamb, lars and the matrix optimizers the variant's choice, for the
+        rest biases, normalization and other vectors.
       weight_decay_include: Regular expressions. Parameters that they match are decayed, also those
         that the variant or `weight_decay_exclude` leave out.
       momentum: Decay of the velocity, in [0, 1).
@@ -387,7 +387,7 @@ def _leaves(config: OptimizerConfig, stacked: types.Stacked, known_roles: types.
 
 def _decayed_leaves(config: OptimizerConfig) -> types.Mask:
     """Return the mask of decayed leaves: the variant's, and the patterns of the config."""
-    options = _variant(config)
+    options = _variant(config) or _foreign.variant_options(config.name, config.options)
     default = masks.weights_only if options is None else options.weight_decay_mask
     exclude = config.weight_decay_exclude
     include = config.weight_decay_include

@@ -11,6 +11,7 @@ import pytest
 from refusal import refused
 from safetensors.numpy import load_file
 
+import lbopt
 from lbopt import _user_code, metrics, stacked_paths, tree
 from lbopt.cli import load_config, main
 from lbopt.config import (
@@ -224,6 +225,29 @@ UNSCHEDULED = (
     "optax.sm3",
 )
 """Optimizers that take no schedule, or read it one step later than all others."""
+
+
+@pytest.mark.parametrize("name", _foreign.LIBRARY)
+def test_a_name_of_ours_is_its_function_with_the_masks_of_its_variant(name):
+    decay = {"weight_decay": 0.1} if _foreign.may_take(name, "weight_decay") else {}
+    config = OptimizerConfig(name, **decay)
+    shapes = {"a": {"kernel": (4, 3), "bias": (3,)}, "b": {"kernel": (3, 5)}}
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32),
+        shapes,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+    ends = []
+    for tx in (make_optimizer(config, 0.1), getattr(lbopt, name)(0.1, **decay)):
+        state = tx.init(params)
+        new = params
+        for _ in range(2):
+            updates, state = jax.jit(tx.update)(params, state, new)
+            new = optax.apply_updates(new, updates)
+        ends.append(new)
+    for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.filterwarnings("ignore:Specifying a key will be required")
