@@ -10,6 +10,9 @@ import jax.numpy as jnp
 from lbopt import tree, types
 from lbopt.transforms import _per_path
 
+_MANY = 256
+"""Rows whose errors average out to less than one in 1e-8."""
+
 
 class Pair(NamedTuple):
     """An unevaluated sum high + low, of about twice the precision of its parts."""
@@ -23,8 +26,8 @@ def exact_norm(
 ) -> Pair:
     """Return the L2 norm with a relative error of about 1e-9 in fp32, whatever the size of `x`.
 
-    Rows are summed plainly, so their errors, which have random signs, average out; the sums of the
-    rows are added in pairs of numbers.
+    Many rows are summed plainly, so that their errors, which have random signs, average out; the
+    sums of the rows, and all numbers of few rows, are added in pairs of numbers.
 
     Args:
       x: Array of fp32 or wider whose squares fp32 can hold: norms from 1e-15 to 1e15.
@@ -36,15 +39,21 @@ def exact_norm(
     """
     own = [axis for axis in range(x.ndim) if axis not in layer_axes]
     longest = max(own, key=lambda axis: x.shape[axis]) if own else None
-    square = tree.square(x)
-    rows = jnp.sum(square, [axis for axis in own if axis != longest], keepdims=True)
-    total = Pair(rows, jnp.zeros_like(rows))
-    if longest is not None:
-        total = _sum_pairs(Pair(*map(_per_path.replicated, total)), longest)
+    if longest is None or x.shape[longest] < _MANY:
+        parts = [x.real, x.imag] if jnp.iscomplexobj(x) else [x]
+        squares = [Pair(*_two_product(part, part)) for part in parts]
+        total = Pair(*(sum(column[1:], column[0]) for column in zip(*squares, strict=True)))
+        for axis in own:
+            total = _sum_pairs(Pair(*map(_per_path.replicated, total)), axis)
+    else:
+        rest = [axis for axis in own if axis != longest]
+        rows = jnp.sum(tree.square(x), rest, keepdims=True)
+        rows = _per_path.replicated(rows)
+        total = _sum_pairs(Pair(rows, jnp.zeros_like(rows)), longest)
     if axis_name is not None:
         # A plain all-reduce would round. In this one each place has one number that is not 0.
         places = jnp.arange(jax.lax.axis_size(axis_name)) == jax.lax.axis_index(axis_name)
-        own_place = places.reshape(-1, *[1] * rows.ndim).astype(rows.dtype)
+        own_place = places.reshape(-1, *[1] * x.ndim).astype(total.high.dtype)
         gathered = Pair(*(jax.lax.psum(own_place * part, axis_name) for part in total))
         total = Pair(*(part[0] for part in _sum_pairs(gathered, 0)))
     total = Pair(*(part if layer_axes else part.reshape(()) for part in total))

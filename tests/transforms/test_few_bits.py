@@ -124,6 +124,13 @@ def test_an_optimizer_walks_the_same_way_with_state_in_few_bits(name, form, word
     assert 1e-4 < distance < off
 
 
+@pytest.mark.parametrize("name", ["lars", "muon"])
+def test_the_linear_map_suits_momentum(name):
+    way, _ = walk(OPTIMIZERS[name])
+    small_way, _ = walk(lbopt.compress_state(OPTIMIZERS[name], "8bit_linear"))
+    assert 1e-4 < np.linalg.norm(small_way - way) / np.linalg.norm(way) < 0.05
+
+
 def nbytes(tree):
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 

@@ -312,6 +312,27 @@ def test_heads_can_be_orthogonalized_by_themselves():
         np.testing.assert_allclose(y.T @ y, np.eye(3), atol=5e-3)
 
 
+def test_optimizers_of_optax_move_on_spheres_and_take_the_rest():
+    params = nested(flat_of(0))
+    weights = lbopt.masks.weights_only & lbopt.masks.exclude_roles("embedding")
+    on_spheres = optax.chain(
+        optax.contrib.scale_by_ademamix(),
+        lbopt.relative_update(mask=weights, stacked=STACKED),
+        lbopt.scale_by_learning_rate(0.1),
+        lbopt.hyperball(mask=weights, stacked=STACKED),
+    )
+    split = lbopt.muonh(0.1, rest=optax.contrib.scale_by_adopt(), stacked=STACKED)
+    for tx in (on_spheres, split):
+        state = tx.init(params)
+        moved = params
+        for _ in range(3):
+            updates, state = jit(tx.update)(params, state, moved)
+            moved = optax.apply_updates(moved, updates)
+        kernel = moved["query"]["kernel"]
+        assert norm(kernel) == pytest.approx(norm(params["query"]["kernel"]), rel=3e-7)
+        assert norm(moved["norm"]["scale"] - params["norm"]["scale"]) > 1e-3
+
+
 def test_any_transformation_can_take_the_rest():
     params = nested(flat_of(0))
     tx = lbopt.muon(

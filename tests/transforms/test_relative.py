@@ -126,13 +126,17 @@ def test_every_two_sources_differ_by_far_more_than_the_tolerance():
             assert name == other or norm(end - their) > 1e-2 * norm(end), (name, other)
 
 
-@functools.cache
-def sphere_walk(dtype, stacked, rate=0.02):
-    tx = optax.chain(
+def relative_steps(rate, stacked):
+    return optax.chain(
         lbopt.relative_update("initial", stacked=stacked),
         lbopt.scale_by_learning_rate(rate),
         lbopt.hyperball(stacked=stacked),
     )
+
+
+@functools.cache
+def sphere_walk(dtype, stacked, make=relative_steps):
+    tx = make(0.02, stacked=stacked)
 
     @jax.jit
     def run(params, key):
@@ -171,6 +175,19 @@ def test_the_norm_stays_within_one_ulp_for_a_thousand_steps(dtype, size):
     assert np.all(np.abs(turned) < 0.98)  # they moved
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("make", [lbopt.adamh, lbopt.muonh, lbopt.soaph])
+def test_optimizers_on_spheres_keep_norms_within_one_ulp(make, dtype):
+    start = jnp.asarray(np.random.default_rng(0).normal(size=(12, 12)), dtype)
+    walked = sphere_walk(dtype, None, make)({"kernel": start}, jax.random.key(1))
+    radius = norm(start)
+    norms = np.linalg.norm(np.asarray(walked, np.float64), axis=(1, 2))
+    ulp = 2.0 ** (np.floor(np.log2(radius)) + 1 - {jnp.float32: 24, jnp.bfloat16: 8}[dtype])
+    assert np.abs(norms - radius).max() <= ulp
+    assert norm(walked[-1] - start) > 0.1 * radius
+
+
 @few
 @given(scale=st.floats(-25, 25), seed=st.integers(0, 10**6), rate=st.floats(1e-4, 3.0))
 def test_the_scale_of_gradients_has_no_effect(scale, seed, rate):
@@ -184,6 +201,34 @@ def test_the_scale_of_gradients_has_no_effect(scale, seed, rate):
         for one in (g, g * power)
     )
     np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("make", [lbopt.adamh, lbopt.muonh])
+@pytest.mark.parametrize("factor", [3.7, 1e4])
+def test_a_factor_of_all_gradients_has_no_effect_on_optimizers_on_spheres(make, factor):
+    """What remains is rounding, and eps beside the gradients."""
+    rng = np.random.default_rng(0)
+    tx = make(0.1)
+
+    def draw():
+        return {
+            name: {"kernel": jnp.asarray(rng.normal(size=(6, 8)), jnp.float32)} for name in "ab"
+        }
+
+    start = draw()
+    gradients = [draw() for _ in range(5)]
+    ends = []
+    for scale in (1.0, factor):
+        params = start
+        state = tx.init(params)
+        for gradient in gradients:
+            scaled = jax.tree.map(lambda g, scale=scale: scale * g, gradient)
+            updates, state = tx.update(scaled, state, params)
+            params = optax.apply_updates(params, updates)
+        ends.append(params)
+    for name in "ab":
+        one, other = (end[name]["kernel"] for end in ends)
+        assert norm(one - other) <= 1e-5 * norm(one - start[name]["kernel"])
 
 
 @few

@@ -45,6 +45,10 @@ KEPT_BY_PATH = {
     ),
     "round": functools.partial(lbopt.round_stochastically, lbopt.lamb(0.1)),
     "compensate": functools.partial(lbopt.compensate_rounding, lbopt.lamb(0.1)),
+    "adamh": functools.partial(lbopt.adamh, 0.1),
+    "shampoo": lbopt.scale_by_shampoo,
+    "kron": lbopt.scale_by_kron,
+    "muown": functools.partial(lbopt.muown, 0.1),
 }
 """Transforms with arrays in their states that are not shaped like parameters, or with noise."""
 SPECS = {
@@ -112,14 +116,16 @@ def test_sharding_types_are_stable_on_an_explicit_mesh(name):
         assert jax.tree.map(jax.typeof, updates) == jax.tree.map(jax.typeof, params)
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize(
+    "name", [*MAKE, "adamh", "compress", "compress_bf16", "round", "compensate"]
+)
 def test_sharded_equals_whole(name, values):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     params, gradient = (
         jax.device_put(tree, {key: NamedSharding(mesh, SPECS["sharded"][key]) for key in tree})
         for tree in values
     )
-    tx = MAKE[name]()
+    tx = {**MAKE, **KEPT_BY_PATH}[name]()
     sharded, _ = jax.jit(tx.update)(gradient, tx.init(params), params)
     expected, _ = tx.update(
         *(

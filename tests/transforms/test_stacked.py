@@ -29,6 +29,14 @@ BUILD = {
     "lars_lamb_paper": lambda **options: lbopt.lars(0.1, variant="lamb_paper", **options),
     "larc": lambda **options: lbopt.lars(0.1, variant="nvcaffe", **options),
 }
+BUILD_RELATIVE = {
+    "radial_brake": lambda **options: optax.chain(
+        lbopt.relative_update(**options), lbopt.radial_brake(**options)
+    ),
+    "update_floor": lambda **options: lbopt.update_floor(0.8, **options),
+    "cautious": lambda **options: lbopt.cautious(lbopt.scale_by_lars_momentum(0.8), **options),
+    "adamh": lambda **options: lbopt.adamh(0.1, **options),
+}
 
 
 def layers_of(seed):
@@ -82,6 +90,32 @@ def test_stack_equals_its_layers(name):
             ours[f"trust_ratio/stack/kernel[{i}]"], theirs[f"trust_ratio/{i}/kernel"], rtol=2e-6
         )
     assert ours["trust_ratio/head/kernel"].shape == ()
+
+
+@pytest.mark.filterwarnings("ignore:.*stay zero")
+@pytest.mark.parametrize("name", BUILD_RELATIVE)
+def test_relative_updates_of_a_stack_are_those_of_its_layers(name):
+    """Untold, the stack moves otherwise."""
+    told, plain, untold = (
+        BUILD_RELATIVE[name](stacked=stacked) for stacked in (lbopt.stacked_paths("."), None, None)
+    )
+    params = layers_of(0)
+    found = []
+    for tx, trees in ((told, map(layers_of, (0, 1, 2))), (untold, map(layers_of, (0, 1, 2)))):
+        params, *grads = map(stack, trees)
+        state = tx.init(params)
+        for gradient in grads:
+            updates, state = tx.update(gradient, state, params)
+        found.append(updates["kernel"])
+    expected = []
+    for index in range(LAYERS):
+        params, *grads = (layers_of(seed)[index] for seed in (0, 1, 2))
+        state = plain.init(params)
+        for gradient in grads:
+            updates, state = plain.update(gradient, state, params)
+        expected.append(updates["kernel"])
+    np.testing.assert_allclose(found[0], np.stack(expected), rtol=2e-6, atol=1e-6)
+    assert not np.allclose(found[1], np.stack(expected), rtol=1e-2, atol=1e-3)
 
 
 def test_without_being_told_the_stack_is_one_layer():
