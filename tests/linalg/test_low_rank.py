@@ -102,6 +102,17 @@ def test_glu_over_devices_is_one_all_reduce():
     assert all(name not in text for name in ("all-gather", "collective-permute", "all-to-all"))
 
 
+def test_an_iteration_of_the_range_finder_is_one_all_reduce_and_one_tsqr():
+    find = functools.partial(range_finder, rank=4, key=KEY, power_iterations=1)
+    text = over_devices(find, P("x")).lower(decaying()).compile().as_text()
+    counts = {
+        name: text.count(f" {name}(") + text.count(f" {name}-start(")
+        for name in ("all-reduce", "collective-permute", "all-gather", "all-to-all")
+    }
+    # The first TSQR is that of the sketch; each sends log2(4) messages.
+    assert counts == {"all-reduce": 1, "collective-permute": 4, "all-gather": 0, "all-to-all": 0}
+
+
 def test_a_rank_above_the_smaller_side_is_refused():
     for find in (range_finder, glu):
         with refused("rank", 5, "value"):

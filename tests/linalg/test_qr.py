@@ -134,23 +134,24 @@ def test_complex_narrow_and_singular_matrices():
         assert not np.any(r)
 
 
-def counted(fn, a):
-    """Return {collective: (count, words)} of the compiled program over four devices."""
-    text = over_devices(fn).lower(a).compile().as_text()
+def counted(fn, a, count=DEVICES):
+    """Return {collective: (count, words)} of the compiled program over some devices."""
+    text = over_devices(fn, count).lower(a).compile().as_text()
     found = {}
     for line in text.splitlines():
         for kind in ("all-reduce", "all-gather", "collective-permute", "all-to-all"):
             if f" {kind}(" in line or f" {kind}-start(" in line:
                 shape = line.split("[")[1].split("]")[0]
                 words = int(np.prod([int(n) for n in shape.split(",")])) if shape else 1
-                count, total = found.get(kind, (0, 0))
-                found[kind] = (count + 1, total + words)
+                number, total = found.get(kind, (0, 0))
+                found[kind] = (number + 1, total + words)
     return found
 
 
 def test_words_and_messages_are_those_of_the_docstrings():
     a = np.asarray(matrix(10), np.float32)
     assert counted(tsqr, a) == {"collective-permute": (2, 2 * 36)}  # log2(4) messages of n^2
+    assert counted(tsqr, a[:63], 3) == {"all-gather": (1, 3 * 36)}
     two_passes = counted(functools.partial(cholesky_qr2, fallback="none"), a)
     assert two_passes["all-reduce"][0] == 3  # the norms of the columns, and one Gram matrix a pass
     assert two_passes["all-reduce"][1] <= 2 * 36 + 2 * 6
