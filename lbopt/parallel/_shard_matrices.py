@@ -261,13 +261,11 @@ class _Slots:
         used = np.sum(self.order >= 0, axis=1)
         full = int(np.min(used))
         slots = self.order.shape[1]
-        parts = []
-        if full:
-            parts.append(fn(*(part[:full] for part in own)))
         if self.by_stack and slots == 1:
             # Padding costs no time, as the other devices work.
             return fn(*own)
 
+        parts = [fn(*(part[:full] for part in own))] if full else []
         mine = jnp.asarray(used)[jax.lax.axis_index(self.axes)]
         for slot in range(full, slots):
             one = tuple(part[slot : slot + 1] for part in own)

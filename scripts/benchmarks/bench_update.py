@@ -93,7 +93,7 @@ def run() -> Iterator[dict]:
         yield from _on_tpu("v3", unrolled, *case)
     for case in STACKED:
         yield from _on_tpu("v3", stacked, *case)
-    for generation in ("v4", "v5e", "v5p", "v6e"):
+    for generation in ("v4", "v5e", "v5p", "v6e", "tpu7x"):
         for case in MAIN:
             yield from _on_tpu(generation, unrolled, *case[:3], None, on_chip=True)
     for case in MAIN:
@@ -155,7 +155,7 @@ def _on_tpu(generation, tree, name, ours, peer, most, whole=False, on_chip=False
     """Return the rows of one optimizer on one TPU generation.
 
     Args:
-      generation: "v3", "v4", "v5e", "v5p" or "v6e".
+      generation: "v3", "v4", "v5e", "v5p", "v6e" or "tpu7x".
       tree: Shapes of the parameters.
       name: Name of the optimizer in the table.
       ours: lbopt's optimizer.

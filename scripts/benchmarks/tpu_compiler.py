@@ -19,6 +19,7 @@ TOPOLOGIES = {
     "v5e": "v5e:2x2",
     "v5p": "v5p:2x2x1",
     "v6e": "v6e:2x2",
+    "tpu7x": "tpu7x:2x2x1",
 }
 
 
@@ -45,7 +46,7 @@ def compile_for(generation: str, fn, arguments, donate: tuple[int, ...]) -> Cost
     """Compile a function for one device.
 
     Args:
-      generation: "v3", "v4", "v5e", "v5p" or "v6e".
+      generation: "v3", "v4", "v5e", "v5p", "v6e" or "tpu7x".
       fn: The function.
       arguments: Shapes of its arguments, as trees of `jax.ShapeDtypeStruct`.
       donate: Indices of the arguments whose memory the results may take.
