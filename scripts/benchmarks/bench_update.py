@@ -96,6 +96,7 @@ def run() -> Iterator[dict]:
     for generation in ("v4", "v5e", "v5p", "v6e", "tpu7x"):
         for case in MAIN:
             yield from _on_tpu(generation, unrolled, *case[:3], None, on_chip=True)
+    yield from _in_eight_bits(unrolled)
     for case in MAIN:
         yield _on_cpu(*case[:3])
 
@@ -129,6 +130,31 @@ def _formulation(tree) -> dict:
     words, peer_words = (value / 4 / size_of(tree) for value in (cost.accessed_bytes, peer))
     name = "LAMB leaf by leaf in plain JAX: accessed, TPU v3"
     return pairs.row(name, "words/parameter", words, peer_words, "optax", peer_words / words, None)
+
+
+def _in_eight_bits(tree) -> Iterator[dict]:
+    """Yield rows of LAMB whose moments are kept in 8 bits, beside LAMB.
+
+    Reading gradient, weight and codes, and writing weight and codes, takes 4 words; a second
+    reading 6.5. The compiler needs minutes and 10 GB for it.
+    """
+    plain = _known_cost("v5e", False, MAIN[0][1])
+    cost = _cost("v5e", tree, lbopt.compress_state(MAIN[0][1]))
+    name = "LAMB, state in 8 bits"
+    for what, unit, aim, of in (
+        ("HBM", "words/parameter", 6.0, lambda cost: cost.hbm_bytes / 4 / size_of(tree)),
+        ("estimate", "Mcycles", None, lambda cost: cost.cycles / 1e6),
+    ):
+        ratio = of(plain) / of(cost)
+        yield pairs.row(
+            f"{name}: {what}, TPU v5e",
+            unit,
+            of(cost),
+            of(plain),
+            "lbopt.lamb",
+            ratio,
+            aim and ("lbopt", "<=", aim),
+        )
 
 
 def _update(tx):
