@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from lbopt import replicas
-from lbopt.errors import NO_VALUE, UserError
+from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError
 from lbopt.plan import _collectives, _costs, _interconnect
 from lbopt.plan._collectives import Collective
 from lbopt.plan._hlo_program import HloProgram, Instruction
@@ -126,6 +126,21 @@ def cost_of(lower: Any, topology: Topology, devices: Sequence[Any]) -> StepCost:
     return read_cost(compiled, topology, devices, time.perf_counter() - begin)
 
 
+def _text_of(compiled: Any, topology: Topology) -> str:
+    """Return the text of a compiled program; raise `EnvironmentProblem` if it cannot be read."""
+    try:
+        return compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        cause = " ".join(str(error).split())[:160]
+        raise EnvironmentProblem(
+            "libtpu",
+            NO_VALUE,
+            f"this jaxlib cannot read its program for {topology.name} ({cause}); plan for another "
+            "generation, or install a newer jaxlib",
+            code="installation",
+        ) from error
+
+
 def read_cost(
     compiled: Any, topology: Topology, devices: Sequence[Any], compile_seconds: float
 ) -> StepCost:
@@ -137,7 +152,7 @@ def read_cost(
       devices: The devices in the order of the mesh.
       compile_seconds: Seconds that its compilation took.
     """
-    program = HloProgram(compiled.as_text())
+    program = HloProgram(_text_of(compiled, topology))
     memory = compiled.memory_analysis()
     analysis = compiled.cost_analysis()
     found = _collectives.collectives(program, len(devices))
