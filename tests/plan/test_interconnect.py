@@ -2,8 +2,8 @@
 
 import jax
 import pytest
-from refusal import refused
 
+from lbopt.errors import EnvironmentProblem
 from lbopt.plan import _interconnect, _topology, read_cost
 from lbopt.plan._collectives import Collective
 
@@ -114,5 +114,5 @@ def test_a_program_that_jaxlib_cannot_read_is_told_in_one_line():
             raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure")
 
     place = _topology.open_topology("tpu7x:2x2x1")
-    with refused("libtpu", code="installation"):
+    with pytest.raises(EnvironmentProblem, match="cannot read its program for tpu7x:2x2x1"):
         read_cost(Unreadable(), place, place.devices, 0.0)
