@@ -403,8 +403,8 @@ def map_matrices(
         specs: list[MatrixSpec] = [spec] * len(trees)
         splits = [[_kept_split(part[one.place], layout) for one in members] for part in arrays]
         for part, of_part in zip(arrays, splits, strict=True):
-            own = zip(members, of_part, strict=True)
-            stacks_of.append(_joined([s.before(part[one.place], layout) for one, s in own]))
+            pairs = zip(members, of_part, strict=True)
+            stacks_of.append(_joined([s.before(part[one.place], layout) for one, s in pairs]))
             specs.append(_common([split.moved for split in of_part]))
         results = run(fn, specs, *stacks_of)
 
