@@ -50,6 +50,7 @@ def exact_norm(
         rows = jnp.sum(tree.square(x), rest, keepdims=True)
         rows = _per_path.replicated(rows)
         total = _sum_pairs(Pair(rows, jnp.zeros_like(rows)), longest)
+
     if axis_name is not None:
         # A plain all-reduce would round. In this one each place has one number that is not 0.
         places = jnp.arange(jax.lax.axis_size(axis_name)) == jax.lax.axis_index(axis_name)

@@ -303,7 +303,7 @@ def with_matrix_layout(layout: MatrixLayout) -> contextlib.AbstractContextManage
     return _LAYOUT(layout)
 
 
-class _Split(NamedTuple):
+class _ArraySplit(NamedTuple):
     """How an array is split, and how while its matrices are moved: () if it is gathered."""
 
     given: MatrixSpec = ()
@@ -312,7 +312,7 @@ class _Split(NamedTuple):
     @classmethod
     def of(
         cls, shape: tuple[int, ...], given: MatrixSpec, axes: Sequence[int], layout: MatrixLayout
-    ) -> _Split:
+    ) -> _ArraySplit:
         """Return the split of an array whose other dimensions than `axes` count matrices."""
         if not any(given):
             return cls()
@@ -349,7 +349,7 @@ class _Member(NamedTuple):
     place: int
     view: MatrixView
     transposed: bool
-    split: _Split
+    split: _ArraySplit
 
 
 def map_matrices(
@@ -454,9 +454,9 @@ def _grouped(
         if view is None:
             continue
         sides = (view.fan_in, view.fan_out)
-        split = _Split()
+        split = _ArraySplit()
         if layout is not None:
-            split = _Split.of(view.shape, layout.spec(name, leaf), view.sides, layout)
+            split = _ArraySplit.of(view.shape, layout.spec(name, leaf), view.sides, layout)
         spec = tuple(split.moved[axis] for axis in view.sides) if any(split.moved) else (None, None)
         transposed = any_orientation and layout is not None and view.fan_in > view.fan_out
         if transposed:
@@ -467,10 +467,10 @@ def _grouped(
     return groups
 
 
-def _kept_split(array: jax.Array, layout: MatrixLayout | None) -> _Split:
+def _kept_split(array: jax.Array, layout: MatrixLayout | None) -> _ArraySplit:
     if layout is None:
-        return _Split()
-    return _Split.of(array.shape, layout.kept_spec(array), range(1, array.ndim), layout)
+        return _ArraySplit()
+    return _ArraySplit.of(array.shape, layout.kept_spec(array), range(1, array.ndim), layout)
 
 
 def _matrices(one: _Member, leaf: jax.Array, layout: MatrixLayout | None) -> jax.Array:

@@ -107,6 +107,7 @@ def test_relative_updates_of_a_stack_are_those_of_its_layers(name):
         for gradient in grads:
             updates, state = tx.update(gradient, state, params)
         found.append(updates["kernel"])
+
     expected = []
     for index in range(LAYERS):
         params, *grads = (layers_of(seed)[index] for seed in (0, 1, 2))
