@@ -11,7 +11,7 @@ from lbopt import tree, types
 from lbopt.transforms import _per_path
 
 _MANY = 256
-"""Rows whose errors average out to less than one in 1e-8."""
+"""Number of rows from which on their errors average out, to less than 1e-8 of the norm."""
 
 
 class Pair(NamedTuple):
@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 def exact_norm(
     x: jax.Array, layer_axes: tuple[int, ...] = (), axis_name: types.AxisName = None
 ) -> Pair:
-    """Return the L2 norm with a relative error of about 1e-9 in fp32, whatever the size of `x`.
+    """Return the L2 norm with a relative error of a few 1e-9 in fp32, whatever the size of `x`.
 
     Many rows are summed plainly, so that their errors, which have random signs, average out; the
     sums of the rows, and all numbers of few rows, are added in pairs of numbers.
