@@ -5,7 +5,12 @@ from ._hardware import CHIPS as CHIPS
 from ._hlo_program import HloProgram as HloProgram
 from ._limits import words_received as words_received
 from ._make import Plan as Plan, make_plan as make_plan
-from ._step_cost import StepCost as StepCost, cost_of as cost_of, read_cost as read_cost
+from ._step_cost import (
+    StepCost as StepCost,
+    cost_of as cost_of,
+    read_cost as read_cost,
+    read_program as read_program,
+)
 from ._suggest import suggest_changes as suggest_changes, suggest_evaluation as suggest_evaluation
 from ._table import (
     breakdown_lines as breakdown_lines,

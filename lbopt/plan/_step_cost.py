@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from lbopt import replicas
-from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError
+from lbopt.errors import NO_VALUE, UserError
 from lbopt.plan import _collectives, _costs, _interconnect
 from lbopt.plan._collectives import Collective
 from lbopt.plan._hlo_program import HloProgram, Instruction
@@ -110,7 +112,8 @@ def cost_of(lower: Any, topology: Topology, devices: Sequence[Any]) -> StepCost:
     """
     begin = time.perf_counter()
     try:
-        compiled = lower().compile()
+        lowered = lower()
+        compiled = lowered.compile()
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         seconds = time.perf_counter() - begin
         refused = Refusal.read(str(error))
@@ -123,36 +126,51 @@ def cost_of(lower: Any, topology: Topology, devices: Sequence[Any]) -> StepCost:
             f"the TPU compiler refuses a step of it ({cause}); change the config",
             code="installation",
         ) from error
-    return read_cost(compiled, topology, devices, time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    return read_cost(compiled, read_program(lowered, compiled), topology, devices, seconds)
 
 
-def _text_of(compiled: Any, topology: Topology) -> str:
-    """Return the text of a compiled program; raise `EnvironmentProblem` if it cannot be read."""
+def read_program(lowered: Any, compiled: Any) -> HloProgram:
+    """Return the program of a compiled function.
+
+    jaxlib 0.10.2 cannot read every program that libtpu 0.0.51 makes for TPU7x. Such a function is
+    compiled once more, and the compiler itself writes the text.
+
+    Args:
+      lowered: The function as JAX lowers it.
+      compiled: The same function, compiled.
+    """
     try:
-        return compiled.as_text()
-    except jax.errors.JaxRuntimeError as error:
-        cause = " ".join(str(error).split())[:160]
-        raise EnvironmentProblem(
-            "libtpu",
-            NO_VALUE,
-            f"this jaxlib cannot read its program for {topology.name} ({cause}); plan for another "
-            "generation, or install a newer jaxlib",
-            code="installation",
-        ) from error
+        return HloProgram(compiled.as_text())
+    except jax.errors.JaxRuntimeError:
+        with tempfile.TemporaryDirectory() as folder:
+            lowered.compile(
+                {
+                    "xla_dump_to": folder,
+                    "xla_dump_hlo_as_text": True,
+                    "xla_syntax_sugar_async_ops": True,  # as jaxlib writes them
+                }
+            )
+            (text,) = Path(folder).glob("*.after_codegen.txt")
+            return HloProgram(text.read_text())
 
 
 def read_cost(
-    compiled: Any, topology: Topology, devices: Sequence[Any], compile_seconds: float
+    compiled: Any,
+    program: HloProgram,
+    topology: Topology,
+    devices: Sequence[Any],
+    compile_seconds: float,
 ) -> StepCost:
     """Return the cost of a compiled step.
 
     Args:
       compiled: The compiled step.
+      program: Its program, as `read_program` returns it.
       topology: The topology that it was compiled for.
       devices: The devices in the order of the mesh.
       compile_seconds: Seconds that its compilation took.
     """
-    program = HloProgram(_text_of(compiled, topology))
     memory = compiled.memory_analysis()
     analysis = compiled.cost_analysis()
     found = _collectives.collectives(program, len(devices))

@@ -26,7 +26,7 @@ from bert_tree import bert
 import lbopt
 from lbopt.aggregators import WireBytes, cast, plain_mean, randk, sign, topk
 from lbopt.parallel import Aggregation, TrainState, batch_sharding, make_mesh, with_shardings
-from lbopt.plan import HloProgram, StepCost, open_topology, read_cost
+from lbopt.plan import StepCost, open_topology, read_cost, read_program
 
 TOPOLOGY = "v3:4x4"
 TREE = (12, 768)
@@ -115,9 +115,12 @@ def _cost(tree, aggregator) -> tuple[WireBytes, StepCost, int]:
 
     begin = time.perf_counter()
     # The state is donated, as a train step donates it.
-    compiled = jax.jit(aggregate, donate_argnums=1).lower(rows, state).compile()
-    cost = read_cost(compiled, place, list(mesh.devices.flat), time.perf_counter() - begin)
-    sorts = [one for one in HloProgram(compiled.as_text()).executed if one.instruction.op == "sort"]
+    lowered = jax.jit(aggregate, donate_argnums=1).lower(rows, state)
+    compiled = lowered.compile()
+    seconds = time.perf_counter() - begin
+    program = read_program(lowered, compiled)
+    cost = read_cost(compiled, program, place, list(mesh.devices.flat), seconds)
+    sorts = [one for one in program.executed if one.instruction.op == "sort"]
     return (
         aggregation.wire_bytes(tree),
         cost,

@@ -1,6 +1,6 @@
 """Matrix optimizers on BERT-Large: time of an update on pods, state, and CPU time beside Optax.
 
-Muon's update on 32 cores of TPU v3 and on 16 chips of v5e and v5p, products in bf16: the
+Muon's update on 32 cores of TPU v3 and on 16 chips of v5e, v5p and TPU7x, products in bf16: the
 compiler's cycles, and communication by the model of `lbopt plan`. Layers are stacked. "Replicated"
 treats every matrix on every device. "Dealt" is `lbopt.shard_matrices` on parameters that are split
 along their inputs: two all-to-alls for each shape and split side. What is wanted of it is 1.3 times
@@ -26,11 +26,10 @@ import lbopt
 from lbopt.config import MATRIX_OPTIMIZERS
 from lbopt.masks import matrix_dimension_numbers
 from lbopt.parallel import deal_matrices
-from lbopt.plan import HloProgram, StepCost, open_topology, read_cost
+from lbopt.plan import HloProgram, StepCost, open_topology, read_cost, read_program
 from lbopt.transforms import MatrixGroup, with_matrix_layout
 
-SLICES = ("v3:4x4", "v5e:4x4", "v5p:2x2x4")
-# jaxlib 0.10.2 cannot read libtpu 0.0.51's program of the replicated update for TPU7x.
+SLICES = ("v3:4x4", "v5e:4x4", "v5p:2x2x4", "tpu7x:2x2x4")
 LARGE = (24, 1024)
 BASE = (12, 768)
 RATE = 0.02
@@ -93,11 +92,13 @@ def _cost(name: str, kind: str) -> StepCost:
     arguments = (placed(tree), placed(jax.eval_shape(tx.init, tree)), placed(tree))
     results = jax.tree.map(lambda leaf: leaf.sharding, arguments[:2])
     step = jax.jit(_update(tx), donate_argnums=(0, 1), out_shardings=results)
-    compiled = step.lower(*arguments).compile()
-    cost = read_cost(compiled, place, devices, 0.0)
+    lowered = step.lower(*arguments)
+    compiled = lowered.compile()
+    program = read_program(lowered, compiled)
+    cost = read_cost(compiled, program, place, devices, 0.0)
     if kind != "dealt":
         return cost
-    skipped = _skipped_cycles(HloProgram(compiled.as_text()), _groups(tree, where), len(devices))
+    skipped = _skipped_cycles(program, _groups(tree, where), len(devices))
     return dataclasses.replace(cost, seconds=cost.seconds - skipped / place.chip.hertz)
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lbopt.plan import HloProgram, estimated_cycles, hbm_bytes, open_topology
+from lbopt.plan import estimated_cycles, hbm_bytes, open_topology, read_program
 
 TOPOLOGIES = {
     "v3": "v3:2x2",
@@ -58,9 +58,10 @@ def compile_for(generation: str, fn, arguments, donate: tuple[int, ...]) -> Cost
     )
 
     begin = time.perf_counter()
-    compiled = jax.jit(fn, donate_argnums=donate).lower(*shapes).compile()
+    lowered = jax.jit(fn, donate_argnums=donate).lower(*shapes)
+    compiled = lowered.compile()
     seconds = time.perf_counter() - begin
-    program = HloProgram(compiled.as_text())
+    program = read_program(lowered, compiled)
     return Cost(
         hbm_bytes(program),
         compiled.cost_analysis()["bytes accessed"],

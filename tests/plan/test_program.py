@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lbopt.plan import HloProgram, _collectives, _costs, open_topology
+from lbopt.plan import HloProgram, _collectives, _costs, open_topology, read_program
 from lbopt.plan._hlo_program import parse_shapes
 
 pytestmark = pytest.mark.tpu_compiler
@@ -270,3 +270,28 @@ def test_of_a_conditional_the_dearer_branch_counts():
     program = HloProgram(EITHER)
     assert _costs.estimated_cycles(program) == 70
     assert "negate" not in {run.instruction.op for run in program.executed}
+
+
+def test_a_program_that_jaxlib_cannot_read_is_read_all_the_same():
+    """The compiler's own text has the same operations, the asynchronous ones too."""
+
+    class Unreadable:
+        def as_text(self):
+            raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure")
+
+    device = open_topology("tpu7x:2x2x1").devices[0]
+    where = NamedSharding(Mesh(np.array([device]), ("one",)), PartitionSpec())
+    matrix = jax.ShapeDtypeStruct((1024, 4096), jnp.float32, sharding=where)
+    lowered = jax.jit(lambda x, y: x / jnp.linalg.norm(x) + y / jnp.linalg.norm(y)).lower(
+        matrix, matrix
+    )
+
+    def operations(program):
+        return [
+            (run.instruction.op, run.instruction.result, run.instruction.cycles, run.times)
+            for run in program.executed
+        ]
+
+    wanted = operations(HloProgram(lowered.compile().as_text()))
+    assert "slice-start" in {op for op, *_ in wanted}
+    assert operations(read_program(lowered, Unreadable())) == wanted
