@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -45,7 +47,8 @@ def matrix_dimension_numbers(
 
     Raises:
       UserError: If leaves were taken out by `optax.masked`: roles depend on the leaves beside a
-        leaf, and Muon calls a function on the matrices alone. Give it the tree instead.
+        leaf, and Muon calls a function on the matrices alone. Give it the tree instead. If no stack
+        has a layer that is a matrix, but one would be a matrix as a whole.
 
     >>> import numpy as np
     >>> dense = {"kernel": np.zeros((3, 4)), "bias": np.zeros(4)}
@@ -61,15 +64,31 @@ def matrix_dimension_numbers(
         )
         raise UserError("params", reason=fix, code="type")
 
-    layer_axes = stacks.resolve_stacked(stacked, params)
-    layers = stacks.one_layer(params, layer_axes)
-    roles = explain_roles(layers, known_roles)
+    layer_axes = tree.by_name(stacks.resolve_stacked(stacked, params))
+    found = _numbers(params, layer_axes, known_roles)
+    if any(layer_axes.values()) and not any(found[name] for name in found if layer_axes[name]):
+        # Single matrices whose rows are taken for layers?
+        whole = _numbers(params, dict.fromkeys(layer_axes, stacks.LayerAxes(0)), known_roles)
+        for name, leaf in tree.by_name(params).items():
+            if layer_axes[name] and whole[name]:
+                fix = (
+                    f"no layer of a stack is a matrix, but {name!r}, {jnp.shape(leaf)}, is one as "
+                    "a whole; leave it out, or give the axis that counts layers"
+                )
+                raise UserError("stacked", stacked, fix, code="mismatch")
+    return tree.map_with_name(lambda name, _: found[name], params)
 
-    def dimensions(
-        name: str, leaf: jax.Array, axes: stacks.LayerAxes
-    ) -> optax.contrib.MuonDimensionNumbers | None:
+
+def _numbers(
+    params: types.Params, layer_axes: Mapping[str, stacks.LayerAxes], known_roles: types.PyTree
+) -> dict[str, optax.contrib.MuonDimensionNumbers | None]:
+    """Return {path: axes of the matrix, or None} of all leaves."""
+    axes_of = tree.map_with_name(lambda name, _: layer_axes[name], params)
+    roles = explain_roles(stacks.one_layer(params, axes_of), known_roles)
+
+    def dimensions(name: str, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
         told = roles[name]
-        own = [axis for axis in range(jnp.ndim(leaf)) if axis not in axes.axes]
+        own = [axis for axis in range(jnp.ndim(leaf)) if axis not in layer_axes[name].axes]
         parts = named_parts(name)
         by_shape = told.rule == "by shape"
         is_vector = len(own) < 2 or (by_shape and sum(leaf.shape[axis] > 1 for axis in own) < 2)
@@ -80,7 +99,7 @@ def matrix_dimension_numbers(
             tuple(own[axis] for axis in reduced), tuple(own[axis] for axis in output)
         )
 
-    return tree.map_with_name(dimensions, params, layer_axes)
+    return {name: dimensions(name, leaf) for name, leaf in tree.by_name(params).items()}
 
 
 def _is_head(parts: list[str]) -> bool:

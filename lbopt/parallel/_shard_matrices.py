@@ -56,7 +56,9 @@ def shard_matrices(
         split along one axis      one all-to-all a shape    one all-to-all a shape
         split along two axes      two all-to-alls a shape   two all-to-alls a shape
 
-    (*) one all-reduce, where devices are more than twice as many as its matrices. A leaf whose
+    (*) one all-reduce, where devices are more than twice as many as its matrices. Matrices of one
+    shape that are split along their longer side, and others along their shorter, count as two
+    shapes: with [in, out] split along `in`, the two layers of an MLP do. A leaf whose
     layers are split, or an inner one of the axes that make a row or a column, takes another
     all-to-all before and after; it is gathered if its rows and columns do not divide.
 

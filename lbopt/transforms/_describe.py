@@ -51,7 +51,10 @@ def describe(variant: str | None = None, optimizer: str | None = None) -> None:
         pages = [_page(found) for found in named if found is not None]
     if not pages:
         known = "; ".join(f"{name}: {', '.join(_ALL[name])}" for name in optimizers)
-        raise UserError("variant", variant, f"use one of ({known})", code="choice")
+        fix = f"use one of ({known})"
+        if isinstance(variant, str) and variant in _ALL:
+            fix = f"it is an optimizer: use describe(optimizer={variant!r})"
+        raise UserError("variant", variant, fix, code="choice")
     show(*"\n\n".join(pages).split("\n"))
 
 

@@ -89,6 +89,9 @@ def scale_by_dion(
     fraction = _scalars.checked(
         "rank_fraction", rank_fraction, "a number in (0, 1]", lambda n: 0 < n <= 1
     )
+    if rank is not None and fraction != 1:
+        fix = f"rank = {rank} is given too; leave one of them out"
+        raise UserError("rank_fraction", rank_fraction, fix, code="conflict")
     seed = _scalars.seed("seed", seed)
     matrices = _matrix_view.Matrices(dimension_numbers, stacked)
 

@@ -22,6 +22,7 @@ from lbopt.transforms import (
     _per_path,
     _precision,
     _relative,
+    _rounding,
     _weight_decay,
 )
 
@@ -228,12 +229,13 @@ def build(
       **renamed: Name of an argument of those transforms -> name of the option.
 
     Raises:
-      UserError: For an unknown variant, or an option that is out of range.
+      UserError: For an unknown variant, or an option or a rate that is out of range.
     """
     known = {field.name for rows in variants.values() for field in dataclasses.fields(rows.options)}
     own = {option: value for option, value in given.items() if option in known}
     options = _layerwise_options.choose(variants, given["variant"], **own)
     options.check()
+    _learning_rate.scale_by_learning_rate(given["learning_rate"])  # which checks the rate
     with errors.under("", **renamed):
         directions(options, None, *([None] if has_rate else []))  # which checks the options
     return _MatrixOptimizer(
@@ -354,7 +356,9 @@ class _MatrixOptimizer:
             groups = self._groups(params)
             masks.record_choice("optimizer", groups.labels)
             self.matrices.record(params)
-            return self._inner(groups).init(params)
+            _rounding.warn_of_lost_steps(params)
+            with _rounding.without_warning():  # by a part of them
+                return self._inner(groups).init(params)
 
         def update_fn(
             updates: optax.Updates,

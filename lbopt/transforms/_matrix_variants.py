@@ -215,7 +215,8 @@ MUONH: Mapping[str, Variant[MuonOptions]] = _rows(
             "marin-community/marin@05422e243ad24b426998b8c33d4db437aca1129e:"
             "lib/levanter/src/levanter/optim/muonh.py",
             "Hidden matrices and output heads keep their norm, heads by Adam's direction. The code "
-            "also clips the gradients of each group to norm 1.",
+            "also clips the gradients of each group to norm 1. The polynomials are the default of "
+            "levanter/optim/util.py@054a715f; this version of the code had Keller Jordan's.",
             MuonOptions(
                 rest_learning_rate_ratio=1.0,
                 momentum_form="sum",
@@ -276,7 +277,7 @@ SOAP: Mapping[str, Variant[SoapOptions]] = _rows(
             "The code decays the weights after the step, by lr wd of the new weights, and not in "
             "its first step, which only starts the statistics. It treats every leaf of two "
             "dimensions or more so, a convolution with a factor for each dimension; here it is one "
-            "matrix.",
+            "matrix. It decays biases and norms too, which the default mask leaves out.",
             SoapOptions(),
         ),
         "kl": (
@@ -330,7 +331,8 @@ DION: Mapping[str, Variant[DionOptions]] = _rows(
         "microsoft": (
             "microsoft/dion@0a059a4542e5aa74b40dcd1dce363836c7afcd48:dion/dion_simple.py",
             "Householder's QR, as in the simple version; the reference version has a randomised "
-            "CholeskyQR too. A zero momentum keeps its basis, as in the reference version.",
+            "CholeskyQR too. A zero momentum keeps its basis, as in the reference version. The "
+            "default rank of the code is 768, or the smaller side; here it is the smaller side.",
             DionOptions(),
         ),
     },
@@ -360,7 +362,7 @@ KRON: Mapping[str, Variant[KronOptions]] = _rows(
         "psgd": (
             "evanatyourservice/psgd_jax@be955244:psgd_jax/kron.py",
             "PSGD-Kron. The code takes vectors too, with a diagonal factor, and embeddings; here "
-            "they are the rest.",
+            "they are the rest. It decays all leaves, also biases and norms.",
             KronOptions(),
         ),
     },

@@ -165,7 +165,9 @@ class Matrices:
 
 
 def _is_numbers(node: Any) -> bool:
-    return node is None or isinstance(node, optax.contrib.MuonDimensionNumbers)
+    # Tuples of axes are not what is wanted: `_view` tells so.
+    is_plain = type(node) is tuple and len(node) > 0 and all(type(axis) is int for axis in node)
+    return node is None or isinstance(node, optax.contrib.MuonDimensionNumbers) or is_plain
 
 
 def _view(name: str, leaf: Any, given: Given) -> MatrixView | None:
@@ -179,8 +181,8 @@ def _view(name: str, leaf: Any, given: Given) -> MatrixView | None:
     own = {axis % len(shape) for axis in axes}
     if not reduction or not output or len(own) != len(reduction) + len(output):
         fix = (
-            f"the leaf has shape {shape}; give two sets of its axes that have none in common, or "
-            "None if it is no matrix"
+            f"the leaf has shape {shape}; give optax.contrib.MuonDimensionNumbers of two sets of "
+            "its axes that have none in common, or None if it is no matrix"
         )
         raise UserError(f"dimension_numbers/{name}", numbers, fix)
     return MatrixView(

@@ -86,7 +86,7 @@ def round_stochastically(
     through = optax.with_extra_args_support(inner)
 
     def init_fn(params: types.Params) -> RoundingState:
-        with _no_warning():
+        with without_warning():
             return RoundingState(jnp.zeros((), jnp.int32), inner.init(params))
 
     def update_fn(
@@ -151,7 +151,7 @@ def compensate_rounding(
     through = optax.with_extra_args_support(inner)
 
     def init_fn(params: types.Params) -> CompensationState:
-        with _no_warning():
+        with without_warning():
             inner_state = inner.init(params)
         if _per_path.is_placeholder(params):
             return CompensationState(params, inner_state)
@@ -222,7 +222,8 @@ def warn_of_lost_steps(params: types.Params) -> None:
 
 
 @contextlib.contextmanager
-def _no_warning() -> Iterator[None]:
+def without_warning() -> Iterator[None]:
+    """Do not warn of 16-bit parameters: a transform keeps their steps, or has warned of all."""
     token = _cured.set(True)
     try:
         yield

@@ -124,6 +124,8 @@ def scale_by_shampoo(
         root = 4 if side == "both" else 2
     _scalars.require_above("root", root, 0)
     require_choice("method", method, ("eigh", "newton"))
+    if method == "newton":
+        root = _scalars.whole("root", root)
     debias = _scalars.require_flag("debias", debias)
     matrices = _matrix_view.Matrices(dimension_numbers, stacked)
     has_nu = graft in ("adam", "rmsprop")

@@ -181,7 +181,19 @@ def scale_invariant(w, update, rate):
 
 
 class MuonHMarin(Source):
-    """marin-community/marin: levanter/optim/muonh.py and adamh.py, without the clip."""
+    """marin-community/marin: levanter/optim/muonh.py and adamh.py.
+
+    Without `clip`, the gradients of each of the three groups are not clipped to norm 1.
+    """
+
+    def step(self, weights, gradients, rate):
+        if self.options.get("clip"):
+            gradients = dict(gradients)
+            for kinds in ({"matrix"}, {"head"}, {"embedding", "vector"}):
+                names = [name for name, leaf in self.leaves.items() if leaf.kind in kinds]
+                norm = np.sqrt(sum(np.sum(gradients[name] ** 2) for name in names))
+                gradients.update({name: gradients[name] / max(norm, 1.0) for name in names})
+        return super().step(weights, gradients, rate)
 
     def matrix(self, w, g, kept, rate):
         buffer = kept["m"] = 0.95 * kept.get("m", 0) + g
@@ -236,11 +248,12 @@ class ScionNvidia(Source):
 class SoapPaper(Source):
     """nikhilvyas/SOAP: soap.py; with `sphere`, its directions on a sphere.
 
-    The code decays the weights after its step, and not in the first one.
+    The code decays the weights after its step, and not in the first one: `wd`. With `wd_before`
+    they decay before each step, as by AdamW.
     """
 
     def matrix(self, w, g, kept, rate):
-        w = w * (1 - rate * self.options.get("wd", 0.0))
+        w = w * (1 - rate * self.options.get("wd_before", 0.0))
         if "Q" not in kept:
             kept.update(step=0, m=0 * g, v=0 * g, GG=[0.05 * g @ g.T, 0.05 * g.T @ g])
             kept["Q"] = [np.linalg.eigh(factor)[1][:, ::-1] for factor in kept["GG"]]
@@ -254,6 +267,7 @@ class SoapPaper(Source):
         update = left @ (kept["m"] / (np.sqrt(kept["v"]) + 1e-8)) @ right.T
         sphere = self.options.get("sphere", False)
         w = scale_invariant(w, update, rate) if sphere else w - size * update
+        w = w * (1 - rate * self.options.get("wd", 0.0))
 
         back = left @ kept["m"] @ right.T
         kept["GG"] = [

@@ -230,6 +230,9 @@ def test_split_leaves_take_two_all_to_alls_a_shape():
     columns = P(None, None, "x")
     specs = {"a": {"kernel": rows}, "b": {"kernel": columns}, "c": {"kernel": rows}}
     assert collectives("stack", specs) == {"all-to-all": 4}
+    # Both a and b along their inputs: one along its longer side, the other along its shorter.
+    specs["b"]["kernel"] = rows
+    assert collectives("stack", specs) == {"all-to-all": 6}
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])

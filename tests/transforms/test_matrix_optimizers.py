@@ -47,6 +47,39 @@ def often(count):
     return jnp.where(count < 20, 1.0, 0.5)
 
 
+class OptaxMuon:
+    """optax.contrib.muon itself."""
+
+    def __init__(self, leaves):
+        shapes = {
+            name: jax.ShapeDtypeStruct(leaf.shape, jnp.float32) for name, leaf in leaves.items()
+        }
+        numbers = lbopt.masks.matrix_dimension_numbers(shapes, STACKED)
+        self._tx = optax.contrib.muon(rate_of, muon_weight_dimension_numbers=numbers)
+        self._state = self._tx.init(jax.tree.map(jnp.zeros_like, shapes))
+        self._update = jit(self._tx.update)
+
+    def step(self, weights, gradients, rate):
+        del rate
+        gradients = {name: jnp.asarray(leaf, jnp.float32) for name, leaf in gradients.items()}
+        updates, self._state = self._update(gradients, self._state, weights)
+        return {name: weights[name] + np.asarray(updates[name], np.float64) for name in weights}
+
+
+def clipped_muonh(rate, **options):
+    """Return muonh of gradients that are clipped in three groups, each to norm 1."""
+
+    def groups(params):
+        def group(path, _):
+            kind = LEAVES["/".join(entry.key for entry in path)].kind
+            return kind if kind in ("matrix", "head") else "adam"
+
+        return jax.tree_util.tree_map_with_path(group, params)
+
+    clips = dict.fromkeys(("matrix", "head", "adam"), optax.clip_by_global_norm(1.0))
+    return optax.chain(optax.multi_transform(clips, groups), lbopt.muonh(rate, **options))
+
+
 BUILD = {
     "muon_keller": (
         sources.Keller,
@@ -66,6 +99,7 @@ BUILD = {
         lbopt.muon,
         {"variant": "polar", "weight_decay_mask": None},
     ),
+    "muon_optax": (OptaxMuon, {}, lbopt.muon, {"variant": "optax"}),
     "normuon": (
         sources.NorMuon,
         {"wd": 0.1},
@@ -78,12 +112,18 @@ BUILD = {
         lbopt.muonh,
         {"rest_learning_rate_ratio": 0.3},
     ),
+    "muonh_marin_clipped": (
+        sources.MuonHMarin,
+        {"ratio": 0.3, "clip": True},
+        clipped_muonh,
+        {"rest_learning_rate_ratio": 0.3},
+    ),
     "muonh_modded": (sources.MuonHModded, {}, lbopt.muonh, {"variant": "modded_nanogpt"}),
     "adamh": (sources.AdamHMarin, {"ratio": 0.3}, lbopt.adamh, {"rest_learning_rate_ratio": 0.3}),
     "scion": (sources.ScionNvidia, {"radius": 1.5}, lbopt.scion, {"shape_factor": 1.5}),
     "soap": (
         sources.SoapPaper,
-        {"wd": 0.1},
+        {"wd_before": 0.1},
         lbopt.soap,
         {"weight_decay": 0.1, "rest_weight_decay": 0.0},
     ),
@@ -269,6 +309,20 @@ def test_200_steps_equal_the_public_code(name):
             assert norm(np.asarray(found, np.float64) - wanted) <= limit, (step, path)
 
 
+def test_soap_decays_nearly_as_its_code():
+    """Which leaves the first step out, and decays what a step has moved: less than one decay."""
+    leaves = {"kernel": Leaf((6, 6), "matrix")}
+    ways = [sources.SoapPaper(leaves, **{name: 0.1}) for name in ("wd", "wd_before")]
+    weights = [flat_of(0, leaves=leaves)] * 2
+    for step in range(STEPS):
+        weights = [
+            way.step(of, gradient_of(step, leaves), rate_of(step))
+            for way, of in zip(ways, weights, strict=True)
+        ]
+    literal, ours = (of["kernel"] for of in weights)
+    assert 0 < norm(literal - ours) < 0.1 * rate_of(0) * norm(flat_of(0, leaves=leaves)["kernel"])
+
+
 @pytest.mark.slow  # it walks every source again
 def test_every_two_sources_differ_by_five_times_the_tolerance():
     """Their matrices do, whatever they do to the rest."""
@@ -322,11 +376,23 @@ def test_optimizers_of_optax_move_on_spheres_and_take_the_rest():
         lbopt.hyperball(mask=weights, stacked=STACKED),
     )
     split = lbopt.muonh(0.1, rest=optax.contrib.scale_by_adopt(), stacked=STACKED)
-    for tx in (on_spheres, split):
+    prodigy = lbopt.muonh(0.1, rest=optax.contrib.prodigy(1.0, estim_lr0=0.1), stacked=STACKED)
+    sophia = optax.chain(
+        optax.contrib.sophia(1.0),
+        lbopt.relative_update(mask=weights, stacked=STACKED),
+        optax.scale(0.1),
+        lbopt.hyperball(mask=weights, stacked=STACKED),
+    )
+
+    def loss(params, **_):
+        return sum(jnp.sum(p**2) for p in jax.tree.leaves(params))
+
+    for tx in (on_spheres, split, prodigy, sophia):
         state = tx.init(params)
         moved = params
+        update = jit(functools.partial(optax.with_extra_args_support(tx).update, obj_fn=loss))
         for _ in range(3):
-            updates, state = jit(tx.update)(params, state, moved)
+            updates, state = update(params, state, moved)
             moved = optax.apply_updates(moved, updates)
         kernel = moved["query"]["kernel"]
         assert norm(kernel) == pytest.approx(norm(params["query"]["kernel"]), rel=3e-7)
@@ -363,7 +429,9 @@ def test_zero_gradients_do_not_move_matrices_and_bad_ones_can_be_skipped(name):
 
 
 @pytest.mark.everyday("muon_keller", "soap", "dion")
-@pytest.mark.parametrize("name", [name for name in BUILD if "modded" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in BUILD if not {"modded", "optax"} & {*name.split("_")}]
+)
 def test_a_gradient_beyond_all_measure_does_not_stop_an_optimizer(name):
     _, _, factory, options = BUILD[name]
     tx = factory(0.01, stacked=STACKED, **options)
@@ -387,6 +455,12 @@ def test_bad_input_is_refused_in_one_line():
         lbopt.muon(0.1, dimension_numbers=numbers).init(vectors)
     with refused("dimension_numbers", code="type"):
         lbopt.muon(0.1, dimension_numbers={"norm": None}).init(vectors)
+    matrix = {"dense": {"kernel": jnp.ones((4, 6))}}
+    with refused("dimension_numbers/dense/kernel", (0, 1), "value"):
+        lbopt.muon(0.1, dimension_numbers={"dense": {"kernel": (0, 1)}}).init(matrix)
+    with refused("stacked", code="mismatch") as caught:  # its rows are no layers
+        lbopt.muonh(0.1, stacked=lbopt.stacked_paths("dense")).init(matrix)
+    assert "dense/kernel" in names_in(caught)
     with refused("stacked/norm/scale", code="value"):
         lbopt.muon(0.1, stacked=lambda path, leaf: 2 * (path == "norm/scale")).init(vectors)
 
@@ -414,10 +488,15 @@ def test_bad_input_is_refused_in_one_line():
     for build, field, value in [
         (lbopt.dion, "rank", 0),
         (lbopt.dion, "rank_fraction", 0.0),
+        (lbopt.muon, "learning_rate", -1.0),
         (lbopt.soap, "every_steps", 0),
         (lbopt.soap, "b1", 1.0),
         (lbopt.muloco, "sync_steps", 0),
         (lbopt.muloco, "outer_momentum", 1.0),
     ]:
         with refused(field, value, "value"):
-            build(0.1, **{field: value})
+            build(**{"learning_rate": 0.1, field: value})
+    with refused("rank_fraction", 0.5, "conflict"):
+        lbopt.dion(0.1, rank=2, rank_fraction=0.5)
+    with refused("root", 2.5, "value"):
+        lbopt.shampoo(0.1, root=2.5, method="newton")
