@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import json
+import pathlib
 import re
 import textwrap
 import typing
@@ -14,6 +16,7 @@ from refusal import refused
 
 import lbopt
 from lbopt import types
+from lbopt.linalg import _newton_schulz
 from lbopt.transforms import MATRIX_VARIANTS, VARIANTS, _variants
 from lbopt.transforms._matrix_variants import WITHOUT_VARIANTS
 
@@ -93,6 +96,57 @@ def test_rows_of_matrix_optimizers_are_printed_and_their_signatures_show_them(op
         assert options == {option: repr(value) for option, value in vars(row.options).items()}
 
 
+PUBLISHED = json.loads((pathlib.Path(__file__).parent / "published_rows.json").read_text())["rows"]
+MATRIX_ROWS = [
+    (optimizer, name)
+    for optimizer, rows in {**MATRIX_VARIANTS, **WITHOUT_VARIANTS}.items()
+    for name in rows
+]
+CITATION = re.compile(
+    r"(?:arXiv:\d{4}\.\d{4,5}v\d+|[\w.-]+/[\w.-]+@(?:[0-9a-f]{40}|v[\d.]+):[\w./-]+)(?:, .+)?"
+)
+
+
+def as_published(options):
+    """Return {field: value} with what an option that leaves a choice to others comes to."""
+    values = dict(vars(options))
+    if "coefficients" in values:
+        chosen = _newton_schulz.resolve_coefficients(options.coefficients, options.steps)
+        values["coefficients"] = [list(triple) for triple in chosen.triples]
+        values["steps"] = chosen.steps
+        values["norm_factor"] = chosen.norm_factor
+    if "weight_decay_mask" in values and options.weight_decay_mask is None:
+        values["weight_decay_mask"] = True
+    if "rest_weight_decay" in values and options.rest_weight_decay is None:
+        values["rest_weight_decay"] = options.weight_decay
+    if "shampoo_b2" in values and options.shampoo_b2 is None:
+        values["shampoo_b2"] = options.b2
+    if "root" in values and options.root is None:
+        values["root"] = 4 if options.side == "both" else 2
+    return values
+
+
+@pytest.mark.parametrize(("optimizer", "name"), MATRIX_ROWS)
+def test_the_numbers_of_each_row_are_the_published_ones(optimizer, name):
+    """Compare a row with published_rows.json, an independent transcription."""
+    row = {**MATRIX_VARIANTS, **WITHOUT_VARIANTS}[optimizer][name]
+    assert name in PUBLISHED.get(optimizer, {}), "transcribe the row's source"
+    published = PUBLISHED[optimizer][name]
+    assert all(CITATION.fullmatch(source) for source in published["source"])
+    ours, theirs = as_published(row.options), published["values"]
+    assert theirs.keys() <= ours.keys()
+    different = {field for field, value in theirs.items() if ours[field] != value}
+    expected = published.get("differs", {}).keys()
+    wrong = {field: (ours[field], theirs[field]) for field in different - expected}
+    assert wrong == {}, "row against source"
+    assert expected <= different, "said to differ, and does not"
+
+
+def test_every_published_row_is_offered():
+    rows = [(optimizer, name) for optimizer, names in PUBLISHED.items() for name in names]
+    assert sorted(rows) == sorted(MATRIX_ROWS)
+
+
 def test_a_name_that_both_have_is_printed_twice(capsys):
     lbopt.describe("nus")
     printed = capsys.readouterr().out
@@ -126,6 +180,12 @@ def test_unknown_names(arguments, field, value, listed):
     with refused(field, value, "choice") as caught:
         lbopt.describe(*arguments)
     assert re.findall(r"\w+: paper", caught.value.reason) == listed
+
+
+def test_the_name_of_an_optimizer_is_no_variant():
+    with refused("variant", "muonh", "choice") as caught:
+        lbopt.describe("muonh")
+    assert "describe(optimizer='muonh')" in caught.value.reason
 
 
 def test_every_row_builds_with_its_defaults():
