@@ -131,6 +131,72 @@ def test_the_linear_map_suits_momentum(name):
     assert 1e-4 < np.linalg.norm(small_way - way) / np.linalg.norm(way) < 0.05
 
 
+def adam8bit_way(grads, rate):
+    """Return the way that Adam8bit's CUDA kernel walks, transcribed: every number is fp32."""
+    rate, beta1, beta2, eps = map(np.float32, (rate, 0.9, 0.999, 1e-8))
+    one = np.float32(1)
+    code1 = torch_map("dynamic", signed=True)
+    code2 = torch_map("dynamic", signed=False)
+    numbers1 = code1.numpy()
+    grads = grads.reshape(len(grads), -1, 256)
+    codes1 = np.zeros(grads[0].shape, np.uint8)
+    codes2 = np.zeros_like(codes1)
+    absmax1 = np.zeros(len(codes1), np.float32)
+    absmax2 = np.zeros_like(absmax1)
+    way = np.zeros(codes1.shape, np.float32)
+    for step, g in enumerate(grads, 1):
+        correction1 = one - beta1 ** np.float32(step)
+        correction2 = np.sqrt(one - beta2 ** np.float32(step))
+        step_size = -rate * correction2 / correction1
+        s2 = code2.numpy()[codes2] * absmax2[:, None]
+        s2 = s2 * beta2 + (one - beta2) * g * g
+        s1 = numbers1[codes1] * absmax1[:, None]
+        s1 = s1 * beta1 + (one - beta1) * g
+        way = way + step_size * (s1 / (np.sqrt(s2) + correction2 * eps))
+        codes1, absmax1 = torch_codes(s1, code1, 256)
+        codes2, absmax2 = torch_codes(s2, code2, 256)
+        # A number keeps its sign: a negative one is not written as 0.
+        other_sign = np.signbit(numbers1[codes1]) != np.signbit(s1)
+        codes1 = codes1 + np.where(other_sign, np.where(s1 > 0, 1, -1), 0).astype(np.uint8)
+    assert way.dtype == np.float32
+    return way.ravel()
+
+
+def way_from_zero(tx, grads):
+    @jax.jit
+    def walked(grads):
+        def step(carry, g):
+            updates, state = tx.update(g, carry[1], carry[0])
+            return (optax.apply_updates(carry[0], updates), state), None
+
+        start = jnp.zeros_like(grads[0])
+        return jax.lax.scan(step, (start, tx.init(start)), grads)[0][0]
+
+    return np.ravel(walked(grads))
+
+
+def test_adam_in_8_bits_walks_as_that_of_bitsandbytes():
+    """Adam walks as kOptimizerStatic8bit2StateBlockwise<ADAM> does.
+
+    bitsandbytes-foundation/bitsandbytes@95f9af30:csrc/kernels.cu. Its blocks run through the
+    flattened array, and it skips gradients that are not finite: here rows are whole blocks, and all
+    gradients are finite. Its sign rule moves only numbers below 3e-7 of their block's largest.
+    """
+    rng = np.random.default_rng(3)
+    scales = 10 ** (np.linspace(-4, 0, 8)[:, None] + rng.uniform(-1.5, 0, (8, 512)))
+    grads = ((rng.standard_normal((200, 8, 512)) + 0.3) * scales).astype(np.float32)
+    wanted = adam8bit_way(grads, 1e-3)
+    plain = way_from_zero(optax.adam(1e-3), grads)
+    way = way_from_zero(lbopt.compress_state(optax.adam(1e-3), block_size=256), grads)
+
+    # 1 - 0.999 in fp32 is off by 1.3e-5, of which the root takes half. A few numbers near the
+    # middle of two codes get the other code, as fp32 rounds differently here and there.
+    assert np.quantile(abs(way - wanted), 0.99) < 1e-5 * np.max(abs(wanted))
+    tolerance = 1e-3
+    assert np.linalg.norm(way - wanted) < tolerance * np.linalg.norm(wanted)
+    assert np.linalg.norm(plain - wanted) > 20 * tolerance * np.linalg.norm(wanted)
+
+
 def nbytes(tree):
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
@@ -204,6 +270,15 @@ def test_bf16_parameters_take_small_steps(cure):
 
     assert share(lost) < 0.5
     assert 0.97 < share(cured) < 1.03
+
+
+@pytest.mark.parametrize("name", ["lars", "adamh", "muon", "muown", "soap"])
+def test_optimizers_warn_once_of_all_leaves_in_bf16(name):
+    params = {"kernel": jnp.ones((8, 8), jnp.bfloat16), "bias": jnp.ones(8, jnp.bfloat16)}
+    with pytest.warns(UserWarning, match="bias, kernel: in 16 bits") as caught:
+        getattr(lbopt, name)(0.1).init(params)
+    assert len(caught) == 1
+    lbopt.round_stochastically(getattr(lbopt, name)(0.1)).init(params)  # warnings are errors here
 
 
 def test_noise_is_that_of_the_seed_and_the_step():
