@@ -11,6 +11,7 @@ from refusal import refused
 import lbopt
 from lbopt.cli import _flags, call_get_config, config_files
 from lbopt.config import (
+    OptimizerConfig,
     SweepConfig,
     TrainConfig,
     make_optimizer,
@@ -151,6 +152,14 @@ def test_a_row_becomes_a_run(row):
 def test_the_rates_of_a_row(row):
     config = load(row)
     check_rates(config.schedule, config.global_batch_size, config.num_epochs, size_of(config))
+
+
+@pytest.mark.parametrize("name", ["lamb", "muonh"])
+def test_a_run_deals_matrices_over_its_devices(name):
+    config = load("digits_cnn.py:lamb-64")
+    config.optimizer = OptimizerConfig(name)
+    text = _build.build_run(config).lower().as_text()
+    assert ("all_reduce" in text) == (name == "muonh")  # those of gradients come later
 
 
 def test_rows_say_what_they_are():

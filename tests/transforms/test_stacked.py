@@ -93,20 +93,24 @@ def test_stack_equals_its_layers(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*stay zero")
+@pytest.mark.parametrize("axis", [0, 1], ids=["layers", "heads"])
 @pytest.mark.parametrize("name", BUILD_RELATIVE)
-def test_relative_updates_of_a_stack_are_those_of_its_layers(name):
+def test_relative_updates_of_a_stack_are_those_of_its_layers(name, axis):
     """Untold, the stack moves otherwise."""
-    told, plain, untold = (
-        BUILD_RELATIVE[name](stacked=stacked) for stacked in (lbopt.stacked_paths("."), None, None)
-    )
+    paths = lbopt.stacked_paths("kernel", axis=axis)
+    told, plain, untold = (BUILD_RELATIVE[name](stacked=stacked) for stacked in (paths, None, None))
+
+    def stacked(trees):
+        return {"kernel": jnp.stack([tree["kernel"] for tree in trees], axis)}
+
     params = layers_of(0)
     found = []
     for tx, trees in ((told, map(layers_of, (0, 1, 2))), (untold, map(layers_of, (0, 1, 2)))):
-        params, *grads = map(stack, trees)
+        params, *grads = map(stacked, trees)
         state = tx.init(params)
         for gradient in grads:
             updates, state = tx.update(gradient, state, params)
-        found.append(updates["kernel"])
+        found.append(jnp.moveaxis(updates["kernel"], axis, 0))
 
     expected = []
     for index in range(LAYERS):
