@@ -5,9 +5,9 @@ compiler's cycles, and communication by the model of `lbopt plan`. Layers are st
 treats every matrix on every device. "Dealt" is `lbopt.shard_matrices` on parameters that are split
 along their inputs: two all-to-alls for each shape and split side. What is wanted of it is 1.3 times
 the ideal: an equal share of the replicated work, and its own communication. Its cycles are those of
-the device that has most to do. Bytes of state are
-those of the whole tree; those of few bits include the largest magnitudes of blocks. On the CPU Muon
-runs in fp32 on BERT-Base.
+the device that has most to do. Bytes of state are those of the whole tree, of each variant whose
+state differs from the first one's; those of few bits include the largest magnitudes of blocks. On
+the CPU Muon runs in fp32 on BERT-Base.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from lbopt.config import MATRIX_OPTIMIZERS
 from lbopt.masks import matrix_dimension_numbers
 from lbopt.parallel import deal_matrices
 from lbopt.plan import HloProgram, StepCost, open_topology, read_cost, read_program
-from lbopt.transforms import MatrixGroup, with_matrix_layout
+from lbopt.transforms import MATRIX_VARIANTS, MatrixGroup, with_matrix_layout
 
 SLICES = ("v3:4x4", "v5e:4x4", "v5p:2x2x4", "tpu7x:2x2x4")
 LARGE = (24, 1024)
@@ -189,16 +189,28 @@ def _on_pod(name: str) -> Iterator[dict]:
 def _state() -> Iterator[dict]:
     """Yield the bytes of state a parameter of each optimizer."""
     tree = bert(*LARGE, stacked=True)
-    made = {name: getattr(lbopt, name) for name in ("lamb", "lars", "adamh", *MATRIX_OPTIMIZERS)}
-    for name, factory in made.items():
-        tx = factory(RATE, stacked=LAYERS)
-        for form in (None, "8bit_dynamic"):
+    made = {"adamw": optax.adamw(RATE)}
+    for name in ("lamb", "lars", "adamh"):
+        made[name] = getattr(lbopt, name)(RATE, stacked=LAYERS)
+    for name in MATRIX_OPTIMIZERS:
+        for variant in MATRIX_VARIANTS.get(name, {}) or [None]:
+            chosen = {} if variant is None else {"variant": variant}
+            title = name if variant is None else f"{name}, {variant}"
+            made[title] = getattr(lbopt, name)(RATE, stacked=LAYERS, **chosen)
+
+    seen = set()
+    for name, tx in made.items():
+        for form in (None, "bf16_stochastic", "8bit_dynamic"):
             shown = tx if form is None else lbopt.compress_state(tx, form)
             try:
                 state = jax.eval_shape(shown.init, tree)
             except lbopt.errors.UserError:
                 continue  # no field to compress
             size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+            known = (name.split(", ")[0], form, size)
+            if known in seen:
+                continue  # another variant's
+            seen.add(known)
             title = f"{name}: state{'' if form is None else ', ' + form}"
             yield pairs.row(title, "bytes/parameter", size / size_of(tree), None, None, None, None)
 
