@@ -5,9 +5,9 @@ compiler's cycles, and communication by the model of `lbopt plan`. Layers are st
 treats every matrix on every device. "Dealt" is `lbopt.shard_matrices` on parameters that are split
 along their inputs: two all-to-alls for each shape and split side. What is wanted of it is 1.3 times
 the ideal: an equal share of the replicated work, and its own communication. Its cycles are those of
-the device that has most to do. Bytes of state are those of the whole tree, of each variant whose
-state differs from the first one's; those of few bits include the largest magnitudes of blocks. On
-the CPU Muon runs in fp32 on BERT-Base.
+the device that has most to do. Bytes of state are those of the whole tree, of each variant that
+differs from the others in them; those of few bits include the largest magnitudes of blocks. On the
+CPU Muon runs in fp32 on BERT-Base.
 """
 
 import dataclasses
@@ -193,10 +193,10 @@ def _state() -> Iterator[dict]:
     for name in ("lamb", "lars", "adamh"):
         made[name] = getattr(lbopt, name)(RATE, stacked=LAYERS)
     for name in MATRIX_OPTIMIZERS:
-        for variant in MATRIX_VARIANTS.get(name, {}) or [None]:
-            chosen = {} if variant is None else {"variant": variant}
-            title = name if variant is None else f"{name}, {variant}"
-            made[title] = getattr(lbopt, name)(RATE, stacked=LAYERS, **chosen)
+        factory = functools.partial(getattr(lbopt, name), RATE, stacked=LAYERS)
+        made[name] = factory()
+        for variant in MATRIX_VARIANTS.get(name, {}):
+            made[f"{name}, {variant}"] = factory(variant=variant)
 
     seen = set()
     for name, tx in made.items():
@@ -207,7 +207,7 @@ def _state() -> Iterator[dict]:
             except lbopt.errors.UserError:
                 continue  # no field to compress
             size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-            known = (name.split(", ")[0], form, size)
+            known = (name.split(", ")[0], form, round(size / size_of(tree), 1))
             if known in seen:
                 continue  # another variant's
             seen.add(known)
