@@ -133,7 +133,8 @@ def test_the_numbers_of_each_row_are_the_published_ones(optimizer, name):
     assert name in PUBLISHED.get(optimizer, {}), "transcribe the row's source"
     published = PUBLISHED[optimizer][name]
     assert all(CITATION.fullmatch(source) for source in published["source"])
-    ours, theirs = as_published(row.options), published["values"]
+    ours = as_published(row.options)
+    theirs = published["values"]
     assert theirs.keys() <= ours.keys()
     different = {field for field, value in theirs.items() if ours[field] != value}
     expected = published.get("differs", {}).keys()

@@ -144,6 +144,7 @@ def adam8bit_way(grads, rate):
     absmax1 = np.zeros(len(codes1), np.float32)
     absmax2 = np.zeros_like(absmax1)
     way = np.zeros(codes1.shape, np.float32)
+
     for step, g in enumerate(grads, 1):
         correction1 = one - beta1 ** np.float32(step)
         correction2 = np.sqrt(one - beta2 ** np.float32(step))
