@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -15,6 +13,7 @@ from lbopt.masks._roles import explain_roles
 
 _HEAD_WORDS = {"head", "logits", "classifier", "unembed", "unembedding"}
 _HEAD_NAMES = {"embed_out", "score"}
+_MATRIX_NAMES = {"kernel", "w"}
 _QUERY_NAMES = {"query", "key", "value", "qkv", "q", "k", "v"}
 """Projections of Flax's attention, whose kernels are [in, heads, dim]."""
 
@@ -48,7 +47,7 @@ def matrix_dimension_numbers(
     Raises:
       UserError: If leaves were taken out by `optax.masked`: roles depend on the leaves beside a
         leaf, and Muon calls a function on the matrices alone. Give it the tree instead. If no stack
-        has a layer that is a matrix, but one would be a matrix as a whole.
+        has a layer that is a matrix, but a `kernel` or `w` among them is a matrix as a whole.
 
     >>> import numpy as np
     >>> dense = {"kernel": np.zeros((3, 4)), "bias": np.zeros(4)}
@@ -64,31 +63,31 @@ def matrix_dimension_numbers(
         )
         raise UserError("params", reason=fix, code="type")
 
-    layer_axes = tree.by_name(stacks.resolve_stacked(stacked, params))
+    layer_axes = stacks.resolve_stacked(stacked, params)
     found = _numbers(params, layer_axes, known_roles)
-    if any(layer_axes.values()) and not any(found[name] for name in found if layer_axes[name]):
-        # Single matrices whose rows are taken for layers?
-        whole = _numbers(params, dict.fromkeys(layer_axes, stacks.LayerAxes(0)), known_roles)
+    layers = tree.by_name(layer_axes)
+    if not any(found[name] for name in found if layers[name]):
+        whole = _numbers(params, jax.tree.map(lambda _: stacks.LayerAxes(0), params), known_roles)
         for name, leaf in tree.by_name(params).items():
-            if layer_axes[name] and whole[name]:
+            if layers[name] and whole[name] and named_parts(name)[-1] in _MATRIX_NAMES:
                 fix = (
                     f"no layer of a stack is a matrix, but {name!r}, {jnp.shape(leaf)}, is one as "
-                    "a whole; leave it out, or give the axis that counts layers"
+                    "a whole; leave it out of stacked, or give dimension_numbers"
                 )
                 raise UserError("stacked", stacked, fix, code="mismatch")
     return tree.map_with_name(lambda name, _: found[name], params)
 
 
 def _numbers(
-    params: types.Params, layer_axes: Mapping[str, stacks.LayerAxes], known_roles: types.PyTree
+    params: types.Params, layer_axes: types.PyTree, known_roles: types.PyTree
 ) -> dict[str, optax.contrib.MuonDimensionNumbers | None]:
     """Return {path: axes of the matrix, or None} of all leaves."""
-    axes_of = tree.map_with_name(lambda name, _: layer_axes[name], params)
-    roles = explain_roles(stacks.one_layer(params, axes_of), known_roles)
+    roles = explain_roles(stacks.one_layer(params, layer_axes), known_roles)
+    layers = tree.by_name(layer_axes)
 
     def dimensions(name: str, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
         told = roles[name]
-        own = [axis for axis in range(jnp.ndim(leaf)) if axis not in layer_axes[name].axes]
+        own = [axis for axis in range(jnp.ndim(leaf)) if axis not in layers[name].axes]
         parts = named_parts(name)
         by_shape = told.rule == "by shape"
         is_vector = len(own) < 2 or (by_shape and sum(leaf.shape[axis] > 1 for axis in own) < 2)

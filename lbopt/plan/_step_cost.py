@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from lbopt import replicas
-from lbopt.errors import NO_VALUE, UserError
+from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError
 from lbopt.plan import _collectives, _costs, _interconnect
 from lbopt.plan._collectives import Collective
 from lbopt.plan._hlo_program import HloProgram, Instruction
@@ -139,10 +139,13 @@ def read_program(lowered: Any, compiled: Any) -> HloProgram:
     Args:
       lowered: The function as JAX lowers it.
       compiled: The same function, compiled.
+
+    Raises:
+      EnvironmentProblem: If the compiler does not write it either.
     """
     try:
         return HloProgram(compiled.as_text())
-    except jax.errors.JaxRuntimeError:
+    except jax.errors.JaxRuntimeError as error:
         with tempfile.TemporaryDirectory() as folder:
             lowered.compile(
                 {
@@ -151,8 +154,15 @@ def read_program(lowered: Any, compiled: Any) -> HloProgram:
                     "xla_syntax_sugar_async_ops": True,  # as jaxlib writes them
                 }
             )
-            (text,) = Path(folder).glob("*.after_codegen.txt")
-            return HloProgram(text.read_text())
+            texts = [file.read_text() for file in Path(folder).glob("*.after_codegen.txt")]
+        if len(texts) != 1:
+            raise EnvironmentProblem(
+                "libtpu",
+                NO_VALUE,
+                "neither this jaxlib nor the compiler tells the program; install a newer jaxlib",
+                code="installation",
+            ) from error
+        return HloProgram(texts[0])
 
 
 def read_cost(

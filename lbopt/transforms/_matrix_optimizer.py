@@ -235,7 +235,8 @@ def build(
     own = {option: value for option, value in given.items() if option in known}
     options = _layerwise_options.choose(variants, given["variant"], **own)
     options.check()
-    _learning_rate.scale_by_learning_rate(given["learning_rate"])  # which checks the rate
+    if not callable(given["learning_rate"]):
+        _scalars.require_at_least("learning_rate", given["learning_rate"], 0)
     with errors.under("", **renamed):
         directions(options, None, *([None] if has_rate else []))  # which checks the options
     return _MatrixOptimizer(
@@ -357,7 +358,7 @@ class _MatrixOptimizer:
             masks.record_choice("optimizer", groups.labels)
             self.matrices.record(params)
             _rounding.warn_of_lost_steps(params)
-            with _rounding.without_warning():  # by a part of them
+            with _rounding.without_warning():  # the parts would warn of theirs
                 return self._inner(groups).init(params)
 
         def update_fn(

@@ -165,9 +165,15 @@ class Matrices:
 
 
 def _is_numbers(node: Any) -> bool:
-    # Tuples of axes are not what is wanted: `_view` tells so.
-    is_plain = type(node) is tuple and len(node) > 0 and all(type(axis) is int for axis in node)
+    # Plain tuples and lists of axes are refused by `_view`.
+    is_plain = isinstance(node, (tuple, list)) and _is_axes(node)
     return node is None or isinstance(node, optax.contrib.MuonDimensionNumbers) or is_plain
+
+
+def _is_axes(node: Any) -> bool:
+    """Return whether a node is an axis, or a plain sequence of axes."""
+    inside = type(node) in (tuple, list) and len(node) > 0
+    return type(node) is int or (inside and all(map(_is_axes, node)))
 
 
 def _view(name: str, leaf: Any, given: Given) -> MatrixView | None:

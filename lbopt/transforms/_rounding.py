@@ -223,7 +223,7 @@ def warn_of_lost_steps(params: types.Params) -> None:
 
 @contextlib.contextmanager
 def without_warning() -> Iterator[None]:
-    """Do not warn of 16-bit parameters: a transform keeps their steps, or has warned of all."""
+    """Suppress the warning of 16-bit parameters."""
     token = _cured.set(True)
     try:
         yield

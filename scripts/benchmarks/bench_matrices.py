@@ -6,8 +6,8 @@ the compiler's cycles, and communication by the model of `lbopt plan`. Layers ar
 that are split along their inputs: two all-to-alls for each shape and split side. What is wanted of
 it is 1.3 times the ideal: an equal share of the replicated work, and its own communication without
 the empty slots. Its cycles are those of the device that has most to do. Bytes of state are those of
-the whole tree, of each variant that differs from the others in them; those of few bits include the
-largest magnitudes of blocks. On the CPU Muon runs in fp32 on BERT-Base.
+the whole tree, of each variant that differs from the others by 0.1 byte; those of few bits include
+the largest magnitudes of blocks. On the CPU Muon runs in fp32 on BERT-Base.
 """
 
 import dataclasses
@@ -224,7 +224,7 @@ def _state() -> Iterator[dict]:
             size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
             known = (name.split(", ")[0], form, round(size / size_of(tree), 1))
             if known in seen:
-                continue  # another variant's
+                continue  # a variant that is shown has as many
             seen.add(known)
             title = f"{name}: state{'' if form is None else ', ' + form}"
             yield pairs.row(title, "bytes/parameter", size / size_of(tree), None, None, None, None)

@@ -281,6 +281,11 @@ def test_what_the_page_of_benchmarks_says_of_the_tables():
     for row in rows("aggregators", "sent by a core"):
         promised = row["aim"][2]
         assert row["ours"] < 1.005 * promised or row["name"].startswith("agvm")
+    slower = [row["name"] for row in rows("update", "LARS: estimate, ") if row["ratio"] < 1]
+    assert slower == ["LARS: estimate, TPU v6e"]
+    assert all(row["ratio"] > 1 for row in rows("update", "LARS: HBM, "))
+    faster = [row["name"] for row in rows("matrices", "beside the ideal") if row["ratio"] > 1]
+    assert faster == ["Muon, v5e:4x4: dealt, beside the ideal"]
     for what in ("HBM", "estimate"):
         assert all(row["ratio"] > 1 for row in rows("update", f"LAMB: {what}, "))
         behind = [row["name"] for row in rows("update", "four", f"{what}, ") if not row["met"]]

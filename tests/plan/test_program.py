@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from lbopt.errors import EnvironmentProblem
 from lbopt.plan import HloProgram, _collectives, _costs, open_topology, read_program
 from lbopt.plan._hlo_program import parse_shapes
 
@@ -295,3 +296,10 @@ def test_a_program_that_jaxlib_cannot_read_is_read_all_the_same():
     wanted = operations(HloProgram(lowered.compile().as_text()))
     assert "slice-start" in {op for op, *_ in wanted}
     assert operations(read_program(lowered, Unreadable())) == wanted
+
+    class Silent:
+        def compile(self, options):
+            del options
+
+    with pytest.raises(EnvironmentProblem, match="neither this jaxlib nor the compiler"):
+        read_program(Silent(), Unreadable())
