@@ -298,7 +298,7 @@ def make_optimizer(
     if max_norm is not None and config.clip_stage == "accumulated":
         with errors.under("optimizer", max_norm="optimizer.max_grad_norm"):
             links.append(clip_by_global_norm(max_norm, clip_eps(config)))
-    with _naming(config.name):
+    with _naming(config):
         build = _BUILDERS.get(config.name, _of_others)
         leaves = _leaves(config, stacked, known_roles)
         tx = build(config, learning_rate, weight_decay, leaves)
@@ -355,7 +355,7 @@ def check_fits(
             masks.resolve_mask(mask, params, field, layers)
 
     if _foreign.is_foreign(config.name):
-        with errors.under("optimizer"):
+        with _naming(config):
             tx = _of_others(config, 1.0, None, leaves)
             _foreign.check_update(config.name, config.options, tx, params)
 
@@ -417,10 +417,11 @@ def _changed_mask(
     return (masks.all_leaves if mask is None else mask) | masks.select_paths(*include)
 
 
-def _naming(name: str) -> contextlib.AbstractContextManager[None]:
+def _naming(config: OptimizerConfig) -> contextlib.AbstractContextManager[None]:
     """Let errors about the arguments of an optimizer name the fields of its config."""
-    if name != "lars":
-        return errors.under("optimizer")
+    if config.name != "lars":
+        options = {name: f"optimizer.options.{name}" for name in config.options}
+        return errors.under("optimizer", **options)
     return errors.under(
         "optimizer",
         clip_mode="optimizer.trust_ratio_clip_mode",

@@ -450,6 +450,12 @@ def test_muon_takes_hidden_matrices_unless_told_otherwise(given):
             "",
         ),
         ({"optimizer": OptaxConfig("lion", {"b3": 1})}, "optimizer.options.b3", "choice", "b1"),
+        (
+            {"optimizer": OptimizerConfig("dion", options={"rank": 99})},
+            "optimizer.options.rank",
+            "value",
+            "smaller side",
+        ),
         ({"optimizer": OptaxConfig("contrib.galore")}, "optimizer.name", "conflict", "size zero"),
         ({"optimizer": OptaxConfig("lyon")}, "optimizer.name", "choice", "optax.lion"),
         ({"optimizer": OptimizerConfig("lion")}, "optimizer.name", "choice", "optax.lion"),
