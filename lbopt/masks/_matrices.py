@@ -65,14 +65,14 @@ def matrix_dimension_numbers(
 
     layer_axes = stacks.resolve_stacked(stacked, params)
     found = _numbers(params, layer_axes, known_roles)
-    layers = tree.by_name(layer_axes)
-    if not any(found[name] for name in found if layers[name]):
+    stacks_of_layers = [name for name, axes in tree.by_name(layer_axes).items() if axes]
+    if stacks_of_layers and not any(map(found.get, stacks_of_layers)):
         whole = _numbers(params, jax.tree.map(lambda _: stacks.LayerAxes(0), params), known_roles)
-        for name, leaf in tree.by_name(params).items():
-            if layers[name] and whole[name] and named_parts(name)[-1] in _MATRIX_NAMES:
+        for name in stacks_of_layers:
+            if whole[name] and named_parts(name)[-1] in _MATRIX_NAMES:
                 fix = (
-                    f"no layer of a stack is a matrix, but {name!r}, {jnp.shape(leaf)}, is one as "
-                    "a whole; leave it out of stacked, or give dimension_numbers"
+                    f"no layer of a stack is a matrix, but {name!r} is one as a whole; leave it "
+                    "out of stacked, or give dimension_numbers"
                 )
                 raise UserError("stacked", stacked, fix, code="mismatch")
     return tree.map_with_name(lambda name, _: found[name], params)

@@ -136,7 +136,7 @@ def _formulation(tree) -> dict:
 
 
 def _four_leaves() -> Iterator[dict]:
-    """Yield rows of LAMB on four matrices, of which more fits on the chip than of a network."""
+    """Yield rows of LAMB on four matrices alone."""
     tree = {str(i): {"kernel": jax.ShapeDtypeStruct((1024, 4096), jnp.float32)} for i in range(4)}
     for generation in GENERATIONS:
         mine, theirs = (_cost(generation, tree, tx) for tx in MAIN[0][1:3])
