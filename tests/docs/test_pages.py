@@ -97,9 +97,9 @@ def test_the_measured_numbers_of_the_readme_are_those_of_the_benchmarks():
     assert f"| {min(large):.0f} to {max(large):.0f} | `scripts/bench sweep`" in README
 
     (quickstart,) = [row for row in rows if row["name"].endswith("digits_limit.py, 630 trials")]
-    assert round(630 / quickstart["ours"] / 60) == 3
-    assert "study five optimizers on real digits, 3 minutes on 2 cores" in README
-    assert "takes about three minutes on two" in PAGES["start/first-run.md"]
+    assert 630 / quickstart["ours"] / 60 < 5  # and the start, the report and a slower day
+    assert "study five optimizers on real digits, 5 minutes on 2 cores" in README
+    assert "takes about five minutes on two" in PAGES["start/first-run.md"]
 
 
 def test_the_tested_numbers_of_the_readme_are_those_of_the_tests():
