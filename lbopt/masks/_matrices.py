@@ -14,6 +14,7 @@ from lbopt.masks._roles import explain_roles
 _HEAD_WORDS = {"head", "logits", "classifier", "unembed", "unembedding"}
 _HEAD_NAMES = {"embed_out", "score"}
 _MATRIX_NAMES = {"kernel", "w"}
+"""Names that only matrices have; a `weight` may be that of a norm."""
 _QUERY_NAMES = {"query", "key", "value", "qkv", "q", "k", "v"}
 """Projections of Flax's attention, whose kernels are [in, heads, dim]."""
 
