@@ -53,6 +53,11 @@ from ._parallel import ParallelConfig as ParallelConfig
 from ._phase import PhaseConfig as PhaseConfig
 from ._recipe_row import parse_row as parse_row
 from ._reference import FieldEntry as FieldEntry, config_fields as config_fields
+from ._scaling import (
+    Setting as Setting,
+    optimizer_settings as optimizer_settings,
+    scale_optimizer as scale_optimizer,
+)
 from ._schedule import (
     ResolvedSchedule as ResolvedSchedule,
     ScheduleConfig as ScheduleConfig,

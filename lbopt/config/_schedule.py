@@ -16,6 +16,7 @@ from lbopt.config._fields import NOT_EMPTY, NOT_ZERO, Condition, When, only
 from lbopt.errors import require
 from lbopt.schedules import (
     Units,
+    check_warmup_rule,
     exponential_factor,
     scale_batch,
     step_factor,
@@ -43,7 +44,7 @@ _TWO_ORIGINS: tuple[When, ...] = (
     *({"decay": _DECAYING, **warms_up} for warms_up in _WARMS_UP),
 )
 _SCALES: tuple[When, ...] = (
-    {"scaling_rule": ("linear", "sqrt")},
+    {"scaling_rule": Condition("not 'none'", lambda rule: rule != "none")},
     {"warmup_steps": (None,), "warmup_rule": ("legw",), "base_warmup_epochs": NOT_ZERO},
 )
 
@@ -55,7 +56,10 @@ class ScheduleConfig:
     Attributes:
       base_learning_rate: Peak learning rate at `base_batch_size`.
       base_batch_size: Batch size that the base values belong to.
-      scaling_rule: "sqrt", "linear" or "none".
+      scaling_rule: Rule of `lbopt.scale_recipe` by which the learning rate follows the batch: "sqrt",
+        "linear", "none", "legw", "sde" and others, joined by "+" where they change different
+        numbers ("sqrt+token_half_life"). A rule for b1, b2, eps, the weight decay or the averaged
+        parameters scales those of the optimizer, whose values then belong to `base_batch_size` too.
       warmup_rule: "legw" (base_warmup_epochs * batch / base batch epochs, so a constant number of
         steps), "epochs" (base_warmup_epochs at every batch) or "none".
       base_warmup_epochs: Epochs of warmup at the base batch.
@@ -118,9 +122,11 @@ def check_schedule(schedule: ScheduleConfig) -> None:
             schedule.base_warmup_epochs,
             num_examples=1,
             num_epochs=1.0,
-            rule=schedule.scaling_rule,  # type: ignore[arg-type]
+            rule=schedule.scaling_rule,
             warmup_rule=schedule.warmup_rule,  # type: ignore[arg-type]
         )
+        if _ramp(schedule) and schedule.warmup_steps is None:
+            check_warmup_rule(schedule.scaling_rule, schedule.warmup_rule)
     if schedule.warmup_steps is not None:
         warmup_schedule(1.0, schedule.warmup_steps, 2 * LARGEST_INTEGER)
 
@@ -184,7 +190,7 @@ def resolve_schedule(
         base_epochs,
         num_examples,
         num_epochs if num_steps is None else 1.0,
-        config.scaling_rule,  # type: ignore[arg-type]
+        config.scaling_rule,
         config.warmup_rule if warms_up else "none",  # type: ignore[arg-type]
     )
 

@@ -16,6 +16,7 @@ from lbopt.config._measure import MeasureConfig, check_measure
 from lbopt.config._model import ModelConfig
 from lbopt.config._optimizer import OptimizerConfig
 from lbopt.config._parallel import BY_COMPILER
+from lbopt.config._scaling import check_scaling
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.config._search import SearchConfig, check_search
 from lbopt.config._train import STATUSES, About, TrainConfig, check_epochs, check_metric
@@ -257,9 +258,13 @@ class SweepConfig:
 
     def _check_trials(self, index: int) -> None:
         """Check the config of an arm's trials as that of a run of its own."""
-        trained = self.arm_train(index)
+        first, *others = self.global_batch_sizes
+        trained = dataclasses.replace(self.arm_train(index), global_batch_size=first)
         with self.naming_trials(index):
             trained.check()
+            for size in others:
+                with errors.under(f"at batch {size}: "):
+                    check_scaling(trained.optimizer, trained.schedule, size)
             fix = "a study shuffles its examples; use lbopt train, or leave it False"
             carried = trained.data.carry_state
             require(not carried, "data.carry_state", carried, fix, code="conflict")

@@ -20,6 +20,7 @@ from lbopt.config._model import AUTOMATIC_STEM, FAMILIES, ModelConfig, check_mod
 from lbopt.config._optimizer import OptimizerConfig, check_optimizer, check_optimizer_kind
 from lbopt.config._parallel import BY_COMPILER, ParallelConfig, check_parallel
 from lbopt.config._phase import ELSEWHERE, PhaseConfig, check_phase
+from lbopt.config._scaling import check_scaling
 from lbopt.config._schedule import ScheduleConfig, check_schedule
 from lbopt.config._step_options import step_options
 from lbopt.errors import require, require_choice
@@ -218,6 +219,7 @@ class TrainConfig(FromText):
         _fields.check_all(self)
 
         check_optimizer(self.optimizer)
+        check_scaling(self.optimizer, self.schedule, self.global_batch_size)
         step_options(self)
         _check_carried_state(self)
         if self.phase2 is not None:

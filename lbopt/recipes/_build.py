@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from lbopt import errors, types
 from lbopt.config import (
     CheckpointConfig,
+    OptimizerConfig,
     ParallelConfig,
     ResolvedSchedule,
     TrainConfig,
@@ -23,6 +24,7 @@ from lbopt.config import (
     naming,
     naming_phase2,
     resolve_schedule,
+    scale_optimizer,
     scaled_modules,
 )
 from lbopt.data import TrainBatches
@@ -133,7 +135,8 @@ def _build_phase(
     _patterns.check_patterns(config, problem)
     labels = scaled_modules(config.aggregator)
     of_leaves = (problem.stacked, labels, problem.known_roles)
-    tx = make_optimizer(config.optimizer, schedule, None, size, *of_leaves)
+    optimizer = scale_optimizer(config.optimizer, config.schedule, size)
+    tx = make_optimizer(optimizer, schedule, None, size, *of_leaves)
     opt_state = jax.eval_shape(tx.init, problem.params)
     fix = "arrays of its state have size zero, which no checkpoint can hold; use another"
     fits = all(leaf.size for leaf in jax.tree.leaves(opt_state))
@@ -167,7 +170,9 @@ def _build_phase(
         initial=_initial.of_config(config),
         vocabulary=problem.vocabulary,
         target=_target(config),
-        mllog=_mllog(config, resolved, len(train), len(validation)) if config.mllog else None,
+        mllog=_mllog(config, optimizer, resolved, len(train), len(validation))
+        if config.mllog
+        else None,
         stop_at_nan=config.stop_at_nan,
         first_step=first_step,
         resets_optimizer=before is not None and not keep_optimizer,
@@ -227,10 +232,13 @@ def _target(config: TrainConfig) -> Target | None:
 
 
 def _mllog(
-    config: TrainConfig, resolved: ResolvedSchedule, num_train: int, num_validation: int
+    config: TrainConfig,
+    optimizer: OptimizerConfig,
+    resolved: ResolvedSchedule,
+    num_train: int,
+    num_validation: int,
 ) -> dict[str, Any]:
     """Return the values at the beginning of MLPerf's log, by their keys."""
-    optimizer = config.optimizer
     return {
         "submission_benchmark": config.model.name,
         "seed": config.seed,

@@ -6,9 +6,18 @@ from ._published import (
     mlperf_schedule as mlperf_schedule,
     step_schedule as step_schedule,
 )
+from ._rules import (
+    RULES as RULES,
+    Change as Change,
+    ScalingRule as ScalingRule,
+    combine_rules as combine_rules,
+    rule_changes as rule_changes,
+    scale_number as scale_number,
+)
 from ._scaling import scale_learning_rate as scale_learning_rate
 from ._scaling_plan import (
     ScaledBatch as ScaledBatch,
+    check_warmup_rule as check_warmup_rule,
     scale_batch as scale_batch,
     scaling_plan as scaling_plan,
 )

@@ -8,8 +8,8 @@ from typing import Literal
 
 from lbopt import _scalars
 from lbopt._shown import show
-from lbopt.errors import UserError, require_choice
-from lbopt.schedules import _scaling, _units
+from lbopt.errors import UserError, require, require_choice
+from lbopt.schedules import _rules, _scaling, _units
 
 WarmupRule = Literal["legw", "epochs", "none"]
 WARMUP_RULES = ("legw", "epochs", "none")
@@ -45,7 +45,7 @@ def scale_batch(
     base_warmup_epochs: float,
     num_examples: int,
     num_epochs: float,
-    rule: _scaling.ScalingRule = "sqrt",
+    rule: str = "sqrt",
     warmup_rule: WarmupRule = "legw",
 ) -> ScaledBatch:
     """Apply the rules at one batch size; the arguments are those of `scaling_plan`.
@@ -59,7 +59,7 @@ def scale_batch(
       base_warmup_epochs: Length of the warmup in epochs at `base_batch_size`.
       num_examples: Number of examples in the training set.
       num_epochs: Length of the run in epochs.
-      rule: Scaling rule of the learning rate: "sqrt", "linear" or "none".
+      rule: Scaling rule of the learning rate, see `scale_learning_rate`.
       warmup_rule: "legw" (warmup epochs grow with the batch), "epochs" (constant) or "none".
 
     Raises:
@@ -96,6 +96,25 @@ def scale_batch(
     return ScaledBatch(global_batch_size, rate, epochs[warmup_rule], steps, total)
 
 
+def check_warmup_rule(rule: str, warmup_rule: str) -> None:
+    """Raise `UserError` for a rule of the warmup that contradicts the scaling rule.
+
+    Args:
+      rule: Scaling rule, or rules joined by "+".
+      warmup_rule: "legw" or "epochs".
+
+    >>> check_warmup_rule("sde", "legw")
+    Traceback (most recent call last):
+    lbopt.errors.UserError: warmup_rule = 'legw': the scaling rule 'sde' has 'epochs'; use that, \
+or another scaling rule
+    """
+    change = _rules.rule_changes(rule).get("warmup_epochs")
+    if change is not None:
+        own = "legw" if change.batch else "epochs"
+        fix = f"the scaling rule {rule!r} has {own!r}; use that, or another scaling rule"
+        require(warmup_rule == own, "warmup_rule", warmup_rule, fix, code="conflict")
+
+
 def scaling_plan(
     global_batch_sizes: Sequence[int],
     base_learning_rate: float,
@@ -103,7 +122,7 @@ def scaling_plan(
     base_warmup_epochs: float,
     num_examples: int,
     num_epochs: float,
-    rule: _scaling.ScalingRule = "sqrt",
+    rule: str = "sqrt",
     warmup_rule: WarmupRule = "legw",
 ) -> tuple[ScaledBatch, ...]:
     """Print and return the learning rate, warmup and run length for a list of batch sizes.
@@ -117,7 +136,7 @@ def scaling_plan(
       base_warmup_epochs: Length of the warmup at the base batch size, in epochs.
       num_examples: Size of the training set.
       num_epochs: Length of the run at every batch size.
-      rule: Scaling rule of the learning rate: "sqrt", "linear" or "none".
+      rule: Scaling rule of the learning rate, see `scale_learning_rate`.
       warmup_rule: "legw" (warmup epochs grow with the batch, so warmup steps are constant),
         "epochs" (constant epochs) or "none".
 
@@ -125,8 +144,8 @@ def scaling_plan(
       The settings at each batch size, in the order given.
 
     Raises:
-      UserError: If an argument is out of range, or if a warmup does not end before training
-        does; names the argument.
+      UserError: If an argument is out of range, if the warmup rule contradicts the scaling rule, or
+        if a warmup does not end before training does; names the argument.
 
     >>> _ = scaling_plan(
     ...     (512, 4096, 32768), 0.005, 512, 0.3125, num_examples=1_281_167, num_epochs=90
@@ -142,6 +161,8 @@ def scaling_plan(
     """
     if not isinstance(global_batch_sizes, Sequence) or not global_batch_sizes:
         raise UserError("global_batch_sizes", global_batch_sizes, "give a list of batch sizes")
+    if warmup_rule != "none":
+        check_warmup_rule(rule, warmup_rule)
 
     batches = tuple(
         scale_batch(

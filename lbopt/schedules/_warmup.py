@@ -168,7 +168,7 @@ def legw_schedule(
     num_examples: int,
     num_epochs: float,
     decay: str = "polynomial",
-    rule: _scaling.ScalingRule = "sqrt",
+    rule: str = "sqrt",
     power: float = 1.0,
     end_factor: float = 0.0,
     first_step: int = 0,
@@ -186,7 +186,8 @@ def legw_schedule(
       num_examples: Size of the training set.
       num_epochs: Length of the run.
       decay: "polynomial", "cosine" or "constant".
-      rule: Scaling rule of the learning rate; LEGW's own is "sqrt".
+      rule: Scaling rule of the learning rate; LEGW's own is "sqrt". One that keeps the epochs of
+        warmup contradicts LEGW.
       power: Exponent of the polynomial.
       end_factor: Learning rate at the end of the decay as a factor of the peak.
       first_step: Number of the first update, 0 or 1; see `warmup_schedule`.
@@ -205,6 +206,7 @@ def legw_schedule(
     References:
       You et al., Large-Batch Training for LSTM and Beyond (LEGW), arXiv 1901.08256v1.
     """
+    _scaling_plan.check_warmup_rule(rule, "legw")
     batch = _scaling_plan.scale_batch(
         global_batch_size,
         base_learning_rate,  # type: ignore[arg-type]

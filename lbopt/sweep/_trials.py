@@ -19,6 +19,7 @@ from lbopt.config import (
     naming_step,
     optimizer_numbers,
     resolve_schedule,
+    scale_optimizer,
     step_options,
 )
 from lbopt.errors import require
@@ -76,7 +77,8 @@ class Cell:
     Attributes:
       index: Index of the arm in the study.
       arm: The arm: optimizer and rules.
-      train: Config of a run, from `SweepConfig.cell_train`.
+      train: Config of a run, from `SweepConfig.cell_train`, with the numbers of the optimizer that
+        the arm's scaling rule gives at the batch size.
       problem: Data, model and loss.
       global_batch_size: Number of examples in a step.
       resolved: Scaled learning rate, warmup and length.
@@ -122,7 +124,7 @@ class Cell:
             seed=seed,
             learning_rate=self.resolved.learning_rate * factors.learning_rate,
             warmup_steps=min(self.resolved.warmup_steps * factors.warmup, longest),
-            weight_decay=self.arm.optimizer.weight_decay * factors.weight_decay,
+            weight_decay=self.train.optimizer.weight_decay * factors.weight_decay,
             num_steps=num_steps,
             optimizer_numbers=optimizer_numbers(self.train.optimizer),
         )
@@ -180,7 +182,7 @@ def make_cells(config: SweepConfig, problems: Sequence[LoadedProblem]) -> list[C
     cells = []
     for index, (arm, problem) in enumerate(zip(config.arms, problems, strict=True)):
         for size in config.global_batch_sizes:
-            train = config.cell_train(index, size, _num_devices(config))
+            train = _scaled(config, index, size)
             resolved = _resolve(config, train, index, size, len(problem.splits.train))
             cells.append(Cell(index, arm, train, problem, size, resolved))
 
@@ -190,6 +192,14 @@ def make_cells(config: SweepConfig, problems: Sequence[LoadedProblem]) -> list[C
             with config.naming_trials(cell.index):
                 _check_microsteps(cell)
     return cells
+
+
+def _scaled(config: SweepConfig, index: int, size: int) -> TrainConfig:
+    """Return the config of an arm's runs at a batch size, its optimizer's numbers scaled to it."""
+    train = config.cell_train(index, size, _num_devices(config))
+    with config.naming_trials(index):
+        optimizer = scale_optimizer(train.optimizer, train.schedule, size)
+    return dataclasses.replace(train, optimizer=optimizer)
 
 
 def judged_by(config: SweepConfig, problem: LoadedProblem) -> str:

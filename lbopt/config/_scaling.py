@@ -1,0 +1,160 @@
+"""The numbers of an optimizer that follow the batch, by the scaling rule of the schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from lbopt import errors
+from lbopt._scalars import is_number
+from lbopt.config import _fields, _foreign
+from lbopt.config._optimizer import OptimizerConfig
+from lbopt.config._schedule import ScheduleConfig
+from lbopt.errors import require
+from lbopt.schedules import combine_rules, rule_changes, scale_number
+
+_OWN = ("b1", "b2", "momentum", "eps", "weight_decay", "ema_decay")
+_OF_RMSPROP = {"rmsprop_decay": "b2", "decay": "b2"}
+_RATIO = "rest_learning_rate_ratio"
+_OPTIONS = {
+    **{name: name for name in ("b1", "b2", "momentum")},
+    **{f"rest_{name}": name for name in ("b1", "b2", "eps")},
+    **_OF_RMSPROP,
+    _RATIO: "rest_learning_rate",
+}
+"""Options of a matrix optimizer or of Optax -> the number that they are."""
+_WITH_EPS = ("adamh", "soap", "soaph")
+"""Our own optimizers with options whose `eps` stands in Adam's denominator."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A number of an optimizer that a scaling rule may change.
+
+    Attributes:
+      field: Its field, "b2" or "options.rest_b2" for instance.
+      number: The number that it is, one of `schedules.NUMBERS`.
+      value: Its value.
+    """
+
+    field: str
+    number: str
+    value: float
+
+
+def optimizer_settings(config: OptimizerConfig) -> list[Setting]:
+    """Return the numbers of an optimizer that a scaling rule may change, of fields and options.
+
+    Args:
+      config: The optimizer.
+
+    >>> [(one.field, one.value) for one in optimizer_settings(OptimizerConfig("momentum"))]
+    [('momentum', 0.9), ('weight_decay', 0.0)]
+    """
+    return [*_of_fields(config), *_of_options(config)]
+
+
+def _of_fields(config: OptimizerConfig) -> Iterator[Setting]:
+    for field in dataclasses.fields(config):
+        number = _OF_RMSPROP.get(field.name, field.name)
+        value = getattr(config, field.name)
+        if number in _OWN and value is not None and _fields.applies(field, config):
+            yield Setting(field.name, number, value)
+
+
+def _of_options(config: OptimizerConfig) -> Iterator[Setting]:
+    """Yield the options of a foreign optimizer, with the defaults of its function if it is known.
+
+    Of the user's own function only the options that the config has are read.
+    """
+    if not _foreign.is_foreign(config.name):
+        return
+    function = _foreign.named(config.name)
+    values: dict[str, Any] = dict(config.options)
+    if function is not None:
+        arguments = inspect.signature(function).parameters
+        defaults = {name: argument.default for name, argument in arguments.items()}
+        values = {name: values.get(name, default) for name, default in defaults.items()}
+    has_eps = config.name in _WITH_EPS or (config.name not in _foreign.LIBRARY and "b2" in values)
+    names = _OPTIONS | ({"eps": "eps"} if has_eps else {})
+    for name, value in values.items():
+        if name in names and is_number(value):
+            yield Setting(f"options.{name}", names[name], float(value))
+
+
+def scale_optimizer(
+    optimizer: OptimizerConfig,
+    schedule: ScheduleConfig,
+    global_batch_size: int,
+    duration: float = 1.0,
+) -> OptimizerConfig:
+    """Return an optimizer with the numbers that the schedule's rule gives at a batch size.
+
+    Args:
+      optimizer: The optimizer, with the numbers at `schedule.base_batch_size`.
+      schedule: The schedule with the rule.
+      global_batch_size: Examples per step.
+      duration: New length of the run over the old one, in examples.
+
+    Raises:
+      UserError: Naming "optimizer.b1" for instance, if the rule has no value for it at that batch.
+
+    >>> schedule = ScheduleConfig(0.001, scaling_rule="sde", warmup_rule="epochs")
+    >>> scaled = scale_optimizer(OptimizerConfig("adamw", b2=0.99), schedule, 256)
+    >>> round(scaled.b1, 9), round(scaled.b2, 9), scaled.eps
+    (0.6, 0.96, 5e-07)
+    """
+    rule = schedule.scaling_rule
+    if not {*rule_changes(rule)} - {"learning_rate", "warmup_epochs"}:
+        return optimizer
+    ratio = global_batch_size / schedule.base_batch_size
+    base_rate = schedule.base_learning_rate
+    rate = scale_number("learning_rate", base_rate, rule, ratio, duration)
+    rate_ratio = rate / base_rate if base_rate else 1.0
+
+    fields: dict[str, Any] = {}
+    options: dict[str, Any] = dict(optimizer.options)
+    for setting in optimizer_settings(optimizer):
+        place = f"optimizer.{setting.field}"
+        base = setting.value
+        # The rest's rate is kept as a multiple of the matrices'.
+        if setting.number == "rest_learning_rate":
+            rest = scale_number(setting.number, base_rate * base, rule, ratio, duration)
+            found = rest / rate if rate else base
+        else:
+            with errors.under("", **{setting.number: place}):
+                found = scale_number(setting.number, base, rule, ratio, duration, rate_ratio)
+        if found == base:
+            continue
+        group, _, name = setting.field.rpartition(".")
+        (options if group else fields)[name] = found
+    return dataclasses.replace(optimizer, options=options, **fields)
+
+
+def check_scaling(
+    optimizer: OptimizerConfig, schedule: ScheduleConfig, global_batch_size: int
+) -> None:
+    """Raise `UserError` for a rule that the optimizer has no part in, or that ends before a batch.
+
+    Args:
+      optimizer: The optimizer.
+      schedule: The schedule with the rule.
+      global_batch_size: Examples per step.
+    """
+    names = schedule.scaling_rule
+    for rule in combine_rules(names, "schedule.scaling_rule"):
+        fix = f"{rule.name!r} is for {', '.join(rule.optimizers)}, and {{name}} = "
+        fix += f"{optimizer.name!r}; {rule.without or 'take another rule'}"
+        also = {"name": "optimizer.name"}
+        fits = not rule.optimizers or optimizer.name in rule.optimizers
+        require(fits, "schedule.scaling_rule", names, fix, code="conflict", also=also)
+
+        changed = {change.number for change in rule.changes}
+        there = {one.number for one in optimizer_settings(optimizer) if one.value}
+        missing = changed and not changed & {"learning_rate", "warmup_epochs", *there}
+        fix = f"{rule.name!r} scales {' and '.join(changed)}, and this optimizer has none; set it, "
+        fix += "or leave the rule out"
+        require(not missing, "schedule.scaling_rule", names, fix, code="conflict")
+    scale_optimizer(optimizer, schedule, global_batch_size)
