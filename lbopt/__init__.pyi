@@ -29,6 +29,7 @@ from .parallel import (
     make_train_step,
     shard_matrices,
 )
+from .recipes import scale_recipe
 from .schedules import (
     albert_schedule,
     exponential_schedule,
@@ -166,6 +167,7 @@ __all__ = [
     "scale_by_shampoo",
     "scale_by_soap",
     "scale_learning_rate",
+    "scale_recipe",
     "scaling_plan",
     "scion",
     "shampoo",

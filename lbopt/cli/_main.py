@@ -35,6 +35,7 @@ COMMANDS = {
     "sweep": "run a batch-size-limit study; the same command resumes",
     "plan": "what a recipe costs on a TPU pod that is not here, by the TPU compiler",
     "check": "config, packages, data, batch and memory of a recipe, before it is trained",
+    "scale": "a recipe for another batch size: every number that a rule changes, and the source",
     "suggest": "a learning rate, a warmup and batch sizes to begin with, measured in minutes",
     "report": "draw report.html and PNGs from a training run or a study",
     "diff": "what has changed since a run began: config, your files, versions",
@@ -48,7 +49,7 @@ COMMANDS = {
 
 TOGETHER = ("train", "evaluate", "sweep", "doctor")
 """Commands that several processes can run as one job."""
-COMPILING = (*TOGETHER, "check", "plan", "export", "suggest")
+COMPILING = (*TOGETHER, "check", "plan", "scale", "export", "suggest")
 """Commands that need JAX."""
 RESUMED = ("train", "sweep")
 """Commands that save their state when they are asked to stop."""

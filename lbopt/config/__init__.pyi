@@ -55,6 +55,7 @@ from ._recipe_row import parse_row as parse_row
 from ._reference import FieldEntry as FieldEntry, config_fields as config_fields
 from ._scaling import (
     Setting as Setting,
+    check_rule as check_rule,
     optimizer_settings as optimizer_settings,
     scale_optimizer as scale_optimizer,
 )

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from lbopt import errors
+from lbopt import errors, types
 from lbopt._scalars import is_number
 from lbopt.config import _fields, _foreign
 from lbopt.config._optimizer import OptimizerConfig
@@ -27,6 +27,9 @@ _OPTIONS = {
 """Options of a matrix optimizer or of Optax -> the number that they are."""
 _WITH_EPS = ("adamh", "soap", "soaph")
 """Our own optimizers with options whose `eps` stands in Adam's denominator."""
+
+_NO_SECOND_MOMENT = ("optax.lion", "b2")
+"""An argument of that name that is the decay of a momentum."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,17 +74,26 @@ def _of_options(config: OptimizerConfig) -> Iterator[Setting]:
     """
     if not _foreign.is_foreign(config.name):
         return
-    function = _foreign.named(config.name)
-    values: dict[str, Any] = dict(config.options)
-    if function is not None:
-        arguments = inspect.signature(function).parameters
-        defaults = {name: argument.default for name, argument in arguments.items()}
-        values = {name: values.get(name, default) for name, default in defaults.items()}
-    has_eps = config.name in _WITH_EPS or (config.name not in _foreign.LIBRARY and "b2" in values)
-    names = _OPTIONS | ({"eps": "eps"} if has_eps else {})
+    values = _defaults(config) | config.options
+    adaptive = bool({"b2", "decay"} & {*values}) and config.name not in _foreign.LIBRARY
+    names = _OPTIONS | ({"eps": "eps"} if adaptive or config.name in _WITH_EPS else {})
     for name, value in values.items():
-        if name in names and is_number(value):
+        if name in names and is_number(value) and (config.name, name) != _NO_SECOND_MOMENT:
             yield Setting(f"options.{name}", names[name], float(value))
+
+
+def _defaults(config: OptimizerConfig) -> dict[str, Any]:
+    """Return the defaults of an optimizer's function, those of its variant first."""
+    function = _foreign.named(config.name)
+    if function is None:
+        return {}
+    of_variant = _foreign.variant_options(config.name, config.options)
+    defaults = {}
+    for name, argument in inspect.signature(function).parameters.items():
+        value = argument.default
+        value = value.value if isinstance(value, types.Default) else value
+        defaults[name] = getattr(of_variant, name, value)
+    return defaults
 
 
 def scale_optimizer(
@@ -133,6 +145,29 @@ def scale_optimizer(
     return dataclasses.replace(optimizer, options=options, **fields)
 
 
+def check_rule(optimizer: OptimizerConfig, names: str, field: str) -> None:
+    """Raise `UserError` for a rule that an optimizer has no part in.
+
+    Args:
+      optimizer: The optimizer.
+      names: The rule, or rules joined by "+".
+      field: Field or argument that holds it, for errors.
+    """
+    there = {setting.number for setting in optimizer_settings(optimizer) if setting.value}
+    for rule in combine_rules(names, field):
+        fix = f"{rule.name!r} is for {', '.join(rule.optimizers)}, and {{name}} = "
+        fix += f"{optimizer.name!r}; {rule.without or 'take another rule'}"
+        also = {"name": "optimizer.name"}
+        fits = not rule.optimizers or optimizer.name in rule.optimizers
+        require(fits, field, names, fix, code="conflict", also=also)
+
+        changed = {change.number for change in rule.changes}
+        idle = changed and not changed & {"learning_rate", "warmup_epochs", *there}
+        fix = f"{rule.name!r} scales {' and '.join(changed)}, and this optimizer has none; set it, "
+        fix += "or leave the rule out"
+        require(not idle, field, names, fix, code="conflict")
+
+
 def check_scaling(
     optimizer: OptimizerConfig, schedule: ScheduleConfig, global_batch_size: int
 ) -> None:
@@ -143,18 +178,5 @@ def check_scaling(
       schedule: The schedule with the rule.
       global_batch_size: Examples per step.
     """
-    names = schedule.scaling_rule
-    for rule in combine_rules(names, "schedule.scaling_rule"):
-        fix = f"{rule.name!r} is for {', '.join(rule.optimizers)}, and {{name}} = "
-        fix += f"{optimizer.name!r}; {rule.without or 'take another rule'}"
-        also = {"name": "optimizer.name"}
-        fits = not rule.optimizers or optimizer.name in rule.optimizers
-        require(fits, "schedule.scaling_rule", names, fix, code="conflict", also=also)
-
-        changed = {change.number for change in rule.changes}
-        there = {one.number for one in optimizer_settings(optimizer) if one.value}
-        missing = changed and not changed & {"learning_rate", "warmup_epochs", *there}
-        fix = f"{rule.name!r} scales {' and '.join(changed)}, and this optimizer has none; set it, "
-        fix += "or leave the rule out"
-        require(not missing, "schedule.scaling_rule", names, fix, code="conflict")
+    check_rule(optimizer, schedule.scaling_rule, "schedule.scaling_rule")
     scale_optimizer(optimizer, schedule, global_batch_size)

@@ -56,10 +56,10 @@ class ScheduleConfig:
     Attributes:
       base_learning_rate: Peak learning rate at `base_batch_size`.
       base_batch_size: Batch size that the base values belong to.
-      scaling_rule: Rule of `lbopt.scale_recipe` by which the learning rate follows the batch: "sqrt",
-        "linear", "none", "legw", "sde" and others, joined by "+" where they change different
-        numbers ("sqrt+token_half_life"). A rule for b1, b2, eps, the weight decay or the averaged
-        parameters scales those of the optimizer, whose values then belong to `base_batch_size` too.
+      scaling_rule: Rule by which the learning rate follows the batch: "sqrt", "linear", "none",
+        "legw", "sde" or another one of `lbopt.scale_recipe`; several joined by "+", if they change
+        different numbers ("sqrt+token_half_life"). A rule for b1, b2, eps, the weight decay or the
+        averaged parameters scales those of the optimizer, which then belong to `base_batch_size`.
       warmup_rule: "legw" (base_warmup_epochs * batch / base batch epochs, so a constant number of
         steps), "epochs" (base_warmup_epochs at every batch) or "none".
       base_warmup_epochs: Epochs of warmup at the base batch.

@@ -263,8 +263,7 @@ class SweepConfig:
         with self.naming_trials(index):
             trained.check()
             for size in others:
-                with errors.under(f"at batch {size}: "):
-                    check_scaling(trained.optimizer, trained.schedule, size)
+                check_scaling(trained.optimizer, trained.schedule, size)
             fix = "a study shuffles its examples; use lbopt train, or leave it False"
             carried = trained.data.carry_state
             require(not carried, "data.carry_state", carried, fix, code="conflict")

@@ -7,6 +7,7 @@ from ._published import (
     step_schedule as step_schedule,
 )
 from ._rules import (
+    NUMBERS as NUMBERS,
     RULES as RULES,
     Change as Change,
     ScalingRule as ScalingRule,

@@ -106,7 +106,9 @@ def _product(exponents: Mapping[str, float]) -> str:
     ('sqrt(k) / d', 'd^0.3')
     """
     spelled = {
-        name: f"sqrt({name})" if abs(power) == 0.5 else name + f"^{abs(power):g}" * (abs(power) != 1)
+        name: f"sqrt({name})"
+        if abs(power) == 0.5
+        else name + f"^{abs(power):g}" * (abs(power) != 1)
         for name, power in exponents.items()
         if power
     }
@@ -300,7 +302,9 @@ learning_rate; take one of them
     for rule in (RULES[part] for part in parts):
         for change in rule.changes:
             other, former = found.setdefault(change.number, (rule.name, change))
-            fix = f"{other!r} and {rule.name!r} give two values of {change.number}; take one of them"
+            fix = (
+                f"{other!r} and {rule.name!r} give two values of {change.number}; take one of them"
+            )
             require(change == former, field, names, fix, code="conflict")
     return tuple(RULES[part] for part in parts)
 
@@ -345,9 +349,10 @@ def scale_number(
     found = change.apply(base, batch, duration, rate)
     if change.form == "complement" and not _NO_MEMORY <= found < 1 and 0 < base < 1:
         factor = batch**change.batch * duration**change.duration
+        shrunk = " (counted over the length)" if duration != 1 and change.duration else ""
         fix = (
-            f"the rule {rule!r} makes it {found:.3g} for {factor:g} x the batch, and holds below "
-            f"{1 / (1 - base):.4g} x; stay below that, or take 'sde_half_life'"
+            f"the rule {rule!r} makes it {found:.3g} at {factor:g} x the batch{shrunk}, and holds "
+            f"below {1 / (1 - base):.4g} x; stay below that, or take 'sde_half_life'"
         )
         raise UserError(number, base, fix, code="conflict")
     return found

@@ -25,8 +25,8 @@ def scale_learning_rate(
       base_batch_size: Batch size at which it was tuned.
       global_batch_size: Batch size to train with.
       rule: "sqrt" (times the root of global / base batch; You et al. for the optimizer LAMB and
-        linear-epoch warmup), "linear" (times global / base batch; Goyal et al., arXiv 1706.02677v2),
-        "none" (the base value), or another rule of `scale_recipe`.
+        linear-epoch warmup), "linear" (times global / base batch; Goyal et al., arXiv
+        1706.02677v2), "none" (the base value), or another rule of `scale_recipe`.
 
     Returns:
       The scaled rate: a float, or a traced scalar if given one.

@@ -10,7 +10,7 @@ import optax
 
 from lbopt import _scalars
 from lbopt.errors import UserError, brief, require_choice
-from lbopt.schedules import _decay, _scaling, _scaling_plan
+from lbopt.schedules import _decay, _scaling_plan
 
 DecayFrom = Literal["warmup_end", "start"]
 DECAY_ORIGINS = ("warmup_end", "start")

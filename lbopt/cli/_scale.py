@@ -1,0 +1,81 @@
+"""`lbopt scale`: a recipe for another batch size, and every number that this changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lbopt import errors
+from lbopt._shown import show
+from lbopt.cli import _flags
+from lbopt.config import TrainConfig
+from lbopt.errors import UserError, require
+from lbopt.recipes import scale_recipe
+from lbopt.workdir import absolute_workdir, local_workdir, read_json_lines
+
+FLAGS = {
+    "config": "FILE[:ROW] of the recipe; --config.field=VALUE changes it",
+    "batch": "new number of examples per optimizer step",
+    "rule": "rule by which the numbers follow the batch: sqrt, linear, legw, sde, ...; several "
+    "joined by + (sqrt+token_half_life)",
+    "duration": "new length of the run over the old one, in examples (default 1)",
+    "noise_scale": "gradient noise scale of the run in examples, to tell whether the rule holds",
+    "workdir": "run of this recipe that measured its noise scale (optimizer.track_noise_scale)",
+}
+
+
+def run(argv: Sequence[str]) -> None:
+    """Print what a rule changes in a recipe at another batch size; nothing is compiled.
+
+    Args:
+      argv: Arguments after the command, see `FLAGS`.
+
+    Raises:
+      UserError: If a flag is wrong, or the rule does not fit the recipe.
+      EnvironmentProblem: If the workdir cannot be read.
+    """
+    given, overrides = _flags.parse("scale", argv, FLAGS, required=("config", "batch", "rule"))
+    fix = "--noise_scale says it already; give one of the two"
+    both = {"workdir", "noise_scale"} <= {*given}
+    require(not both, "--workdir", given.get("workdir"), fix, code="conflict")
+    config = _flags.load_config(given["config"], overrides, TrainConfig)
+    noise_scale = _number(given, "noise_scale")
+    if "workdir" in given:
+        noise_scale = _measured(given["workdir"])
+
+    places = {"global_batch_size": "--batch", "rule": "--rule", "duration": "--duration"}
+    with errors.under("", noise_scale="--noise_scale", **places):
+        scaled = scale_recipe(
+            config,
+            global_batch_size=_whole(given["batch"]),
+            rule=given["rule"],
+            duration=_number(given, "duration") or 1.0,
+            noise_scale=noise_scale,
+        )
+    show(*str(scaled).split("\n"))
+
+
+def _whole(text: str) -> int:
+    if not (text.isdecimal() and len(text) < 10 and int(text) >= 1):
+        raise UserError("--batch", text, "give a whole number >= 1")
+    return int(text)
+
+
+def _number(given: Mapping[str, str], name: str) -> float | None:
+    """Return the number of a flag; None if it is not given."""
+    if name not in given:
+        return None
+    try:
+        return float(given[name])
+    except ValueError as error:
+        raise UserError(f"--{name}", given[name], "give a number > 0") from error
+
+
+def _measured(workdir: str) -> float:
+    """Return the last noise scale that a run logged, in examples."""
+    with local_workdir(workdir) as folder:
+        lines = read_json_lines(absolute_workdir(folder) / "metrics.jsonl")
+    found = [scale for line in lines if (scale := line.get("train/noise_scale"))]
+    fix = "its log has no train/noise_scale; train with optimizer.track_noise_scale, or give "
+    fix += "--noise_scale"
+    require(len(found) > 0, "--workdir", workdir, fix, code="missing")
+    return found[-1]

@@ -1,0 +1,450 @@
+"""`scale_recipe`: a recipe for another batch size, and what that changes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import html
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lbopt import _scalars, errors
+from lbopt._shown import shell_line
+from lbopt.config import (
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+    check_rule,
+    config_to_json,
+    optimizer_settings,
+    scale_optimizer,
+)
+from lbopt.data.from_config import has_known_length, known_source
+from lbopt.errors import EnvironmentProblem, require, require_choice
+from lbopt.schedules import (
+    NUMBERS,
+    Units,
+    combine_rules,
+    rule_changes,
+    scale_learning_rate,
+    scale_number,
+)
+
+_LEAST_B2 = 0.9
+"""Floor of b2 in marin's AdamH recipe; a second moment of less memory is out of range."""
+_SECOND_MOMENTS = ("b2", "rmsprop_decay", "options.decay")
+_OF_LENGTH = ("num_epochs", "num_steps", "warmup_steps", "decay_steps")
+_ALSO_KEPT = ("trust_coefficient", "max_grad_norm")
+"""Numbers of an optimizer that no rule changes and that users ask about."""
+_PARTS_OF_LENGTHS = (
+    ("warmup epochs", "num_epochs"),
+    ("warmup_epochs", "num_epochs"),
+    ("warmup steps", "num_steps"),
+    ("schedule.warmup_steps", "steps"),
+    ("schedule.warmup_steps", "num_steps"),
+    ("warmup_steps", "num_steps"),
+)
+"""Names in a table of a warmup and of the run that has to be longer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledNumber:
+    """A number of a recipe at its own batch and at another.
+
+    Attributes:
+      name: Field of the config, "optimizer.b2" for instance, or the key of a mapping; a number that
+        follows from fields has its words, "learning rate".
+      before: Its value at the recipe's batch.
+      after: Its value at the new batch.
+      formula: How it follows the batch: k is the new batch over the old one, d the new length over
+        the old one, q the new learning rate over the old one; "" for a number that stays.
+      source: The rule and its public source; "" for a length, and for a number that stays.
+    """
+
+    name: str
+    before: float
+    after: float
+    formula: str = ""
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledRecipe:
+    """A recipe for another batch size. `print` shows what changes and what stays.
+
+    Attributes:
+      recipe: The new recipe, of the kind that was given: a `TrainConfig`, or a dict.
+      rule: The rule, or rules joined by "+".
+      global_batch_sizes: The batch before and after, in examples.
+      numbers: Every number that a rule may change, and the length, before and after.
+      regime: Sentences about where the rule is said to hold, and whether that is so here.
+      out_of_range: Sentences about numbers that leave their usual range, () if none does.
+      flags: Flags of `lbopt train` that make the old config the new one; () for a mapping.
+    """
+
+    recipe: Any
+    rule: str
+    global_batch_sizes: tuple[int, int]
+    numbers: tuple[ScaledNumber, ...]
+    regime: tuple[str, ...]
+    out_of_range: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> tuple[ScaledNumber, ...]:
+        """The numbers that change."""
+        return tuple(one for one in self.numbers if one.before != one.after)
+
+    @property
+    def kept(self) -> tuple[ScaledNumber, ...]:
+        """The numbers that stay."""
+        return tuple(one for one in self.numbers if one.before == one.after)
+
+    def __str__(self) -> str:
+        before, after = self.global_batch_sizes
+        rows = [("", f"batch {before}", f"batch {after}", f"rule {self.rule}")]
+        rows += [
+            (one.name, f"{one.before:.6g}", f"{one.after:.6g}", one.formula) for one in self.changed
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = [
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
+            for row in rows
+        ]
+
+        stays = ", ".join(f"{one.name} {one.before:.6g}" for one in self.kept)
+        lines += ["", f"stays: {stays or 'nothing'}"]
+        sources = dict.fromkeys(one.source for one in self.changed if one.source)
+        lines += [f"source: {source}" for source in sources]
+        lines += [f"regime: {line}" for line in self.regime]
+        lines += [f"out of range: {line}" for line in self.out_of_range]
+        if self.flags:
+            lines += ["", shell_line(self.flags)]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def scale_recipe(
+    recipe: TrainConfig | Mapping[str, float],
+    *,
+    global_batch_size: int,
+    rule: str,
+    duration: float = 1.0,
+    noise_scale: float | None = None,
+) -> ScaledRecipe:
+    """Return a recipe for another batch size, with every number that a rule changes.
+
+    Args:
+      recipe: A `TrainConfig`; or the numbers of a loop of your own by name: `global_batch_size`,
+        and any of `learning_rate`, `rest_learning_rate`, `warmup_epochs`, `b1`, `b2`, `momentum`,
+        `eps`, `weight_decay`, `ema_decay`, `num_epochs`, `num_steps`, `warmup_steps` and
+        `decay_steps`.
+      global_batch_size: New number of examples per optimizer step.
+      rule: "none", "linear", "sqrt", "legw", "sde", "sde_half_life", "token_half_life", "ema",
+        "power_lines", "completed_p", "adamh" or "muonh"; several joined by "+", if they change
+        different numbers.
+      duration: New length of the run over the old one, in examples; only completed_p and adamh say
+        what it changes.
+      noise_scale: Gradient noise scale of the run in examples, to tell whether the rule holds; None
+        if it is not known.
+
+    Returns:
+      The new recipe, and the table of what changed. In a config the numbers are those at the new
+      batch, which becomes its base batch, and `schedule.scaling_rule` is the rule.
+
+    Raises:
+      UserError: Naming the argument or field: an unknown rule, two that contradict each other, one
+        that the optimizer has no part in, or a number that leaves its range.
+
+    >>> numbers = {"global_batch_size": 512, "learning_rate": 0.001, "b1": 0.9, "b2": 0.999}
+    >>> scaled = scale_recipe(numbers, global_batch_size=2048, rule="sde")
+    >>> scaled.recipe["learning_rate"], round(scaled.recipe["b2"], 6)
+    (0.002, 0.996)
+
+    References:
+      The source of each rule stands in its table, `lbopt.schedules.RULES`.
+    """
+    size = _scalars.whole("global_batch_size", global_batch_size)
+    duration = _scalars.checked("duration", duration, "a number > 0", lambda n: n > 0)
+    if noise_scale is not None:
+        fits = "a number of examples > 0"
+        noise_scale = _scalars.checked("noise_scale", noise_scale, fits, lambda n: n > 0)
+    rules = combine_rules(rule)
+    fix = f"{rule!r} says nothing of the length; change num_epochs yourself, or add none"
+    says = duration == 1 or any(one.has_duration for one in rules)
+    require(says, "duration", duration, fix, code="conflict")
+    if isinstance(recipe, Mapping):
+        for name in recipe:
+            require_choice("recipe", name, (*NUMBERS, *_OF_LENGTH, "global_batch_size"))
+        fix = "say at which batch the numbers were tuned"
+        require("global_batch_size" in recipe, "recipe", dict(recipe), fix, code="missing")
+        before = _scalars.whole("global_batch_size", recipe["global_batch_size"])
+        return _of_mapping(recipe, _Scaling(rule, before, size, duration, noise_scale))
+
+    fix = "give a TrainConfig or a mapping of numbers; a study has a scaling_rule in every arm"
+    require(isinstance(recipe, TrainConfig), "recipe", recipe, fix, code="type")
+    recipe.validate()
+    check_rule(recipe.optimizer, rule, "rule")
+    scaling = _Scaling(rule, recipe.global_batch_size, size, duration, noise_scale)
+    return _of_config(recipe, scaling)
+
+
+class _Number(NamedTuple):
+    """A number before it is scaled.
+
+    Attributes:
+      name: Its name in the table.
+      kind: One of `NUMBERS` or of `_OF_LENGTH`; "" for one that always stays.
+      value: Its value at the recipe's batch.
+    """
+
+    name: str
+    kind: str
+    value: float
+
+
+class _Scaling(NamedTuple):
+    """A change of batch.
+
+    Attributes:
+      rule: The rule, or rules joined by "+".
+      before: Examples per step before.
+      after: Examples per step after.
+      duration: New length over the old one, in examples.
+      noise_scale: Noise scale of the run in examples; None if it is not known.
+    """
+
+    rule: str
+    before: int
+    after: int
+    duration: float
+    noise_scale: float | None
+
+    @property
+    def ratio(self) -> float:
+        """New batch over the old one."""
+        return self.after / self.before
+
+    def table(self, numbers: Sequence[_Number]) -> list[ScaledNumber]:
+        """Return numbers before and after; the learning rate stands among them, or stays."""
+        rates = [each.value for each in numbers if each.kind == "learning_rate"]
+        base = rates[0] if rates and rates[0] else 1.0
+        after = scale_number("learning_rate", base, self.rule, self.ratio, self.duration)
+        return [self._scaled(each, after / base) for each in numbers]
+
+    def _scaled(self, number: _Number, rate: float) -> ScaledNumber:
+        name, kind, value = number
+        if kind in _OF_LENGTH:
+            return self._length(number)
+        sources = {
+            change.number: (change.formula, f"{one.name}: {one.source}")
+            for one in combine_rules(self.rule)
+            for change in one.changes
+        }
+        if kind not in sources:
+            return ScaledNumber(name, value, value)
+        with errors.under("", **{kind: name}):
+            after = scale_number(kind, value, self.rule, self.ratio, self.duration, rate)
+        return ScaledNumber(name, value, after, *sources[kind])
+
+    def _length(self, number: _Number) -> ScaledNumber:
+        """Scale a length: the run has the same examples, times the duration."""
+        name, kind, value = number
+        if kind == "num_epochs":
+            return ScaledNumber(name, value, value * self.duration, "x d")
+        warmup = rule_changes(self.rule).get("warmup_epochs")
+        if kind == "warmup_steps" and (warmup is None or warmup.batch):
+            return ScaledNumber(name, value, value)
+        after = value * self.duration / self.ratio
+        if kind == "num_steps":
+            return ScaledNumber(name, value, math.ceil(after - 3e-9), "x d / k")
+        return ScaledNumber(name, value, after, "x d / k")
+
+    def regime(self) -> Iterator[str]:
+        """Yield where the rules are said to hold, and whether that is so by the noise scale."""
+        for rule in combine_rules(self.rule):
+            if rule.regime == "noise":
+                yield (
+                    f"{rule.name} holds where noise dominates the gradient of a batch"
+                    + self._held()
+                )
+            elif rule.regime:
+                yield f"{rule.name} holds below the critical batch" + self._held()
+
+    def _held(self) -> str:
+        scale = self.noise_scale
+        if scale is None:
+            return "; the noise scale is not known here"
+        shares = [scale / (scale + size) for size in (self.before, self.after)]
+        told = (
+            f": by the noise scale of {scale:.4g} examples, noise is {shares[0]:.0%} of the mean "
+            f"square of the gradient at batch {self.before} and {shares[1]:.0%} at {self.after}"
+        )
+        verdict = "so it holds" if min(shares) > 0.5 else "so it does not hold"
+        return f"{told}, {verdict}"
+
+
+def _of_mapping(recipe: Mapping[str, float], scaling: _Scaling) -> ScaledRecipe:
+    """Scale the numbers of somebody's own loop."""
+    for one in combine_rules(scaling.rule):
+        named = {change.number for change in one.changes}
+        fix = f"{one.name!r} scales {' and '.join(sorted(named))}; give at least one of them"
+        require(not named or named & {*recipe}, "recipe", dict(recipe), fix, code="missing")
+    names = [name for name in recipe if name != "global_batch_size"]
+    table = scaling.table([_Number(name, name, recipe[name]) for name in names])
+    scaled = {**recipe, "global_batch_size": scaling.after}
+    scaled |= {one.name: one.after for one in table}
+    return _result(scaled, scaling, table)
+
+
+def _of_config(config: TrainConfig, scaling: _Scaling) -> ScaledRecipe:
+    """Scale a config, with both of its phases."""
+    new = copy.deepcopy(config)
+    new.global_batch_size = scaling.after
+    phases = config.phases()
+    tables = [_phase_table(phase, scaling) for phase in phases]
+    table = [*tables[0], *_in_steps(config, tables[0], scaling)]
+    _fill(new, new.schedule, {one.name: one.after for one in table}, scaling)
+    _fill_optimizer(new.optimizer, {one.name: one.after for one in table})
+
+    if new.phase2 is not None:
+        size = phases[1].global_batch_size * scaling.after / scaling.before
+        fix = f"the second phase would have batch {size:g}; give a whole multiple of its ratio"
+        require(size == int(size), "global_batch_size", scaling.after, fix, code="conflict")
+        new.phase2.global_batch_size = int(size)
+        second = {one.name: one.after for one in tables[1]}
+        _fill(new.phase2, new.phase2.schedule, second, scaling._replace(after=int(size)))
+        table += [
+            dataclasses.replace(one, name=f"phase2: {one.name}")
+            for one in tables[1]
+            if not one.name.startswith("optimizer.")
+        ]
+    return _result(new, scaling, table, tuple(_flags(config_to_json(config), config_to_json(new))))
+
+
+def _phase_table(config: TrainConfig, scaling: _Scaling) -> list[ScaledNumber]:
+    """Return the numbers of a phase, at its own batch and at the new one."""
+    schedule = config.schedule
+    size = config.global_batch_size
+    rate = scale_learning_rate(
+        schedule.base_learning_rate, schedule.base_batch_size, size, schedule.scaling_rule
+    )
+    numbers = [_Number("learning rate", "learning_rate", rate)]
+    epochs = schedule.base_warmup_epochs
+    if schedule.warmup_rule == "legw":
+        epochs *= size / schedule.base_batch_size
+    if schedule.warmup_steps is None and schedule.warmup_rule != "none" and epochs:
+        numbers.append(_Number("warmup epochs", "warmup_epochs", epochs))
+
+    optimizer = scale_optimizer(config.optimizer, schedule, size)
+    for setting in optimizer_settings(optimizer):
+        if setting.number == "rest_learning_rate":
+            numbers.append(_Number("rest learning rate", setting.number, rate * setting.value))
+        else:
+            numbers.append(_Number(f"optimizer.{setting.field}", setting.number, setting.value))
+    for name in _ALSO_KEPT:
+        value = getattr(optimizer, name)
+        numbers += [] if value is None else [_Number(f"optimizer.{name}", "", value)]
+
+    for name in ("warmup_steps", "decay_steps"):
+        value = getattr(schedule, name)
+        numbers += [] if value is None else [_Number(f"schedule.{name}", name, value)]
+    name = "num_epochs" if config.num_steps is None else "num_steps"
+    numbers.append(_Number(name, name, getattr(config, name)))
+    return scaling.table(numbers)
+
+
+def _in_steps(
+    config: TrainConfig, table: Sequence[ScaledNumber], scaling: _Scaling
+) -> Iterator[ScaledNumber]:
+    """Yield the lengths that a table gives in epochs in steps too, if the data set is known."""
+    lengths = {one.name: one for one in table if one.name in ("warmup epochs", "num_epochs")}
+    if not lengths or not has_known_length(config.data):
+        return
+    try:
+        num_examples = len(known_source(config.data, config.global_batch_size).splits.train)
+    except EnvironmentProblem:  # the data are not on this machine
+        return
+    units = [Units(num_examples, size) for size in (scaling.before, scaling.after)]
+    for name, one in lengths.items():
+        if name == "num_epochs":
+            before, after = units[0].steps(one.before), units[1].steps(one.after)
+            formula = f"num_epochs x {num_examples} / batch"
+            yield ScaledNumber("steps", before, after, formula)
+        else:
+            before, after = units[0].warmup_steps(one.before), units[1].warmup_steps(one.after)
+            formula = f"warmup epochs x {num_examples} / batch"
+            yield ScaledNumber("warmup steps", before, after, formula)
+
+
+def _fill(
+    phase: Any, schedule: ScheduleConfig, after: Mapping[str, float], scaling: _Scaling
+) -> None:
+    """Write the length and the schedule at the new batch, which becomes the base, into a config."""
+    schedule.scaling_rule = scaling.rule
+    schedule.base_batch_size = scaling.after
+    schedule.base_learning_rate = after["learning rate"]
+    if "warmup epochs" in after:
+        schedule.base_warmup_epochs = after["warmup epochs"]
+        change = rule_changes(scaling.rule).get("warmup_epochs")
+        if change is not None:
+            schedule.warmup_rule = "legw" if change.batch else "epochs"
+    for name in ("warmup_steps", "decay_steps"):
+        if f"schedule.{name}" in after:
+            setattr(schedule, name, after[f"schedule.{name}"])
+    for name in ("num_epochs", "num_steps"):
+        if name in after:
+            setattr(phase, name, after[name])
+
+
+def _fill_optimizer(optimizer: OptimizerConfig, after: Mapping[str, float]) -> None:
+    """Write the numbers at the new batch into an optimizer."""
+    for setting in optimizer_settings(optimizer):
+        if setting.number == "rest_learning_rate":
+            rate = after["learning rate"]
+            value = after["rest learning rate"] / rate if rate else setting.value
+        else:
+            value = after[f"optimizer.{setting.field}"]
+        if value == setting.value:
+            continue
+        group, _, name = setting.field.rpartition(".")
+        if group:
+            optimizer.options[name] = value
+        else:
+            setattr(optimizer, name, value)
+
+
+def _result(
+    recipe: Any, scaling: _Scaling, table: Sequence[ScaledNumber], flags: tuple[str, ...] = ()
+) -> ScaledRecipe:
+    sizes = scaling.before, scaling.after
+    regime = tuple(scaling.regime())
+    outside = tuple(_out_of_range(table))
+    return ScaledRecipe(recipe, scaling.rule, sizes, tuple(table), regime, outside, flags)
+
+
+def _out_of_range(table: Sequence[ScaledNumber]) -> Iterator[str]:
+    """Yield what leaves its usual range."""
+    after = {one.name: one.after for one in table}
+    for one in table:
+        if one.name.endswith(_SECOND_MOMENTS) and one.after < min(_LEAST_B2, one.before):
+            yield f"{one.name} = {one.after:.4g} is below {_LEAST_B2}: the second moment is noise"
+    for warmup, whole in _PARTS_OF_LENGTHS:
+        if {warmup, whole} <= {*after} and after[warmup] >= after[whole]:
+            yield (
+                f"{warmup} = {after[warmup]:.6g} is not shorter than {whole} = {after[whole]:.6g}: "
+                "the warmup would not end"
+            )
+            break
+
+
+def _flags(before: Any, after: Any, place: str = "config") -> Iterator[str]:
+    """Yield the flags that change one config, as JSON data, to another."""
+    if isinstance(before, dict) and isinstance(after, dict) and not place.endswith(".options"):
+        for name in before:
+            yield from _flags(before[name], after[name], f"{place}.{name}")
+    elif before != after:
+        yield f"--{place}={after}"
