@@ -42,12 +42,14 @@ MODULES = {
     "lbopt": Module(
         "Runs and studies from Python",
         f"`import lbopt` gives {len(lbopt.__all__)} names. These train a model, run a study, plan "
-        "a run for a TPU pod and measure first numbers, as the commands do. The other names are "
-        "listed below; their entries are on the pages of the modules that they belong to.",
+        "a run for a TPU pod, measure first numbers and scale a recipe, as the commands do. The "
+        "other names are listed below; their entries are on the pages of the modules that they belong to.",
         {
             "A problem": "Problem",
             "Runs": "run_training lbopt.api.TrainingResult run_plan",
             "Studies": "run_sweep lbopt.api.StudyResult suggest lbopt.cli.Advice",
+            "Another batch size": "scale_recipe lbopt.recipes.ScaledRecipe "
+            "lbopt.recipes.ScaledNumber",
         },
     ),
     "lbopt.transforms": Module(
@@ -95,6 +97,8 @@ MODULES = {
         {
             "Scaling rules": "scale_learning_rate legw_schedule scaling_plan scale_batch "
             "ScaledBatch Units",
+            "The table of rules": "scale_number combine_rules rule_changes check_warmup_rule "
+            "ScalingRule Change",
             "Schedules": "warmup_schedule step_schedule exponential_schedule stretch_schedule",
             "Published schedules": "mlperf_schedule albert_schedule mixed_batch_schedule",
             "Factors": "exponential_factor step_factor",

@@ -20,6 +20,7 @@ from _site.command import commands, flags, job_flags
 from _site.config_fields import field_groups
 from _site.markdown import table
 from lbopt.cli._extras import EXTRAS
+from lbopt.schedules import RULES
 from lbopt.transforms import VARIANTS
 from lbopt.transforms._describe import variants_table
 
@@ -35,6 +36,7 @@ __all__ = [
     "flags",
     "job_flags",
     "newest",
+    "scaling_rules",
     "supported",
     "variant_entries",
     "variant_source",
@@ -101,6 +103,20 @@ def variants(optimizer):
     header, *rest = lines
     linked = [[f"[`{name}`](#{optimizer}-{name})", *cells] for name, *cells in rest]
     return table(["variant", *header[1:]], linked)
+
+
+def scaling_rules():
+    """Return the table of scaling rules in Markdown: what each changes, where it holds, source."""
+    regimes = {"noise": "noise dominates", "below critical": "below the critical batch", "": ""}
+    rows = []
+    for rule in RULES.values():
+        changes = [f"`{one.number}` {one.formula}" for one in rule.changes if one.formula != "x"]
+        stays = [f"`{one.number}`" for one in rule.changes if one.formula == "x"]
+        kept = [f"{', '.join(stays)} stays"] if stays else []
+        optimizers = ", ".join(f"`{name}`" for name in rule.optimizers) or "any"
+        cells = ["<br>".join([*changes, *kept]) or "nothing", optimizers, regimes[rule.regime]]
+        rows.append([f"`{rule.name}`: {rule.about}", *cells, rule.source])
+    return table(["rule", "changes", "optimizers", "holds where", "source"], rows)
 
 
 def variant_source(optimizer, name):

@@ -54,7 +54,7 @@ def optimizer_settings(config: OptimizerConfig) -> list[Setting]:
       config: The optimizer.
 
     >>> [(one.field, one.value) for one in optimizer_settings(OptimizerConfig("momentum"))]
-    [('momentum', 0.9), ('weight_decay', 0.0)]
+    [('weight_decay', 0.0), ('momentum', 0.9)]
     """
     return [*_of_fields(config), *_of_options(config)]
 

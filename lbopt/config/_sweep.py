@@ -264,6 +264,7 @@ class SweepConfig:
             trained.check()
             for size in others:
                 check_scaling(trained.optimizer, trained.schedule, size)
+
             fix = "a study shuffles its examples; use lbopt train, or leave it False"
             carried = trained.data.carry_state
             require(not carried, "data.carry_state", carried, fix, code="conflict")

@@ -50,8 +50,12 @@ class Change:
       batch: Exponent of k.
       duration: Exponent of d.
       rate: Exponent of q.
-      low: Floor in the source; a base value below it stays the floor.
-      high: Cap in the source; a base value above it stays the cap.
+      low: Floor in the source; for a base value below it, that value is the floor.
+      high: Cap in the source; for a base value above it, that value is the cap.
+
+    >>> change = Change("b2", "half_life", batch=1, low=0.9)
+    >>> change.formula, change.apply(0.9999, batch=2), change.apply(0.9999, batch=10_000)
+    ('x^k, at least 0.9', 0.9998000100000001, 0.9)
     """
 
     number: str
@@ -132,6 +136,9 @@ class ScalingRule:
       regime: "noise" if it needs gradients whose noise dominates, "below critical" if it needs a
         batch below the critical one, "" if it needs neither.
       without: Rule for the optimizers that have no part in this one, in words.
+
+    >>> RULES["legw"].source
+    'You et al., arXiv 1901.08256v1'
     """
 
     name: str
@@ -310,7 +317,14 @@ learning_rate; take one of them
 
 
 def rule_changes(names: str, field: str = "rule") -> dict[str, Change]:
-    """Return what the rules of a text change, by number; see `combine_rules`.
+    """Return what the rules of a text change, by number.
+
+    Args:
+      names: Names of rules, joined by "+".
+      field: Name of the argument, for errors.
+
+    Raises:
+      UserError: As `combine_rules` does.
 
     >>> {name: change.formula for name, change in rule_changes("legw").items()}
     {'learning_rate': 'x sqrt(k)', 'warmup_epochs': 'x k'}

@@ -117,6 +117,7 @@ NO_PATHS = {
     "plan": ("topology", "compare", "breakdown", "evaluation"),
     "prepare text": ("lowercase", "name", "tfds", "vocab_size", "max_damaged_records"),
     "recipes": ("filter", "json"),
+    "scale": ("batch", "rule", "duration", "noise_scale"),
     "suggest": ("batch", "steps"),
     "sweep": ("accept", "checksum", "shard"),
     "train": ("accept", "checksum", "profile"),
@@ -188,6 +189,8 @@ def test_flags(words, flags, required, configs, refusing):
         "workdir": "run",
         "output": "new",
         "name": "x",
+        "batch": "128",
+        "rule": "sqrt",
     }
     tried = set(flags) - set(NO_PATHS.get(" ".join(words), ())) - OF_A_JOB
     for flag in tried:

@@ -1,0 +1,196 @@
+"""Recipes at another batch size: what is trained, what is printed and what is refused."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+from refusal import refused
+
+import lbopt
+from lbopt.cli import load_config, main
+from lbopt.config import (
+    Arm,
+    OptimizerConfig,
+    ScheduleConfig,
+    SweepConfig,
+    TrainConfig,
+    resolve_schedule,
+)
+from lbopt.recipes import build_run
+from lbopt.sweep import make_cells, make_problems
+
+ADAMW = OptimizerConfig("adamw", weight_decay=0.1, b2=0.99, eps=1e-8)
+EPOCHS = {"warmup_rule": "epochs", "base_warmup_epochs": 1.0, "base_batch_size": 64}
+
+
+def digits(optimizer=ADAMW, rule="sde+power_lines", size=256, **changes):
+    schedule = ScheduleConfig(0.001, scaling_rule=rule, **(EPOCHS | changes))
+    return TrainConfig(
+        data="digits",
+        model="mlp",
+        optimizer=dataclasses.replace(optimizer),
+        schedule=schedule,
+        global_batch_size=size,
+    )
+
+
+def updates(config, times=2):
+    """Return the parameters after updates by the same gradients, with the run's own optimizer."""
+    run = build_run(config)
+    state = run.make_state()
+    params, opt_state = state.params, state.opt_state
+    for time in range(times):
+        gradients = jax.tree.map(lambda leaf, time=time: np.cos(leaf + time), params)
+        changes, opt_state = run.tx.update(gradients, opt_state, params)
+        params = jax.tree.map(np.add, params, changes)
+    return params
+
+
+def test_a_run_trains_with_the_scaled_numbers():
+    by_rule = digits()
+    by_hand = digits(
+        dataclasses.replace(ADAMW, b1=0.6, b2=0.96, eps=5e-9, weight_decay=0.2), "sqrt"
+    )
+    rule, hand, base = (updates(each) for each in (by_rule, by_hand, digits(rule="sqrt")))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), rule, hand)
+    far = jax.tree.map(lambda a, b: np.abs(a - b).max() > 1e-5, rule, base)
+    assert any(jax.tree.leaves(far))
+
+
+def test_a_study_trains_each_batch_with_its_own_numbers():
+    arm = Arm("AdamW", dataclasses.replace(ADAMW), digits().schedule)
+    study = SweepConfig(train=digits(), arms=(arm,), global_batch_sizes=(64, 256))
+    study.validate()
+    small, large = make_cells(study, make_problems(study))
+    assert (small.train.optimizer.b2, large.train.optimizer.b2) == (0.99, 0.96)
+    proposal = lbopt.sweep.search.Proposal(lbopt.sweep.search.Factors(1.0, 1.0, 0.5), 1.0)
+    assert math.isclose(large.trial("search", proposal, 0).weight_decay, 0.1)
+
+
+def test_a_scaled_config_trains_like_the_rule_and_its_flags_make_it(tmp_path):
+    found = lbopt.scale_recipe(digits(size=64), global_batch_size=256, rule="sde+power_lines")
+    new = found.recipe
+    assert (new.global_batch_size, new.schedule.base_batch_size) == (256, 256)
+    jax.tree.map(np.testing.assert_array_equal, updates(new), updates(digits()))
+
+    lamb = load_config("digits_cnn:lamb-1024", [], TrainConfig)
+    scaled = lbopt.scale_recipe(lamb, global_batch_size=2048, rule="sqrt+token_half_life")
+    assert load_config("digits_cnn:lamb-1024", scaled.flags, TrainConfig) == scaled.recipe
+
+
+def test_the_published_rows_of_lamb_on_resnet50_are_legw():
+    # NUS-HPC-AI-Lab/pytorch-lamb@638a309: batch, rate and warmup epochs of its README.
+    small = load_config("resnet50_lamb:512", [], TrainConfig)
+    for size in (1024, 2048, 4096, 8192, 16384, 32768):
+        row = load_config(f"resnet50_lamb:{size}", [], TrainConfig)
+        scaled = lbopt.scale_recipe(small, global_batch_size=size, rule="legw").recipe
+        ours, theirs = (
+            resolve_schedule(each.schedule, size, 1_281_167, 90) for each in (scaled, row)
+        )
+        assert math.isclose(ours.learning_rate, theirs.learning_rate, rel_tol=1e-12)
+        assert (ours.warmup_steps, ours.num_steps) == (theirs.warmup_steps, theirs.num_steps)
+
+
+def test_both_phases_of_bert_are_scaled():
+    mixed = load_config("bert_large_lamb:mixed", [], TrainConfig)
+    new = lbopt.scale_recipe(mixed, global_batch_size=16384, rule="legw").recipe
+    first, second = new.phases()
+    assert (first.global_batch_size, second.global_batch_size) == (16384, 8192)
+    assert (first.num_steps, second.num_steps) == (4 * 7037, 4 * 1562)
+    assert (first.schedule.warmup_steps, second.schedule.warmup_steps) == (2000, 200)
+    assert math.isclose(first.schedule.base_learning_rate, 0.003)
+    assert math.isclose(second.schedule.base_learning_rate, 0.002)
+    with refused("global_batch_size", 16383, "conflict"):
+        lbopt.scale_recipe(mixed, global_batch_size=16383, rule="legw")
+
+
+def test_options_of_a_matrix_optimizer_are_scaled():
+    base = digits(OptimizerConfig("muon"), "none", 64)
+    new = lbopt.scale_recipe(base, global_batch_size=256, rule="sqrt+token_half_life").recipe
+    assert math.isclose(new.optimizer.options["rest_b2"], 0.95**4)
+    capped = digits(OptimizerConfig("muonh"), "none", 64)
+    capped.schedule.base_learning_rate = 0.008
+    new = lbopt.scale_recipe(capped, global_batch_size=256, rule="muonh").recipe
+    assert new.schedule.base_learning_rate == 0.01
+    assert math.isclose(new.optimizer.options["rest_learning_rate_ratio"], 1.6)
+
+
+def test_what_leaves_its_range_is_said():
+    lamb = load_config("digits_cnn:lamb-1024", [], TrainConfig)
+    late = lbopt.scale_recipe(lamb, global_batch_size=8192, rule="legw")
+    assert [line.split(" = ")[0] for line in late.out_of_range] == ["warmup epochs"]
+    assert not lbopt.scale_recipe(digits(size=64), global_batch_size=576, rule="sde").out_of_range
+    short = lbopt.scale_recipe(digits(size=64), global_batch_size=1024, rule="sde_half_life")
+    assert [line.split(" = ")[0] for line in short.out_of_range] == ["optimizer.b2"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "told"),
+    [
+        (1536.0, "75% at 512, so it holds"),
+        (128.0, "20% at 512, so it does not"),
+        (None, "not known"),
+    ],
+)
+def test_the_noise_scale_says_whether_the_rule_holds(scale, told):
+    base = digits(size=64)
+    found = lbopt.scale_recipe(base, global_batch_size=512, rule="sde", noise_scale=scale)
+    (line,) = found.regime
+    assert told in line
+
+
+def test_the_command_takes_the_noise_scale_of_a_run(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "examples_seen": 64, "train/noise_scale": 10.0}\n'
+        '{"step": 2, "examples_seen": 128, "train/noise_scale": 96.0}\n'
+    )
+    command = ["scale", "--config=digits_cnn:adam-1024", "--batch=2048", "--rule=sde"]
+    assert main([*command, f"--workdir={tmp_path}"]) == 0
+    shown = capsys.readouterr().out
+    assert "96 examples" in shown
+    assert "does not hold" in shown
+    assert "optimizer.b2   0.999       0.998" in shown
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "examples_seen": 64}\n')
+    assert main([*command, f"--workdir={tmp_path}"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "code"),
+    [
+        ({"rule": "cubic"}, "rule", "choice"),
+        ({"rule": "linear+sde"}, "rule", "conflict"),
+        ({"rule": "adamh"}, "rule", "conflict"),
+        ({"rule": "sqrt+ema"}, "rule", "conflict"),
+        ({"rule": "sqrt", "duration": 2.0}, "duration", "conflict"),
+        ({"rule": "completed_p", "duration": 0}, "duration", "value"),
+        ({"rule": "sde", "global_batch_size": 64 * 10}, "config.optimizer.b1", "conflict"),
+        ({"rule": "sde", "global_batch_size": 0}, "global_batch_size", "value"),
+        ({"rule": "sde", "noise_scale": -1.0}, "noise_scale", "value"),
+        ({"recipe": SweepConfig()}, "recipe", "type"),
+        ({"recipe": {"learning_rate": 1.0}}, "recipe", "missing"),
+        ({"recipe": {"lr": 1.0, "global_batch_size": 2}}, "recipe", "choice"),
+        ({"recipe": {"momentum": 0.9, "global_batch_size": 2}}, "recipe", "missing"),
+    ],
+)
+def test_refusals(change, field, code):
+    arguments = {"recipe": digits(size=64), "global_batch_size": 256, "rule": "sde"} | change
+    with refused(field, code=code):
+        lbopt.scale_recipe(arguments.pop("recipe"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rule", "changes", "field"),
+    [
+        ("adamw", "sde", {"warmup_rule": "legw"}, "config.schedule.warmup_rule"),
+        ("adamw", "legw", {}, "config.schedule.warmup_rule"),
+        ("momentum", "sde", {}, "config.schedule.scaling_rule"),
+        ("momentum", "sqrt+token_half_life", {}, "config.schedule.scaling_rule"),
+        ("lamb", "sqrt+power_lines", {}, "config.schedule.scaling_rule"),
+        ("adamw", "sde", {"base_batch_size": 16}, "config.optimizer.b1"),
+    ],
+)
+def test_configs_are_refused_before_anything_is_built(optimizer, rule, changes, field):
+    with refused(field, code="conflict"):
+        digits(OptimizerConfig(optimizer), rule, **changes).validate()
