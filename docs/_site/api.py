@@ -43,7 +43,8 @@ MODULES = {
         "Runs and studies from Python",
         f"`import lbopt` gives {len(lbopt.__all__)} names. These train a model, run a study, plan "
         "a run for a TPU pod, measure first numbers and scale a recipe, as the commands do. The "
-        "other names are listed below; their entries are on the pages of the modules that they belong to.",
+        "other names are listed below; their entries are on the pages of the modules that they "
+        "belong to.",
         {
             "A problem": "Problem",
             "Runs": "run_training lbopt.api.TrainingResult run_plan",

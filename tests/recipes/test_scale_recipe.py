@@ -40,7 +40,8 @@ def updates(config, times=2):
     """Return the parameters after updates by the same gradients, with the run's own optimizer."""
     run = build_run(config)
     state = run.make_state()
-    params, opt_state = state.params, state.opt_state
+    params = state.params
+    opt_state = state.opt_state
     for time in range(times):
         gradients = jax.tree.map(lambda leaf, time=time: np.cos(leaf + time), params)
         changes, opt_state = run.tx.update(gradients, opt_state, params)

@@ -176,7 +176,8 @@ def test_averaged_parameters_of_a_random_walk_keep_their_variance():
     # Parameters walk by independent steps, sqrt(k) times as large with k times the batch. The lag
     # walk - average is AR(1), of variance step^2 decay^2 / (1 - decay^2) in the long run.
     random = np.random.default_rng(0)
-    decay, steps = 0.995, 8000
+    decay = 0.995
+    steps = 8000
     variances = {}
     for ratio, power in ((1, 1.0), (16, 1.0), (16, 0.0)):
         scaled = scale_number("ema_decay", decay, "ema", ratio**power)
