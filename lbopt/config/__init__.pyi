@@ -4,6 +4,11 @@ from ._aggregator import (
     make_aggregator as make_aggregator,
     scaled_modules as scaled_modules,
 )
+from ._batch_schedule import (
+    BatchScheduleConfig as BatchScheduleConfig,
+    at_batch_size as at_batch_size,
+    resolve_batch_schedule as resolve_batch_schedule,
+)
 from ._checks import (
     LARGEST_INTEGER as LARGEST_INTEGER,
     MOST_STEPS as MOST_STEPS,
@@ -56,6 +61,7 @@ from ._reference import FieldEntry as FieldEntry, config_fields as config_fields
 from ._scaling import (
     Setting as Setting,
     check_rule as check_rule,
+    memory_ratio as memory_ratio,
     optimizer_settings as optimizer_settings,
     scale_optimizer as scale_optimizer,
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lbopt import errors, types
 from lbopt._scalars import is_number
@@ -14,6 +15,9 @@ from lbopt.config._optimizer import OptimizerConfig
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.errors import require
 from lbopt.schedules import combine_rules, rule_changes, scale_number
+
+if TYPE_CHECKING:
+    from lbopt.config._train import TrainConfig
 
 _OWN = ("b1", "b2", "momentum", "eps", "weight_decay", "ema_decay")
 _OF_RMSPROP = {"rmsprop_decay": "b2", "decay": "b2"}
@@ -143,6 +147,24 @@ def scale_optimizer(
         group, _, name = setting.field.rpartition(".")
         (options if group else fields)[name] = found
     return dataclasses.replace(optimizer, options=options, **fields)
+
+
+def memory_ratio(config: TrainConfig, before: int, after: int) -> float:
+    """Return the steps at a batch in which the second moment forgets as in one at another batch.
+
+    Args:
+      config: The run, with its optimizer at `schedule.base_batch_size`.
+      before: Batch size of the one step.
+      after: Batch size of the steps that are counted.
+    """
+    decays = []
+    for size in (before, after):
+        optimizer = scale_optimizer(config.optimizer, config.schedule, size)
+        found = [each.value for each in optimizer_settings(optimizer) if each.number == "b2"]
+        decays.append(found[0] if found else 0.0)
+    if decays[0] == decays[1] or not all(0 < decay < 1 for decay in decays):
+        return 1.0
+    return math.log(decays[0]) / math.log(decays[1])
 
 
 def check_rule(optimizer: OptimizerConfig, names: str, field: str) -> None:

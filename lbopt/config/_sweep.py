@@ -7,6 +7,7 @@ import dataclasses
 from lbopt import errors
 from lbopt.config import _checks, _fields
 from lbopt.config._aggregator import AggregatorConfig
+from lbopt.config._batch_schedule import fewest_microsteps
 from lbopt.config._checks import at_least, require_name, require_seeds
 from lbopt.config._data import DataConfig
 from lbopt.config._fields import only
@@ -325,24 +326,10 @@ class SweepConfig:
         if self.microstep_size is None:
             return train
         replicas = num_devices * train.aggregator.replicas_per_device
-        microsteps = _fewest_microsteps(global_batch_size, self.microstep_size, replicas)
+        microsteps = fewest_microsteps(global_batch_size, self.microstep_size, replicas)
         return dataclasses.replace(
             train, parallel=dataclasses.replace(train.parallel, num_microsteps=microsteps)
         )
-
-
-def _fewest_microsteps(size: int, largest: int, num_devices: int) -> int:
-    """Return the least number of equal microsteps of at most `largest` examples a device.
-
-    >>> _fewest_microsteps(1000, 300, 1), _fewest_microsteps(1000, 300, 2)
-    (4, 2)
-    >>> _fewest_microsteps(200, 300, 1)
-    1
-    """
-    if size % num_devices:
-        return 1  # refused where the devices are known
-    share = size // num_devices
-    return next(count for count in range(-(-share // largest), share + 1) if share % count == 0)
 
 
 def _check_alone(trained: TrainConfig) -> None:

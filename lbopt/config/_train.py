@@ -11,6 +11,12 @@ from lbopt import errors, paths
 from lbopt._user_code import is_place
 from lbopt.config import _checks, _fields
 from lbopt.config._aggregator import AggregatorConfig, check_aggregator_kind
+from lbopt.config._batch_schedule import (
+    BatchScheduleConfig,
+    check_batch_schedule,
+    check_batch_schedule_kind,
+    check_unit,
+)
 from lbopt.config._checks import at_least, require_name, require_place_or_choice, require_seed
 from lbopt.config._data import DataConfig, check_data, task_of
 from lbopt.config._fields import NOT_EMPTY, only
@@ -115,7 +121,8 @@ class TrainConfig(FromText):
       global_batch_size: Examples per optimizer step over all devices and microsteps.
       num_epochs: Length of the run; steps are rounded up.
       num_steps: Length of the run in optimizer steps, instead of `num_epochs`; with two phases,
-        that of the first.
+        that of the first. With a batch schedule the run has the examples of as many steps at
+        `global_batch_size`, in fewer steps.
       eval_global_batch_size: Examples per step of evaluation; any size, evaluation is exact.
       log_every_steps: Steps between two lines of metrics.jsonl.
       eval_every_steps: Steps between two evaluations on the validation split; there is one at the
@@ -135,6 +142,8 @@ class TrainConfig(FromText):
         export --format=safetensors, or a folder of Transformers, here or in a bucket
         (gs://BUCKET/PATH); heads that it does not have start fresh. None for fresh parameters.
       aggregator: Aggregator in place of the mean of the replicas' gradients.
+      batch_schedule: Batch size over the run, which then starts with `global_batch_size`; None for
+        the same batch throughout.
       phase2: Settings that change after the first `num_steps`; None for a run of one phase.
       trackers: Trackers that get the lines of metrics.jsonl: "wandb" (Weights & Biases), "mlflow",
         or `module:name` or `file.py:name` of a function (workdir, config) that returns a function
@@ -170,6 +179,7 @@ class TrainConfig(FromText):
     stop_at_nan: bool = False
     mllog: bool = False
     init_from: str | None = None
+    batch_schedule: BatchScheduleConfig | None = None
     phase2: PhaseConfig | None = None
     trackers: tuple[str, ...] = ()
 
@@ -214,6 +224,9 @@ class TrainConfig(FromText):
         if self.phase2 is not None:
             with errors.under("phase2"):
                 check_phase(self.phase2)
+        if self.batch_schedule is not None:
+            with errors.under("batch_schedule"):
+                check_batch_schedule_kind(self.batch_schedule)
         _check_model_fits_data(self)
         # A field applies or not by the kinds above, so these must be known to be valid.
         _fields.check_all(self)
@@ -222,6 +235,8 @@ class TrainConfig(FromText):
         check_scaling(self.optimizer, self.schedule, self.global_batch_size)
         step_options(self)
         _check_carried_state(self)
+        if self.batch_schedule is not None:
+            _check_batch_schedule(self, self.batch_schedule)
         if self.phase2 is not None:
             _check_second_phase(self)
 
@@ -315,6 +330,25 @@ def _check_carried_state(config: TrainConfig) -> None:
         "its default"
     )
     _checks.require_among(config, _WHOLE_BATCH, fix, {"carry_state": "data.carry_state"})
+
+
+def _check_batch_schedule(config: TrainConfig, changes: BatchScheduleConfig) -> None:
+    """Check a batch schedule against the fields beside it."""
+    with errors.under("batch_schedule", global_batch_size="global_batch_size", data="data"):
+        check_batch_schedule(changes, config.global_batch_size)
+        check_unit(changes, config.data)
+        fix = "a change of batch is a phase of its own; give one of the two"
+        alone = config.phase2 is None
+        require(alone, "kind", changes.kind, fix, code="conflict")
+        fix = "the state of text belongs to one batch size; leave {batch_schedule} None"
+        carried = config.data.carry_state
+        also = {"batch_schedule": "batch_schedule"}
+        require(not carried, "data.carry_state", carried, fix, code="conflict", also=also)
+        microsteps = config.parallel.num_microsteps
+        free = changes.microstep_size is None or microsteps == 1
+        fix = "{num_microsteps} says how many; leave one of the two at its default"
+        also = {"num_microsteps": "parallel.num_microsteps"}
+        require(free, "microstep_size", changes.microstep_size, fix, code="conflict", also=also)
 
 
 def _check_model_fits_data(config: TrainConfig) -> None:

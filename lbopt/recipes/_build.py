@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import optax
 from jax.sharding import Mesh
 
 from lbopt import errors, types
@@ -18,11 +19,15 @@ from lbopt.config import (
     OptimizerConfig,
     ParallelConfig,
     ResolvedSchedule,
+    ScheduleConfig,
     TrainConfig,
+    at_batch_size,
     make_optimizer,
     make_schedule,
+    memory_ratio,
     naming,
     naming_phase2,
+    resolve_batch_schedule,
     resolve_schedule,
     scale_optimizer,
     scaled_modules,
@@ -41,6 +46,7 @@ from lbopt.parallel import (
 )
 from lbopt.recipes import _initial, _layout, _make_step, _patterns, _problem
 from lbopt.replicas import Replicas
+from lbopt.schedules import Units, phase_schedule, scale_learning_rate
 from lbopt.train import Cadence, Run, Target
 from lbopt.transforms import evaluated_params, has_evaluated_params
 
@@ -74,6 +80,8 @@ def build_run(
     first, *second = config.phases()
     with _naming():
         mesh = build_mesh(config.parallel, devices)
+        if config.batch_schedule is not None:
+            return _build_batch_phases(first, mesh, load, trains)
         run = _build_phase(first, mesh, load, trains=trains)
         if not second:
             return run
@@ -118,20 +126,109 @@ def _build_phase(
     keep_optimizer: bool = True,
     trains: bool = True,
 ) -> Run:
+    """Build a phase of one batch size, with a learning rate of its own."""
     config = _layout.with_layout(config, mesh.devices.flat[0].platform, mesh.size)
+    problem = _make_problem(config, load)
+    resolved = _resolved(config, problem)
+    schedule = make_schedule(config.schedule, resolved)
+    run = _build_run(config, problem, mesh, resolved, schedule, before, trains)
+    return dataclasses.replace(run, resets_optimizer=before is not None and not keep_optimizer)
+
+
+def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, trains: bool) -> Run:
+    """Build a run whose batch changes; a phase for each batch size, from one problem."""
+    changes = config.batch_schedule
+    assert changes is not None
+    config = _layout.with_layout(config, mesh.devices.flat[0].platform)
+    problem = _make_problem(config, load)
+    first = config.global_batch_size
+    resolved = _resolved(config, problem)
+    base = make_schedule(config.schedule, resolved)
+
+    num_examples = len(problem.splits.train)
+    total = num_examples * config.num_epochs if config.num_steps is None else 0
+    with errors.under("batch_schedule"):
+        phases = resolve_batch_schedule(
+            changes,
+            first,
+            num_examples,
+            config.data.sequence_length,
+            base,
+            total or first * resolved.num_steps,
+        )
+
+    runs: list[Run] = []
+    for phase in phases:
+        size = phase.global_batch_size
+        here = at_batch_size(config, size, mesh.size)
+        steps = dataclasses.replace(
+            resolved,
+            num_steps=phase.num_steps,
+            steps_per_epoch=Units(num_examples, size).exact_steps(1),
+        )
+        peak = _peak(config.schedule, size)
+        scale = peak / resolved.learning_rate if resolved.learning_rate else 1.0
+        schedule = phase_schedule(base, phase, first, scale)
+        with errors.under(f"at batch {size}: " if runs else ""):
+            run = _build_run(
+                here, problem, mesh, steps, schedule, runs[-1] if runs else None, trains
+            )
+        ratio = memory_ratio(config, runs[-1].global_batch_size, size) if runs else 1.0
+        runs.append(dataclasses.replace(run, continues=bool(runs), memory_ratio=ratio))
+
+    chain = runs.pop()
+    while runs:
+        chain = dataclasses.replace(runs.pop(), next_phase=chain)
+    return chain
+
+
+def _peak(schedule: ScheduleConfig, size: int) -> float:
+    """Return the peak of the learning rate at a batch size."""
+    return scale_learning_rate(
+        schedule.base_learning_rate, schedule.base_batch_size, size, schedule.scaling_rule
+    )
+
+
+def _make_problem(config: TrainConfig, load: _problem.Load) -> _problem.LoadedProblem:
     size = config.global_batch_size
-    problem = _problem.make_problem(
+    return _problem.make_problem(
         config.data, config.model, config.loss, size, config.init_from, load
     )
+
+
+def _resolved(config: TrainConfig, problem: _problem.LoadedProblem) -> ResolvedSchedule:
+    """Return the schedule of a config at its own batch size."""
+    num_examples = len(problem.splits.train)
+    size = config.global_batch_size
+    return resolve_schedule(
+        config.schedule, size, num_examples, config.num_epochs, num_steps=config.num_steps
+    )
+
+
+def _build_run(
+    config: TrainConfig,
+    problem: _problem.LoadedProblem,
+    mesh: Mesh,
+    resolved: ResolvedSchedule,
+    schedule: optax.Schedule,
+    before: Run | None,
+    trains: bool,
+) -> Run:
+    """Build a run of one batch size.
+
+    Args:
+      config: Config of the run, its layout chosen.
+      problem: Data, model and loss.
+      mesh: The devices.
+      resolved: The length, and the numbers of the schedule for logs.
+      schedule: Learning rate as a function of updates so far.
+      before: The phase before; None for the first.
+      trains: As in `build_run`.
+    """
+    size = config.global_batch_size
     train, validation, _ = problem.splits
     if trains:
         check_batch_fits(config, problem, mesh)
-
-    resolved = resolve_schedule(
-        config.schedule, size, len(train), config.num_epochs, num_steps=config.num_steps
-    )
-    schedule = make_schedule(config.schedule, resolved)
-
     _patterns.check_patterns(config, problem)
     labels = scaled_modules(config.aggregator)
     of_leaves = (problem.stacked, labels, problem.known_roles)
@@ -143,7 +240,7 @@ def _build_phase(
     require(fits, "optimizer.name", config.optimizer.name, fix, code="conflict")
     train_step = _make_step.make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
 
-    # A second phase continues the stream of examples where the first one ends.
+    # A later phase continues the stream of examples where the first one ends.
     position = (before.last_step, before.examples_seen(before.last_step)) if before else (0, 0)
     first_step, first_example = position
 
@@ -175,7 +272,6 @@ def _build_phase(
         else None,
         stop_at_nan=config.stop_at_nan,
         first_step=first_step,
-        resets_optimizer=before is not None and not keep_optimizer,
     )
 
 
@@ -222,7 +318,12 @@ def _best_metric(config: TrainConfig, problem: _problem.LoadedProblem) -> str:
 
 def _cadence(config: TrainConfig, resolved: ResolvedSchedule) -> Cadence:
     every_steps = config.steps_between_evaluations(resolved.steps_per_epoch)
-    return Cadence(config.log_every_steps, every_steps, config.checkpoint.every_steps)
+    every_examples = None
+    if config.batch_schedule is not None and config.eval_every_epochs is not None:
+        every_examples = every_steps * config.global_batch_size
+    return Cadence(
+        config.log_every_steps, every_steps, config.checkpoint.every_steps, every_examples
+    )
 
 
 def _target(config: TrainConfig) -> Target | None:

@@ -1,3 +1,12 @@
+from ._batch_phases import (
+    BatchPhase as BatchPhase,
+    batch_phases as batch_phases,
+    critical_changes as critical_changes,
+    doubling_changes as doubling_changes,
+    phase_schedule as phase_schedule,
+    ramp_changes as ramp_changes,
+    seesaw_changes as seesaw_changes,
+)
 from ._decay import exponential_factor as exponential_factor, step_factor as step_factor
 from ._published import (
     albert_schedule as albert_schedule,

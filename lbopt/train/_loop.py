@@ -17,6 +17,7 @@ from lbopt.data import train_iterator
 from lbopt.errors import EnvironmentProblem, Preempted, UserError, require
 from lbopt.job import STARTING_PATIENCE, Job, PreemptionWatch, SoloJob
 from lbopt.parallel import TrainState, put_batch
+from lbopt.train._ahead import PhaseAhead
 from lbopt.train._checkpoint import Checkpoints
 from lbopt.train._checksums import all_finite
 from lbopt.train._profile import ProfiledSteps, StepProfile
@@ -36,6 +37,8 @@ from lbopt.workdir import (
 )
 
 _ADVICE = "lower the learning rate, or clip the gradients"
+_READ_AHEAD_STEPS = 3
+"""Steps before the end of a phase from which on the batches of the next one are read."""
 _STALLED_SHARE = 0.5
 """Share of a layer's weights: if an update leaves more of them unchanged, the user is warned."""
 _SHOWN = (
@@ -87,7 +90,7 @@ def train(
 
     with contextlib.ExitStack() as stack:
         job.doing("restoring", patience=STARTING_PATIENCE)
-        ends = [phase.last_step for phase in run.phases()]
+        ends = [phase.last_step for phase in run.phases() if phase.is_end]
         checkpoints = stack.enter_context(
             Checkpoints(workdir, run.keep_checkpoints, run.best_metric, False, ends, job)
         )
@@ -119,12 +122,15 @@ def train(
         tracing = StepProfile(profile if is_first else None, workdir, start, progress.say)
         stack.callback(tracing.close)
         log = MlperfLog(workdir, mllog, run.epoch_at, start)
+        ahead: PhaseAhead | None = None
         for phase in run.phases():
             if int(state.step) < phase.last_step and not status.is_stopped(phase.target):
+                ready = ahead
+                ahead = None if phase.next_phase is None else PhaseAhead(phase.next_phase)
                 loop = _PhaseLoop(
-                    phase, total, status, checkpoints, writer, watch, progress, log, tracing
+                    phase, total, status, checkpoints, writer, watch, progress, log, tracing, ahead
                 )
-                state = loop.train(state)
+                state = loop.train(state, ready)
 
         log.run_ends(int(state.step), status.reached)
         job.doing("waiting for the last checkpoint", total)
@@ -264,13 +270,19 @@ class _PhaseLoop:
     progress: Progress
     log: MlperfLog
     tracing: StepProfile
+    ahead: PhaseAhead | None
 
-    def train(self, state: TrainState) -> TrainState:
-        """Train to the end of the phase, or to the target."""
+    def train(self, state: TrainState, ready: PhaseAhead | None) -> TrainState:
+        """Train to the end of the phase, or to the target.
+
+        Args:
+          state: The state to start from.
+          ready: What the phase before has prepared for this one; None without one.
+        """
         run = self.run
         job = self.watch.job
         start = int(state.step)
-        if start == run.first_step and not run.is_first:
+        if start == run.first_step and start > 0:
             self.progress.say(f"phase from step {start} on: global batch {run.global_batch_size}")
             state = run.enter(state)
         self.checkpoints.prepare(state)
@@ -278,8 +290,14 @@ class _PhaseLoop:
         clock = _Clock(start, run.global_batch_size, self.status.seconds)
 
         job.doing("reading the first batch", start, STARTING_PATIENCE)
-        batches = train_iterator(run.batches, start - run.first_step)
+        batches = (
+            train_iterator(run.batches, start - run.first_step)
+            if ready is None
+            else ready.batches()
+        )
         for step, batch in enumerate(batches, start + 1):
+            if self.ahead is not None and step >= run.last_step - _READ_AHEAD_STEPS:
+                self.ahead.start_reading()
             # The first step is compiled, which takes longer.
             job.doing("in step", step, STARTING_PATIENCE if step == start + 1 else 1)
             with self.tracing.step(step, state):
@@ -314,7 +332,9 @@ class _PhaseLoop:
         if self._is_due(step, self.run.cadence.log_every_steps):
             scalars |= self._training_scalars(step, state, step_metrics)
             scalars["perf/examples_per_s"] = clock.examples_per_s(step)
-        if self._is_due(step, self.run.cadence.eval_every_steps):
+            if self.run.continues or not self.run.is_end:
+                scalars["train/global_batch_size"] = float(self.run.global_batch_size)
+        if self._evaluation_is_due(step):
             scalars |= self._evaluate(step, state, clock)
         if scalars or stopping:  # the time until a preemption counts as well
             scalars |= {**self._damaged_counts(), "perf/elapsed_s": clock.elapsed_s()}
@@ -447,7 +467,17 @@ class _PhaseLoop:
 
     def _is_due(self, step: int, every_steps: float) -> bool:
         """Return whether a step is the last one, or the first at or after a multiple."""
-        return step == self.run.last_step or is_due(step - self.run.first_step, every_steps)
+        run = self.run
+        return (step == run.last_step and run.is_end) or is_due(step - run.counts_from, every_steps)
+
+    def _evaluation_is_due(self, step: int) -> bool:
+        """Return whether an evaluation comes after a step."""
+        run = self.run
+        every = run.cadence.eval_every_examples
+        if every is None:
+            return self._is_due(step, run.cadence.eval_every_steps)
+        due = run.examples_seen(step) // every > run.examples_seen(step - 1) // every
+        return due or (step == run.last_step and run.is_end)
 
 
 def _advised(run: Run) -> dict[str, str]:

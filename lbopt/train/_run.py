@@ -30,11 +30,19 @@ class Cadence:
 
     Each of these also happens at the end of the phase. A number may be a fraction: with 2.5, the
     steps are 3, 5, 8, 10 and so on, the first ones at or after each multiple.
+
+    Attributes:
+      log_every_steps: Steps between two logs.
+      eval_every_steps: Steps between two evaluations.
+      checkpoint_every_steps: Steps between two checkpoints.
+      eval_every_examples: Examples between two evaluations, instead of `eval_every_steps`, for a
+        run whose batch changes; None for those steps.
     """
 
     log_every_steps: float
     eval_every_steps: float
     checkpoint_every_steps: float
+    eval_every_examples: float | None = None
 
 
 def is_due(step: int, every_steps: float) -> bool:
@@ -87,8 +95,8 @@ class InitialValues(Protocol):
 class Run:
     """A training run, or one phase of it; `recipes.build_run` makes it from a config.
 
-    A run of two phases is the first one, which knows the second. "Step" means a step of the whole
-    run: those of a phase begin at `first_step`.
+    A run of several phases is the first one, which knows the next. "Step" means a step of the
+    whole run: those of a phase begin at `first_step`.
 
     Attributes:
       make_state: Function that returns the state before the first update, not laid out over the
@@ -112,6 +120,10 @@ class Run:
       stop_at_nan: Whether the run ends if a logged loss, or a network to be saved, is not finite.
       first_step: Number of steps in earlier phases.
       resets_optimizer: Whether the phase begins with a fresh state of the optimizer.
+      continues: Whether the phase is only another batch size: its learning rate, its cadence and
+        the ranking of its checkpoints go on from those of the phase before.
+      memory_ratio: Steps of this phase in which the second moment forgets as much as in one step
+        of the phase before.
       next_phase: The next phase; None if this is the last one.
     """
 
@@ -134,6 +146,8 @@ class Run:
     stop_at_nan: bool = False
     first_step: int = 0
     resets_optimizer: bool = False
+    continues: bool = False
+    memory_ratio: float = 1.0
     next_phase: Run | None = None
 
     @property
@@ -153,8 +167,18 @@ class Run:
 
     @property
     def is_first(self) -> bool:
-        """Whether no phase comes before this one."""
-        return self.first_step == 0
+        """Whether no phase of another cadence comes before this one."""
+        return self.first_step == 0 or self.continues
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the phase ends with a log, an evaluation and a checkpoint."""
+        return self.next_phase is None or not self.next_phase.continues
+
+    @property
+    def counts_from(self) -> int:
+        """Number of steps before the first one that the cadence counts."""
+        return 0 if self.continues else self.first_step
 
     @property
     def last_step(self) -> int:
@@ -202,8 +226,11 @@ class Run:
         """Return the first state of this phase from the last one of the phase before it.
 
         The learning rate's schedule starts again. The rest of the optimizer's state is kept, or is
-        fresh if `resets_optimizer`.
+        fresh if `resets_optimizer`. If the phase `continues`, only the counts of the moments
+        change, by which they are divided: nothing is compiled.
         """
+        if self.continues:
+            return state.replace(opt_state=_with_memory(state.opt_state, self.memory_ratio))
 
         def entered(state: TrainState) -> TrainState:
             if self.resets_optimizer:
@@ -290,6 +317,25 @@ class Run:
             for name, count in counts.items()
             if count is not None
         }
+
+
+def _with_memory(opt_state: Any, ratio: float) -> Any:
+    """Return an optimizer's state whose second moments correct their bias under another decay.
+
+    A moment of decay b2 has 1 - b2^count of its weight after `count` steps. The count becomes the
+    one that gives the same weight under the new decay.
+    """
+
+    def is_moments(node: Any) -> bool:
+        return {"count", "nu"} <= {*getattr(node, "_fields", ())}
+
+    def scaled(node: Any) -> Any:
+        if not is_moments(node):
+            return node
+        count = jnp.round(node.count * ratio).astype(node.count.dtype)
+        return node._replace(count=jax.device_put(count, node.count.sharding))
+
+    return opt_state if ratio == 1 else jax.tree.map(scaled, opt_state, is_leaf=is_moments)
 
 
 def _with_schedules_restarted(opt_state: Any) -> Any:
