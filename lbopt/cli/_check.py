@@ -23,11 +23,18 @@ import numpy as np
 
 from lbopt._shown import one_line, show
 from lbopt.cli import _flags
-from lbopt.config import SweepConfig, TrainConfig, naming, naming_phase2
+from lbopt.config import SweepConfig, TrainConfig, at_batch_size, naming, naming_phase2
 from lbopt.errors import EXIT_USER, EnvironmentProblem, UserError, require, under
 from lbopt.parallel import available_devices
 from lbopt.plan import parse_topology
-from lbopt.recipes import LoadedProblem, build_mesh, build_run, check_batch_fits, make_problem
+from lbopt.recipes import (
+    LoadedProblem,
+    batch_phases_of,
+    build_mesh,
+    build_run,
+    check_batch_fits,
+    make_problem,
+)
 from lbopt.report import new_figure
 from lbopt.sweep import make_cells, make_problems
 from lbopt.sweep.search import search_cost
@@ -258,10 +265,12 @@ def _batch(
         with naming("config", TrainConfig):
             mesh = build_mesh(config.parallel, devices)
             _check_processes(mesh.devices.flat, workers)
-        for number, phase in enumerate(config.phases()):
-            with _naming_phase(number):
-                check_batch_fits(phase, problems[number] if problems else None, mesh)
-        sizes = [phase.global_batch_size for phase in config.phases()]
+        phases = _phases(config, problems, mesh.size)
+        for number, phase in enumerate(phases):
+            with _naming_phase(number if config.phase2 else 0):
+                problem = problems[number if config.phase2 else 0] if problems else None
+                check_batch_fits(phase, problem, mesh)
+        sizes = [phase.global_batch_size for phase in phases]
     else:
         mesh = build_mesh(config.train.parallel, devices)
         sizes = [*config.global_batch_sizes]
@@ -270,11 +279,22 @@ def _batch(
                 train = config.cell_train(index, size, mesh.size)
                 check_batch_fits(train, problems[index] if problems else None, mesh)
 
-    phases = isinstance(config, TrainConfig) and len(sizes) > 1
-    shown = _listed(sizes, phases)
-    each = _listed([size // mesh.size for size in sizes], phases)
+    in_phases = isinstance(config, TrainConfig) and len(sizes) > 1
+    shown = _listed(sizes, in_phases)
+    each = _listed([size // mesh.size for size in sizes], in_phases)
     of = f" of {workers} processes" if workers > 1 else ""
     return f"{shown} examples over {mesh.size:,} devices{of}: {each} a device", None
+
+
+def _phases(
+    config: TrainConfig, problems: Sequence[LoadedProblem] | None, num_devices: int
+) -> list[TrainConfig]:
+    """Return the config of each phase; without data those of a batch schedule are not known."""
+    if config.batch_schedule is None or not problems:
+        return config.phases()
+    with naming("config", TrainConfig):
+        phases = batch_phases_of(config, problems[0])
+    return [at_batch_size(config, phase.global_batch_size, num_devices) for phase in phases]
 
 
 def _listed(numbers: Iterable[int], phases: bool) -> str:

@@ -33,6 +33,7 @@ UNUSED_BY_EVALUATION = (
     *MAY_CHANGE,
     "parallel",
     "global_batch_size",
+    "batch_schedule",
     "phase2.global_batch_size",
     "phase2.num_microsteps",
     "phase2.remat",

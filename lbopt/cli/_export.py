@@ -121,7 +121,9 @@ def on_one_device(config: TrainConfig) -> TrainConfig:
     alone.parallel.backend = "jit"
     alone.parallel.shard_update = False
     alone.parallel.reduce_scatter = False
-    alone.phase2 = None  # both phases have states of the same shapes
+    # All phases have states of the same shapes.
+    alone.phase2 = None
+    alone.batch_schedule = None
     return alone
 
 

@@ -181,6 +181,8 @@ def _recipe(flag: str) -> dict[str, str]:
     else:
         in_phases = [str(phase.global_batch_size) for phase in config.phases()]
         batch = "/".join(dict.fromkeys(in_phases))
+        if config.batch_schedule is not None:
+            batch += f" {config.batch_schedule.kind}"
         optimizer = config.optimizer.name
 
     about = config.about

@@ -246,6 +246,7 @@ def _at_base(config: TrainConfig, steps: int, schedule: Any) -> TrainConfig:
         global_batch_size=config.schedule.base_batch_size,
         num_steps=steps,
         phase2=None,
+        batch_schedule=None,
         eval_every_steps=steps,
         eval_every_epochs=None,
         target_metric="",

@@ -190,11 +190,13 @@ def _train_in(
     if not is_begun(absolute_workdir(folder)):
         training.check_initial()
 
-    # Trace all phases now: a fault in the last one must not show after days of the first.
+    # Trace all phases now: a fault in the last one must not show after days of the first. Of those
+    # that differ in the batch alone the largest shows it.
     job.doing("tracing the step", patience=STARTING_PATIENCE)
     for phase in training.phases():
         phase.check_memory()
-        phase.lower()
+        if phase.is_end or not phase.continues:
+            phase.lower()
 
     num_devices = training.mesh.size
     compare = comparison(config, num_devices=num_devices)

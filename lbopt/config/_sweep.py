@@ -277,7 +277,7 @@ class SweepConfig:
                 value = getattr(trained.optimizer, field)
                 require(not value, f"optimizer.{field}", value, fix, code="conflict")
             fix = "a trial is one phase from fresh parameters; leave it None"
-            for field in ("phase2", "init_from"):
+            for field in ("phase2", "batch_schedule", "init_from"):
                 value = getattr(trained, field)
                 require(value is None, field, value, fix, code="conflict")
             if self.trial_devices == "one":

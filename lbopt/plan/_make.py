@@ -187,15 +187,18 @@ def make_plan(
     with naming("config", TrainConfig):
         _check(config)
         run = build_run(config, topology.devices, known_source)
+        runs = run.phases()
+        configs = config.phases() if config.batch_schedule is None else [config] * len(runs)
         phases = []
-        pairs = zip(config.phases(), run.phases(), strict=True)
-        for number, (phase, phase_run) in enumerate(pairs, 1):
-            where = f"{topology.name}, phase {number}" if config.phase2 else topology.name
+        for number, (phase, phase_run) in enumerate(zip(configs, runs, strict=True), 1):
+            where = f"{topology.name}, phase {number}" if len(runs) > 1 else topology.name
 
             def tell(what: str, where: str = where) -> None:
                 say(f"compiling {what} for {where} ...")
 
-            phases.append(_plan_phase(phase, phase_run, topology, with_evaluation, tell))
+            # A batch schedule changes no evaluation: the last phase has those of the run.
+            evaluates = with_evaluation and phase_run.is_end
+            phases.append(_plan_phase(phase, phase_run, topology, evaluates, tell))
 
     limit = memory_limit(topology.devices[0])
     return Plan(config, recipe, topology, tuple(run.mesh.devices.flat), limit, tuple(phases))
@@ -214,6 +217,11 @@ def _check(config: TrainConfig) -> None:
         known = phase.num_steps or has_known_length(phase.data)
         also = {"builder": "data.builder"}
         require(known, "num_steps", phase.num_steps, fix, code="missing", also=also)
+    growing = config.batch_schedule
+    if growing is not None and growing.unit == "epochs" and growing.kind != "seesaw":
+        fix = "an epoch has an unknown size without the corpus; count in 'examples' or 'tokens'"
+        known = has_known_length(config.data)
+        require(known, "batch_schedule.unit", growing.unit, fix, code="missing")
 
 
 def _plan_phase(
@@ -248,7 +256,9 @@ def _plan_evaluation(
     config: TrainConfig, run: Run, topology: Topology, devices: Sequence[Any], say: Say
 ) -> EvaluationPlan:
     say("the evaluation")
-    times = math.ceil(run.num_steps / run.cadence.eval_every_steps)
+    times = math.ceil((run.last_step - run.counts_from) / run.cadence.eval_every_steps)
+    if run.cadence.eval_every_examples is not None:
+        times = math.ceil(run.examples_seen(run.last_step) / run.cadence.eval_every_examples)
     num_batches = None
     if has_known_length(config.data):
         num_batches = _num_batches(

@@ -45,7 +45,7 @@ def suggest_changes(
     Args:
       config: The config of the run.
       topology: The pod.
-      phase: Index of the phase, 0 or 1.
+      phase: Index of the phase.
       say: Function that gets a line before each compilation.
     """
 
@@ -80,8 +80,9 @@ def suggest_evaluation(
       phase: Index of the phase, 0 or 1.
       say: Function that gets a line before each compilation.
     """
-    field = "phase2.eval_global_batch_size" if phase else "eval_global_batch_size"
-    size = config.phases()[phase].eval_global_batch_size
+    second = phase and config.phase2 is not None
+    field = "phase2.eval_global_batch_size" if second else "eval_global_batch_size"
+    size = config.phases()[1 if second else 0].eval_global_batch_size
     devices = config.parallel.num_devices or len(topology.devices)
     for divisor in (2, 4, MOST_MICROSTEPS):
         smaller = size // divisor
@@ -103,14 +104,15 @@ Change = tuple[str, dict[str, object]]
 
 def _kinds(config: TrainConfig, topology: Topology, phase: int) -> Iterator[list[Change]]:
     """Yield the changes of each kind that apply to a phase, the mildest first."""
-    here = config.phases()[phase]
+    second = phase and config.phase2 is not None
+    here = config.phases()[1 if second else 0]
     if here.model.name == "bert":
-        field = "phase2.remat" if phase else "model.remat"
+        field = "phase2.remat" if second else "model.remat"
         stronger = REMATS[REMATS.index(here.model.remat) + 1 :]
         if stronger:
             yield [(f"rematerialisation of {remat}", {field: remat}) for remat in stronger]
 
-    field = "phase2.num_microsteps" if phase else "parallel.num_microsteps"
+    field = "phase2.num_microsteps" if second else "parallel.num_microsteps"
     devices = here.parallel.num_devices or len(topology.devices)
     accumulations: list[Change] = [
         (f"accumulation x{times}", {field: here.parallel.num_microsteps * times})

@@ -1,4 +1,5 @@
 from ._build import (
+    batch_phases_of as batch_phases_of,
     build_mesh as build_mesh,
     build_run as build_run,
     build_state as build_state,

@@ -46,7 +46,7 @@ from lbopt.parallel import (
 )
 from lbopt.recipes import _initial, _layout, _make_step, _patterns, _problem
 from lbopt.replicas import Replicas
-from lbopt.schedules import Units, phase_schedule, scale_learning_rate
+from lbopt.schedules import BatchPhase, Units, phase_schedule, scale_learning_rate
 from lbopt.train import Cadence, Run, Target
 from lbopt.transforms import evaluated_params, has_evaluated_params
 
@@ -111,6 +111,7 @@ def _on_any_devices(config: TrainConfig, devices: Sequence[jax.Device] | None) -
     )
     if found.phase2 is not None:
         found.phase2.num_microsteps = 1
+    found.batch_schedule = None  # states have the same shapes at every batch size
     # AGVM needs an even number of replicas; the memory of other aggregators is rebuilt for any.
     found.aggregator.over = "replicas"
     found.aggregator.replicas_per_device = 1 + (config.aggregator.name == "agvm")
@@ -137,28 +138,15 @@ def _build_phase(
 
 def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, trains: bool) -> Run:
     """Build a run whose batch changes; a phase for each batch size, from one problem."""
-    changes = config.batch_schedule
-    assert changes is not None
     config = _layout.with_layout(config, mesh.devices.flat[0].platform)
     problem = _make_problem(config, load)
     first = config.global_batch_size
+    num_examples = len(problem.splits.train)
     resolved = _resolved(config, problem)
     base = make_schedule(config.schedule, resolved)
 
-    num_examples = len(problem.splits.train)
-    total = num_examples * config.num_epochs if config.num_steps is None else 0
-    with errors.under("batch_schedule"):
-        phases = resolve_batch_schedule(
-            changes,
-            first,
-            num_examples,
-            config.data.sequence_length,
-            base,
-            total or first * resolved.num_steps,
-        )
-
     runs: list[Run] = []
-    for phase in phases:
+    for phase in batch_phases_of(config, problem):
         size = phase.global_batch_size
         here = at_batch_size(config, size, mesh.size)
         steps = dataclasses.replace(
@@ -180,6 +168,32 @@ def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
     while runs:
         chain = dataclasses.replace(runs.pop(), next_phase=chain)
     return chain
+
+
+def batch_phases_of(config: TrainConfig, problem: _problem.LoadedProblem) -> tuple[BatchPhase, ...]:
+    """Return the phases of a config with a batch schedule, one for each batch size.
+
+    Args:
+      config: Config of a run.
+      problem: Its data.
+
+    Raises:
+      UserError: Naming the field, for a change after the end, or a phase without a step.
+    """
+    assert config.batch_schedule is not None
+    size = config.global_batch_size
+    num_examples = len(problem.splits.train)
+    resolved = _resolved(config, problem)
+    total = num_examples * config.num_epochs
+    with errors.under("batch_schedule"):
+        return resolve_batch_schedule(
+            config.batch_schedule,
+            size,
+            num_examples,
+            config.data.sequence_length,
+            make_schedule(config.schedule, resolved),
+            total if config.num_steps is None else size * config.num_steps,
+        )
 
 
 def _peak(schedule: ScheduleConfig, size: int) -> float:

@@ -201,6 +201,9 @@ def scale_recipe(
     fix = "give a TrainConfig or a mapping of numbers; a study has a scaling_rule in every arm"
     require(isinstance(recipe, TrainConfig), "recipe", recipe, fix, code="type")
     recipe.validate()
+    growing = recipe.batch_schedule
+    fix = "a rule scales one batch; scale the recipe without it, and then its sizes"
+    require(growing is None, "recipe.batch_schedule", growing, fix, code="conflict")
     with errors.under("config", {"optimizer"}):
         check_rule(recipe.optimizer, rule, "rule")
         scaling = _BatchChange(rule, recipe.global_batch_size, size, duration, noise_scale)

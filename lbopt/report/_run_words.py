@@ -126,11 +126,10 @@ def duration(seconds: float) -> str:
 
 def settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the settings of a run as terms and their values, those at their defaults left out."""
-    phases = [config, config["phase2"]] if config.get("phase2") else [config]
     steps = config.get("num_steps")
     epochs = config.get("num_epochs")
     found = [
-        ("global batch size", ", then ".join(str(phase["global_batch_size"]) for phase in phases)),
+        ("global batch size", batch_words(config, ", then ")),
         ("length", f"{steps:,} steps" if steps else f"{epochs:g} epochs" if epochs else ""),
     ]
     for name, kind in _NAMED.items():
@@ -141,6 +140,20 @@ def settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
             found.append((term, ", ".join(changed)))
     found.append(("seed", str(config.get("seed", ""))))
     return [(term, text) for term, text in found if text]
+
+
+def batch_words(config: Mapping[str, Any], then: str) -> str:
+    """Return the batch size of a run, or those of its phases, as text.
+
+    >>> batch_words({"global_batch_size": 64, "batch_schedule": {"kind": "ramp"}}, " then ")
+    '64 at the start, growing by a batch schedule (ramp)'
+    """
+    first = str(config["global_batch_size"])
+    growing = config.get("batch_schedule")
+    if growing:
+        return f"{first} at the start, growing by a batch schedule ({growing['kind']})"
+    second = config.get("phase2")
+    return f"{first}{then}{second['global_batch_size']}" if second else first
 
 
 # ---- metrics

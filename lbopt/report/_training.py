@@ -11,7 +11,7 @@ from lbopt._shown import shell_line
 from lbopt.errors import UserError
 from lbopt.report import _colours, _page
 from lbopt.report._curves import draw, points_of
-from lbopt.report._run_words import csv_of, scores, settings, spent
+from lbopt.report._run_words import batch_words, csv_of, scores, settings, spent
 from lbopt.workdir import PROFILE_FOLDER, broken_losses, checkpoint_root, read_json_lines
 
 _MOST_LETTERS = 4_000_000
@@ -183,11 +183,9 @@ def _how(saved: dict[str, Any], contained: bool) -> _page.Section:
 def _lead(lines: list[dict[str, Any]], config: dict[str, Any]) -> str:
     """Return the page's first paragraph: what was trained on what, and what came out."""
     last = lines[-1]
-    phases = [config, config["phase2"]] if config.get("phase2") else [config]
-    batches = " then ".join(str(phase["global_batch_size"]) for phase in phases)
     lead = (
         f"The model {config['model']['name']} was trained on {config['data']['name']} with "
-        f"{config['optimizer']['name']} at global batch {batches}"
+        f"{config['optimizer']['name']} at global batch {batch_words(config, ' then ')}"
     )
     step = last["step"]
     length = f"{step:,} step{'s' * (step != 1)} ({last['examples_seen']:,} examples)"
