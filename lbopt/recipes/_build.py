@@ -157,7 +157,8 @@ def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
         peak = _peak(config.schedule, size)
         scale = peak / resolved.learning_rate if resolved.learning_rate else 1.0
         schedule = phase_schedule(base, phase, first, scale)
-        with errors.under(f"at batch {size}: " if runs else ""):
+        blamed = errors.about("batch_schedule", size, "global_batch_size")
+        with blamed if runs else contextlib.nullcontext():
             run = _build_run(
                 here, problem, mesh, steps, schedule, runs[-1] if runs else None, trains
             )

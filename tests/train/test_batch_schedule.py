@@ -1,0 +1,288 @@
+"""A run whose batch grows: its batches anywhere, its rates and moments, killed and resumed."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import random
+import threading
+
+import jax
+import numpy as np
+import optax
+import pytest
+from refusal import refused
+from watched_step import WatchedStep
+
+from lbopt.cli import main
+from lbopt.config import (
+    BatchScheduleConfig,
+    CheckpointConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    PhaseConfig,
+    ScheduleConfig,
+    TrainConfig,
+    resolve_schedule,
+)
+from lbopt.data import example_indices
+from lbopt.recipes import build_run
+from lbopt.train import train
+
+SIZES = [16] * 5 + [32] * 3 + [48] * 2 + [64] * 4
+"""Batch sizes of the run's steps."""
+
+
+def config(num_devices=2, **changes):
+    ramp = BatchScheduleConfig(
+        "ramp", unit="examples", final_batch_size=64, increment=16, length=240.0, microstep_size=16
+    )
+    schedule = ScheduleConfig(
+        0.004,
+        base_batch_size=16,
+        scaling_rule="sde",
+        warmup_rule="epochs",
+        base_warmup_epochs=0.03,
+        decay="cosine",
+    )
+
+    found = TrainConfig(
+        data="digits",
+        model=ModelConfig("mlp", widths=(8,)),
+        optimizer=OptimizerConfig("adamw", weight_decay=0.01, b1=0.8, b2=0.95),
+        schedule=schedule,
+        global_batch_size=16,
+        num_steps=32,
+        batch_schedule=ramp,
+        log_every_steps=1,
+        eval_every_steps=5,
+        eval_global_batch_size=400,
+        checkpoint=CheckpointConfig(every_steps=2),
+        parallel=ParallelConfig(num_devices=num_devices),
+    )
+    return dataclasses.replace(found, **changes)
+
+
+@functools.cache
+def run_on(num_devices):
+    return build_run(config(num_devices))
+
+
+class Killed(BaseException):
+    """Ends a run the way a kill does: nothing is saved after it."""
+
+
+def watched(run, before):
+    """Return a run whose phases all call `before` (phase, state, batch) at each step."""
+    phases = [
+        dataclasses.replace(
+            phase, train_step=WatchedStep(phase.train_step, functools.partial(before, phase))
+        )
+        for phase in run.phases()
+    ]
+    whole = phases.pop()
+    while phases:
+        whole = dataclasses.replace(phases.pop(), next_phase=whole)
+    return whole
+
+
+@functools.cache
+def straight(num_devices, folder):
+    """Return the final parameters of an uninterrupted run, its batches and its folder."""
+    seen = []
+
+    def note(phase, state, batch):
+        seen.append({name: np.asarray(array).tobytes() for name, array in batch.items()})
+
+    workdir = folder / f"straight-{num_devices}"
+    state = train(watched(run_on(num_devices), note), workdir)
+    return jax.device_get(state.params), [hash_of(batch) for batch in seen], workdir
+
+
+def hash_of(batch):
+    return hashlib.sha256(b"".join(batch[name] for name in sorted(batch))).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+def lines_of(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_steps_examples_and_batches_are_logged(folder):
+    _, _, workdir = straight(2, folder)
+    lines = lines_of(workdir)
+    assert [line["train/global_batch_size"] for line in lines] == SIZES
+    assert [line["examples_seen"] for line in lines] == np.cumsum(SIZES).tolist()
+    assert [line["step"] for line in lines if "eval/loss" in line] == [5, 10, 14]
+
+
+def test_batches_are_the_stream_of_examples_cut_at_the_sizes(folder):
+    _, batches, _ = straight(1, folder)
+    train_set = run_on(1).splits.train
+    stream = example_indices(len(train_set), 0, 0, sum(SIZES))
+    for end, size, found in zip(np.cumsum(SIZES), SIZES, batches, strict=True):
+        taken = train_set.take(stream[end - size : end])
+        assert found == hash_of({name: array.tobytes() for name, array in taken.items()})
+
+
+def test_batches_are_the_same_on_any_devices(folder):
+    assert straight(1, folder)[1] == straight(2, folder)[1] == straight(4, folder)[1]
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_a_run_killed_at_random_places_ends_bit_for_bit_the_same(num_devices, folder, tmp_path):
+    params, _, workdir = straight(num_devices, folder)
+    places = random.Random(num_devices)
+    kills = 0
+    state = None
+    while state is None:
+        at = places.randint(1, len(SIZES)) if kills < 10 else math.inf
+
+        def kill(phase, state, batch, at=at):
+            if int(state.step) + 1 >= at:
+                raise Killed
+
+        try:
+            state = train(watched(run_on(num_devices), kill), tmp_path)
+        except Killed:
+            kills += 1
+    assert kills == 10
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), params)
+    assert [untimed(line) for line in lines_of(tmp_path)] == [
+        untimed(line) for line in lines_of(workdir)
+    ]
+
+
+def untimed(line):
+    return {name: value for name, value in line.items() if not name.startswith("perf/")}
+
+
+def test_rates_follow_the_schedule_in_examples_and_the_rule(folder):
+    _, _, workdir = straight(2, folder)
+    whole = config()
+    resolved = resolve_schedule(whole.schedule, 16, 1024, 0, num_steps=32)
+    before = np.cumsum([0, *SIZES])[:-1] / 16
+    warmup = resolved.warmup_steps
+    expected = []
+    for size, start in zip(SIZES, before, strict=True):
+        step = start + 1  # the first update has the rate of step 1
+        factor = step / warmup
+        if step >= warmup:
+            factor = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (33 - warmup)))
+        expected.append(0.004 * factor * math.sqrt(size / 16))
+    rates = [line["train/learning_rate"] for line in lines_of(workdir)]
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
+
+
+def test_second_moments_keep_their_weight_when_their_decay_changes():
+    decays = {16: 0.95, 32: 0.9, 48: 0.85, 64: 0.8}
+    run = run_on(1)
+    state = run.init()
+    second = 0.0
+    weight = 1.0
+
+    for phase in run.phases():
+        if phase.continues:
+            state = phase.enter(state)
+        decay = decays[phase.global_batch_size]
+        for step in range(phase.first_step, phase.last_step):
+            gradient = jax.tree.map(lambda leaf, step=step: leaf * 0 + step, state.params)
+            _, opt_state = phase.tx.update(gradient, state.opt_state, state.params)
+            state = state.replace(opt_state=opt_state)
+            second = decay * second + (1 - decay) * step**2
+            weight *= decay
+
+    count = optax.tree_utils.tree_get(state.opt_state, "count")
+    nu = optax.tree_utils.tree_get(state.opt_state, "nu")
+    np.testing.assert_allclose(jax.tree.leaves(nu)[0], second, rtol=1e-5)
+    # The count is whole, so its weight is right to half a step.
+    assert 0.8 ** (int(count) + 0.5) < weight < 0.8 ** (int(count) - 0.5)
+    assert int(count) < len(SIZES)
+
+
+def test_a_change_of_batch_compiles_nothing_in_the_loop(tmp_path):
+    # The programs are compiled by another thread. Small operations are compiled once a process.
+    run = build_run(config(eval_every_steps=100, eval_global_batch_size=384))
+    run = dataclasses.replace(run, cadence=dataclasses.replace(run.cadence, log_every_steps=100))
+    compiled = []
+    in_phase = []
+
+    def note(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append((threading.current_thread().name, list(in_phase)))
+
+    def enter(phase, state, batch):
+        in_phase[:] = [phase.global_batch_size]
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        train(watched(run, enter), tmp_path)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    elsewhere = [size for name, size in compiled if name == "lbopt next phase"]
+    assert len(elsewhere) >= 3
+    # The first phase compiles its own step, and the last one the evaluation.
+    here = [size for name, size in compiled if name != "lbopt next phase"]
+    assert [16] in here
+    assert [32] not in here
+    assert [48] not in here
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "code"),
+    [
+        ({"kind": "often"}, "config.batch_schedule.kind", "choice"),
+        ({"unit": "tokens"}, "config.batch_schedule.unit", "conflict"),
+        ({"unit": "weeks"}, "config.batch_schedule.unit", "choice"),
+        ({"final_batch_size": 16}, "config.batch_schedule.final_batch_size", "conflict"),
+        ({"increment": 17}, "config.batch_schedule.increment", "mismatch"),
+        ({"length": 0.0}, "config.batch_schedule.length", "value"),
+        ({"microstep_size": 0}, "config.batch_schedule.microstep_size", "value"),
+        ({"every": 2.0}, "config.batch_schedule.every", "unused"),
+        ({"changes": ((1.0, 32),)}, "config.batch_schedule.changes", "unused"),
+        ({"kind": "steps"}, "config.batch_schedule.final_batch_size", "unused"),
+    ],
+)
+def test_refused_before_anything_is_compiled(changes, field, code):
+    whole = config()
+    whole.batch_schedule = dataclasses.replace(whole.batch_schedule, **changes)
+    with refused(field, code=code):
+        whole.validate()
+
+
+def test_refused_beside_other_fields():
+    with refused("config.batch_schedule.kind", code="conflict"):
+        config(phase2=PhaseConfig()).validate()
+    whole = config()
+    whole.parallel.num_microsteps = 2
+    with refused("config.batch_schedule.microstep_size", code="conflict"):
+        whole.validate()
+    odd = config(num_devices=4)
+    odd.batch_schedule = dataclasses.replace(odd.batch_schedule, increment=2, final_batch_size=18)
+    with refused("config.batch_schedule", 18):
+        build_run(odd)
+    late = config(batch_schedule=BatchScheduleConfig(changes=((1.0, 32), (30.0, 64))))
+    with refused("config.batch_schedule.changes", code="conflict"):
+        build_run(late)
+
+
+def test_another_batch_schedule_does_not_resume(tmp_path, capsys):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from lbopt.config import *\n"
+        "def get_config(arg='32'):\n"
+        "    return TrainConfig(data='digits', model='mlp', num_steps=4, global_batch_size=16,\n"
+        "        schedule=0.01, log_every_steps=1, eval_every_steps=100,\n"
+        "        batch_schedule=BatchScheduleConfig(unit='examples',\n"
+        "            changes=((32.0, int(arg)),)))\n"
+    )
+    command = ["train", f"--workdir={tmp_path / 'run'}"]
+    assert main([*command, f"--config={file}:32"]) == 0
+    assert main([*command, f"--config={file}:64"]) == 2
+    assert "batch_schedule" in capsys.readouterr().err
