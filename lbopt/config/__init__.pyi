@@ -59,9 +59,10 @@ from ._phase import PhaseConfig as PhaseConfig
 from ._recipe_row import parse_row as parse_row
 from ._reference import FieldEntry as FieldEntry, config_fields as config_fields
 from ._scaling import (
+    BatchRatios as BatchRatios,
     Setting as Setting,
+    batch_ratios as batch_ratios,
     check_rule as check_rule,
-    memory_ratio as memory_ratio,
     optimizer_settings as optimizer_settings,
     scale_optimizer as scale_optimizer,
 )

@@ -14,7 +14,12 @@ from lbopt.config import _fields, _foreign
 from lbopt.config._optimizer import OptimizerConfig
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.errors import require
-from lbopt.schedules import combine_rules, rule_changes, scale_number
+from lbopt.schedules import (
+    combine_rules,
+    rule_changes,
+    scale_learning_rate,
+    scale_number,
+)
 
 if TYPE_CHECKING:
     from lbopt.config._train import TrainConfig
@@ -149,14 +154,48 @@ def scale_optimizer(
     return dataclasses.replace(optimizer, options=options, **fields)
 
 
-def memory_ratio(config: TrainConfig, before: int, after: int) -> float:
-    """Return the steps at a batch in which the second moment forgets as in one at another batch.
+@dataclasses.dataclass(frozen=True)
+class BatchRatios:
+    """The numbers of a run at a batch size over those at another.
+
+    Attributes:
+      learning_rate: Ratio of the peak learning rates.
+      weight_decay: Ratio of the weight decays.
+      memory: Steps at the batch in which the second moment forgets as in one at the other.
+    """
+
+    learning_rate: float = 1.0
+    weight_decay: float = 1.0
+    memory: float = 1.0
+
+
+def batch_ratios(config: TrainConfig, before: int, after: int) -> BatchRatios:
+    """Return the numbers of a run at a batch size over those at another.
 
     Args:
-      config: The run, with its optimizer at `schedule.base_batch_size`.
-      before: Batch size of the one step.
-      after: Batch size of the steps that are counted.
+      config: The run, with its numbers at `schedule.base_batch_size`.
+      before: The other batch size.
+      after: The batch size.
     """
+    schedule = config.schedule
+    rates = [
+        scale_learning_rate(
+            schedule.base_learning_rate, schedule.base_batch_size, size, schedule.scaling_rule
+        )
+        for size in (before, after)
+    ]
+    decays = [
+        scale_optimizer(config.optimizer, schedule, size).weight_decay for size in (before, after)
+    ]
+    return BatchRatios(
+        rates[1] / rates[0] if rates[0] else 1.0,
+        decays[1] / decays[0] if decays[0] else 1.0,
+        _memory_ratio(config, before, after),
+    )
+
+
+def _memory_ratio(config: TrainConfig, before: int, after: int) -> float:
+    """Return the steps at a batch in which the second moment forgets as in one at another batch."""
     decays = []
     for size in (before, after):
         optimizer = scale_optimizer(config.optimizer, config.schedule, size)

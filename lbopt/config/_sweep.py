@@ -7,7 +7,7 @@ import dataclasses
 from lbopt import errors
 from lbopt.config import _checks, _fields
 from lbopt.config._aggregator import AggregatorConfig
-from lbopt.config._batch_schedule import fewest_microsteps
+from lbopt.config._batch_schedule import BatchScheduleConfig, fewest_microsteps
 from lbopt.config._checks import at_least, require_name, require_seeds
 from lbopt.config._data import DataConfig
 from lbopt.config._fields import only
@@ -20,12 +20,19 @@ from lbopt.config._parallel import BY_COMPILER
 from lbopt.config._scaling import check_scaling
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.config._search import SearchConfig, check_search
-from lbopt.config._train import STATUSES, About, TrainConfig, check_epochs, check_metric
+from lbopt.config._train import (
+    STATUSES,
+    About,
+    TrainConfig,
+    check_batch_growth,
+    check_epochs,
+    check_metric,
+)
 from lbopt.errors import require, require_choice
 
 TRIAL_BATCHINGS = ("auto", "none", "vmap")
 TRIAL_DEVICES = ("one", "all")
-_OVERRIDES = ("data", "model", "loss", "aggregator")
+_OVERRIDES = ("data", "model", "loss", "aggregator", "batch_schedule")
 _ON_ONE_DEVICE = {
     "aggregator.over": ("replicas",),
     "parallel.backend": BY_COMPILER,
@@ -66,6 +73,8 @@ class Arm(FromText):
       model: Model instead of the study's; None for that.
       loss: Loss instead of the study's; None for that.
       aggregator: Aggregator instead of the study's; None for that.
+      batch_schedule: Batch schedule instead of the study's; None for that. The study's batch sizes
+        are those at the start.
       search: Search instead of the study's; None for that. Arms whose searches differ are not
         compared on equal terms, and the report says so.
 
@@ -82,6 +91,7 @@ class Arm(FromText):
     model: ModelConfig | None = None
     loss: LossConfig | None = None
     aggregator: AggregatorConfig | None = None
+    batch_schedule: BatchScheduleConfig | None = None
     search: SearchConfig | None = None
 
 
@@ -265,6 +275,7 @@ class SweepConfig:
             trained.check()
             for size in others:
                 check_scaling(trained.optimizer, trained.schedule, size)
+                check_batch_growth(dataclasses.replace(trained, global_batch_size=size))
 
             fix = "a study shuffles its examples; use lbopt train, or leave it False"
             carried = trained.data.carry_state
@@ -277,11 +288,24 @@ class SweepConfig:
                 value = getattr(trained.optimizer, field)
                 require(not value, f"optimizer.{field}", value, fix, code="conflict")
             fix = "a trial is one phase from fresh parameters; leave it None"
-            for field in ("phase2", "batch_schedule", "init_from"):
+            for field in ("phase2", "init_from"):
                 value = getattr(trained, field)
                 require(value is None, field, value, fix, code="conflict")
             if self.trial_devices == "one":
                 _check_alone(trained)
+            if trained.batch_schedule is not None:
+                self._check_growing(index)
+
+    def _check_growing(self, index: int) -> None:
+        """Check what a study cannot do in an arm whose batch grows."""
+        fix = "an arm with a batch schedule trains on one device; use 'one'"
+        alone = self.trial_devices == "one"
+        place = "config.trial_devices"
+        require(alone, place, self.trial_devices, fix, code="conflict")
+        search = self.arm_search(index)
+        fix = "an arm with a batch schedule has no shorter trials; use 'grid' or 'halton'"
+        with self.naming_search(index):
+            require(not search.has_rungs, "method", search.method, fix, code="conflict")
 
     def naming_trials(self, index: int) -> contextlib.AbstractContextManager[None]:
         """Let errors about the config of an arm's trials name the fields of the study."""

@@ -235,8 +235,7 @@ class TrainConfig(FromText):
         check_scaling(self.optimizer, self.schedule, self.global_batch_size)
         step_options(self)
         _check_carried_state(self)
-        if self.batch_schedule is not None:
-            _check_batch_schedule(self, self.batch_schedule)
+        check_batch_growth(self)
         if self.phase2 is not None:
             _check_second_phase(self)
 
@@ -332,8 +331,11 @@ def _check_carried_state(config: TrainConfig) -> None:
     _checks.require_among(config, _WHOLE_BATCH, fix, {"carry_state": "data.carry_state"})
 
 
-def _check_batch_schedule(config: TrainConfig, changes: BatchScheduleConfig) -> None:
-    """Check a batch schedule against the fields beside it."""
+def check_batch_growth(config: TrainConfig) -> None:
+    """Check a batch schedule, if there is one, against the fields beside it."""
+    changes = config.batch_schedule
+    if changes is None:
+        return
     with errors.under("batch_schedule", global_batch_size="global_batch_size", data="data"):
         check_batch_schedule(changes, config.global_batch_size)
         check_unit(changes, config.data)

@@ -19,12 +19,11 @@ from lbopt.config import (
     OptimizerConfig,
     ParallelConfig,
     ResolvedSchedule,
-    ScheduleConfig,
     TrainConfig,
     at_batch_size,
+    batch_ratios,
     make_optimizer,
     make_schedule,
-    memory_ratio,
     naming,
     naming_phase2,
     resolve_batch_schedule,
@@ -46,7 +45,7 @@ from lbopt.parallel import (
 )
 from lbopt.recipes import _initial, _layout, _make_step, _patterns, _problem
 from lbopt.replicas import Replicas
-from lbopt.schedules import BatchPhase, Units, phase_schedule, scale_learning_rate
+from lbopt.schedules import BatchPhase, Units, phase_schedule
 from lbopt.train import Cadence, Run, Target
 from lbopt.transforms import evaluated_params, has_evaluated_params
 
@@ -154,15 +153,15 @@ def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
             num_steps=phase.num_steps,
             steps_per_epoch=Units(num_examples, size).exact_steps(1),
         )
-        peak = _peak(config.schedule, size)
-        scale = peak / resolved.learning_rate if resolved.learning_rate else 1.0
+        scale = batch_ratios(config, first, size).learning_rate
         schedule = phase_schedule(base, phase, first, scale)
         blamed = errors.about("batch_schedule", size, "global_batch_size")
         with blamed if runs else contextlib.nullcontext():
             run = _build_run(
                 here, problem, mesh, steps, schedule, runs[-1] if runs else None, trains
             )
-        ratio = memory_ratio(config, runs[-1].global_batch_size, size) if runs else 1.0
+        before = runs[-1].global_batch_size if runs else size
+        ratio = batch_ratios(config, before, size).memory
         runs.append(dataclasses.replace(run, continues=bool(runs), memory_ratio=ratio))
 
     chain = runs.pop()
@@ -195,13 +194,6 @@ def batch_phases_of(config: TrainConfig, problem: _problem.LoadedProblem) -> tup
             make_schedule(config.schedule, resolved),
             total if config.num_steps is None else size * config.num_steps,
         )
-
-
-def _peak(schedule: ScheduleConfig, size: int) -> float:
-    """Return the peak of the learning rate at a batch size."""
-    return scale_learning_rate(
-        schedule.base_learning_rate, schedule.base_batch_size, size, schedule.scaling_rule
-    )
 
 
 def _make_problem(config: TrainConfig, load: _problem.Load) -> _problem.LoadedProblem:

@@ -111,6 +111,7 @@ class FinishedTrial:
     optimizer: str | None = None
     scaling_rule: str | None = None
     warmup_rule: str | None = None
+    final_batch_size: Size | None = None
     weight_decay: Finite = 0.0
     steps_run: Finite = 0.0
     examples_seen: Finite = 0.0

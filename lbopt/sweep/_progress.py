@@ -95,9 +95,7 @@ class StudyProgress:
                 cell.arm.name,
                 cell.global_batch_size,
                 costs[cell.index].trials + finals,
-                (costs[cell.index].full_runs + finals)
-                * cell.resolved.num_steps
-                * cell.global_batch_size,
+                (costs[cell.index].full_runs + finals) * cell.examples(cell.num_steps),
                 finals,
             )
             for cell in cells

@@ -24,6 +24,7 @@ from lbopt.sweep._trials import Cell, Trial, deal_cells
 from lbopt.sweep._work import CellWork, Work
 from lbopt.sweep.lanes import (
     Equipment,
+    GrowingProgram,
     MeshProgram,
     MeshSession,
     Once,
@@ -195,6 +196,8 @@ class Runner:
         """Return the lanes of a cell's program: as many as trials are wanted and fit in memory."""
         if not self._batched:
             return TrialBatching(self._config)
+        if cell.growth:  # trials that run side by side would be in different phases
+            return TrialBatching(self._config, width=1)
         search = search_cost(self._config.arm_search(cell.index))
         at_once = max(search.at_once, len(self._config.final_seeds))
         most = most_lanes(cell.global_batch_size, jax.local_device_count())
@@ -212,7 +215,10 @@ class Runner:
         batching = self._batching(cell)
         put = Once(lambda: batching.put(resident_arrays(cell.problem.splits.train)))
         arrays = self._arrays.setdefault(id(cell.problem), put)
-        return Program(cell, decays, self._config, batching, arrays())
+        each = (cell, decays, self._config, batching, arrays())
+        if not cell.growth:
+            return Program(*each)
+        return GrowingProgram([Program(*each, phase) for phase in cell.growth], cell)
 
     def _stopping(self, work: Work) -> bool:
         """Return whether to stop; processes that train together stop at the same turn."""

@@ -16,7 +16,7 @@ from lbopt.sweep import _fits
 from lbopt.sweep._finished_trial import FINAL, SPLITS, Probes
 from lbopt.sweep._noise import noise_scales
 from lbopt.sweep._trials import Cell, Trial, judged_by
-from lbopt.train import Target, is_due
+from lbopt.train import Target
 from lbopt.workdir import finite_or_none
 
 _CURVE_POINTS = 64
@@ -56,23 +56,19 @@ class RunningTrial:
 
     def __post_init__(self) -> None:
         measure = self.config.measure
-        train = self.cell.train
         whole = self.trial.num_steps
         self._metric = judged_by(self.config, self.cell.problem)
         probed = self.trial.phase == FINAL and measure.num_probes
         self._probe_at = frozenset(
             _fits.log_spaced_steps(whole, measure.num_probes) if probed else ()
         )
-        evaluated: set[int] = set()
-        if train.target_metric:
-            every = train.steps_between_evaluations(self.cell.resolved.steps_per_epoch)
-            evaluated = {whole, *(step for step in range(1, whole) if is_due(step, every))}
-        self._evaluate_at = frozenset(evaluated)
-        self._stops = sorted({whole, *self._probe_at, *self._evaluate_at})
+        self._evaluate_at = frozenset(self.cell.evaluated_steps(whole))
+        changes = {each.steps.first_step for each in self.cell.growth} - {0}
+        self._stops = sorted({whole, *changes, *self._probe_at, *self._evaluate_at})
 
     @property
     def steps_to_next_stop(self) -> int:
-        """Number of steps until the trial is probed or evaluated, or ends."""
+        """Number of steps until the trial is probed or evaluated, changes its batch or ends."""
         return next(stop for stop in self._stops if stop > self.done) - self.done
 
     @property
@@ -164,14 +160,15 @@ class RunningTrial:
         trial = self.trial
         losses = np.concatenate(self.losses)
         distances = np.concatenate(self.distances)
-        last_epoch = losses[-min(len(losses), cell.units.steps(1)) :]
+        at_the_end = dataclasses.replace(cell.units, global_batch_size=cell.final_batch_size)
+        last_epoch = losses[-min(len(losses), at_the_end.steps(1)) :]
         # The last update may diverge after the last training loss was taken.
         diverged = self.diverged or not math.isfinite(scores["validation"]["loss"])
 
         work_to_target: dict[str, Any] = {}
         if cell.train.target_metric:
             steps = self.steps_to_target
-            examples = None if steps is None else cell.units.examples(steps)
+            examples = None if steps is None else cell.examples(steps)
             work_to_target = {"steps_to_target": steps, "examples_to_target": examples}
         distance = float(distances[-1]) if self.config.measure.distance else math.nan
 
@@ -182,6 +179,7 @@ class RunningTrial:
             "scaling_rule": arm.schedule.scaling_rule,
             "warmup_rule": arm.schedule.warmup_rule,
             "global_batch_size": cell.global_batch_size,
+            **({"final_batch_size": cell.final_batch_size} if cell.growth else {}),
             "phase": trial.phase,
             "fidelity": trial.fidelity,
             "learning_rate": trial.learning_rate,
@@ -193,7 +191,7 @@ class RunningTrial:
             "seed": trial.seed,
             "steps": trial.num_steps,
             "steps_run": self.done,
-            "examples_seen": cell.units.examples(self.done),
+            "examples_seen": cell.examples(self.done),
             "metric": self._metric,
             **self._scored(scores),
             "last_epoch_loss": finite_or_none(float(np.mean(last_epoch))),

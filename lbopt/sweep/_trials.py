@@ -12,10 +12,13 @@ import jax
 from lbopt import errors
 from lbopt.config import (
     Arm,
+    BatchRatios,
     ResolvedSchedule,
     SearchConfig,
     SweepConfig,
     TrainConfig,
+    at_batch_size,
+    batch_ratios,
     naming_step,
     optimizer_numbers,
     resolve_schedule,
@@ -26,6 +29,7 @@ from lbopt.errors import require
 from lbopt.parallel import available_devices, on_one_device, splits_evenly
 from lbopt.recipes import (
     LoadedProblem,
+    batch_phases_of,
     check_batch,
     check_pairs,
     check_patterns,
@@ -34,8 +38,9 @@ from lbopt.recipes import (
     with_layout,
 )
 from lbopt.replicas import Replicas
-from lbopt.schedules import Units
+from lbopt.schedules import BatchPhase, Units
 from lbopt.sweep.search import Factors, Proposal, search_cost
+from lbopt.train import is_due
 from lbopt.transforms import resolve_labels
 
 _STEP_IN_EXAMPLES = 32
@@ -71,8 +76,26 @@ class Trial:
 
 
 @dataclasses.dataclass(frozen=True)
+class GrowthPhase:
+    """The steps of one batch size in the trials of a cell whose batch grows.
+
+    Attributes:
+      steps: The steps, and their place in the run.
+      train: Config of a run at this batch size, with the optimizer's numbers.
+      ratios: Numbers at this batch size over those at the first one.
+      memory_ratio: Steps of this phase in which the second moment forgets as in one of the phase
+        before.
+    """
+
+    steps: BatchPhase
+    train: TrainConfig
+    ratios: BatchRatios
+    memory_ratio: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Cell:
-    """An arm at a batch size.
+    """An arm at a batch size, which its batch schedule may enlarge.
 
     Attributes:
       index: Index of the arm in the study.
@@ -80,8 +103,9 @@ class Cell:
       train: Config of a run, from `SweepConfig.cell_train`, with the numbers of the optimizer that
         the arm's scaling rule gives at the batch size.
       problem: Data, model and loss.
-      global_batch_size: Number of examples in a step.
-      resolved: Scaled learning rate, warmup and length.
+      global_batch_size: Number of examples in a step, at the start.
+      resolved: Scaled learning rate, warmup and length at that batch size.
+      growth: The phases of a batch that grows; () for one batch size.
     """
 
     index: int
@@ -90,6 +114,48 @@ class Cell:
     problem: LoadedProblem
     global_batch_size: int
     resolved: ResolvedSchedule
+    growth: tuple[GrowthPhase, ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of a trial of the full length."""
+        if not self.growth:
+            return self.resolved.num_steps
+        last = self.growth[-1].steps
+        return last.first_step + last.num_steps
+
+    @property
+    def final_batch_size(self) -> int:
+        """Number of examples in the last step of a trial of the full length."""
+        return self.growth[-1].steps.global_batch_size if self.growth else self.global_batch_size
+
+    def examples(self, step: int) -> int:
+        """Return the number of examples in the first steps of a trial.
+
+        Args:
+          step: Number of steps.
+        """
+        for phase in (each.steps for each in self.growth):
+            if step <= phase.first_step + phase.num_steps:
+                return phase.first_example + (step - phase.first_step) * phase.global_batch_size
+        return self.units.examples(step)
+
+    def evaluated_steps(self, num_steps: int) -> set[int]:
+        """Return the steps of a trial after which it is evaluated for its target.
+
+        Args:
+          num_steps: Length of the trial.
+        """
+        train = self.train
+        if not train.target_metric:
+            return set()
+        every = train.steps_between_evaluations(self.resolved.steps_per_epoch)
+        within = range(1, num_steps)
+        if not self.growth or train.eval_every_epochs is None:
+            return {num_steps, *(step for step in within if is_due(step, every))}
+        examples = every * self.global_batch_size
+        counted = [self.examples(step) // examples for step in range(num_steps)]
+        return {num_steps, *(step for step in within if counted[step] > counted[step - 1])}
 
     @property
     def name(self) -> str:
@@ -98,7 +164,7 @@ class Cell:
 
     @property
     def units(self) -> Units:
-        """Epochs, steps and examples of this cell."""
+        """Epochs, steps and examples of this cell, at its first batch size."""
         return Units(len(self.problem.splits.train), self.global_batch_size)
 
     def trial(self, phase: str, proposal: Proposal, seed: int) -> Trial:
@@ -114,6 +180,7 @@ class Cell:
         factors = proposal.factors
         whole = self.resolved.num_steps
         num_steps = max(1, math.ceil(proposal.fidelity * whole - 1e-9))
+        assert not self.growth or proposal.fidelity == 1, "the config refuses shorter trials"
         schedule = self.arm.schedule
         stretched = (whole + schedule.first_step) / (num_steps + schedule.first_step)
         longest = max(num_steps - 1 - schedule.start_step, 0) * stretched
@@ -125,12 +192,14 @@ class Cell:
             learning_rate=self.resolved.learning_rate * factors.learning_rate,
             warmup_steps=min(self.resolved.warmup_steps * factors.warmup, longest),
             weight_decay=self.train.optimizer.weight_decay * factors.weight_decay,
-            num_steps=num_steps,
+            num_steps=self.num_steps if self.growth else num_steps,
             optimizer_numbers=optimizer_numbers(self.train.optimizer),
         )
 
     def warmup_steps(self, trial: Trial) -> float:
         """Return the steps of warmup in a trial's own length, not rounded."""
+        if self.growth:
+            return trial.warmup_steps
         first = self.arm.schedule.first_step
         return trial.warmup_steps * (trial.num_steps + first) / (self.resolved.num_steps + first)
 
@@ -184,13 +253,15 @@ def make_cells(config: SweepConfig, problems: Sequence[LoadedProblem]) -> list[C
         for size in config.global_batch_sizes:
             train = _scaled(config, index, size)
             resolved = _resolve(config, train, index, size, len(problem.splits.train))
-            cells.append(Cell(index, arm, train, problem, size, resolved))
+            cell = Cell(index, arm, train, problem, size, resolved)
+            cells.append(dataclasses.replace(cell, growth=_growth(config, cell)))
 
     # A trial on one device runs its replicas and microsteps one after another.
     if config.trial_devices == "one":
         for cell in cells:
             with config.naming_trials(cell.index):
-                _check_microsteps(cell)
+                for train in [each.train for each in cell.growth] or [cell.train]:
+                    _check_microsteps(cell, train)
     return cells
 
 
@@ -200,6 +271,28 @@ def _scaled(config: SweepConfig, index: int, size: int) -> TrainConfig:
     with config.naming_trials(index):
         optimizer = scale_optimizer(train.optimizer, train.schedule, size)
     return dataclasses.replace(train, optimizer=optimizer)
+
+
+def _growth(config: SweepConfig, cell: Cell) -> tuple[GrowthPhase, ...]:
+    """Return the phases of a cell whose arm has a batch schedule; () for one batch size."""
+    if cell.train.batch_schedule is None:
+        return ()
+    first = cell.global_batch_size
+    found: list[GrowthPhase] = []
+    with config.naming_trials(cell.index):
+        # The rule counts from the arm's own optimizer.
+        whole = dataclasses.replace(cell.train, optimizer=cell.arm.optimizer)
+        before = first
+        for steps in batch_phases_of(whole, cell.problem):
+            size = steps.global_batch_size
+            with errors.about("batch_schedule", size, "global_batch_size"):
+                check_size(cell.problem, size)
+            train = at_batch_size(_scaled(config, cell.index, size), size, _num_devices(config))
+            ratios = batch_ratios(whole, first, size)
+            memory = batch_ratios(whole, before, size).memory
+            found.append(GrowthPhase(steps, train, ratios, memory))
+            before = size
+    return tuple(found) if len(found) > 1 else ()
 
 
 def judged_by(config: SweepConfig, problem: LoadedProblem) -> str:
@@ -223,7 +316,8 @@ def deal_cells(cells: Sequence[Cell], config: SweepConfig) -> list[Cell]:
 
     def cost(cell: Cell) -> float:
         runs = searches[cell.index] + len(config.final_seeds)
-        return runs * cell.resolved.num_steps * (cell.global_batch_size + _STEP_IN_EXAMPLES)
+        examples = cell.examples(cell.num_steps)
+        return runs * (examples + cell.num_steps * _STEP_IN_EXAMPLES)
 
     return sorted(cells, key=cost, reverse=True)
 
@@ -235,26 +329,26 @@ def _num_devices(config: SweepConfig) -> int:
     return config.train.parallel.num_devices or jax.device_count()
 
 
-def _check_microsteps(cell: Cell) -> None:
-    """Check that replicas, microsteps and groups of batch norm divide the batch of a cell."""
-    size = cell.global_batch_size
-    microsteps = cell.train.parallel.num_microsteps
+def _check_microsteps(cell: Cell, train: TrainConfig) -> None:
+    """Check that replicas, microsteps and groups of batch norm divide a batch of a cell."""
+    size = train.global_batch_size
+    microsteps = train.parallel.num_microsteps
     fix = f"it does not divide batch {size}; use a divisor of it"
     fits = splits_evenly(size, 1, microsteps)
     require(fits, "parallel.num_microsteps", microsteps, fix, code="mismatch")
 
-    replicas = cell.train.aggregator.replicas_per_device
+    replicas = train.aggregator.replicas_per_device
     fix = (
         f"{replicas} replicas, of {microsteps} microsteps each, do not divide batch {size}; use "
         "fewer"
     )
     fits = splits_evenly(size, replicas, microsteps)
     require(fits, "aggregator.replicas_per_device", replicas, fix, code="mismatch")
-    options = step_options(cell.train, cell.problem.stacked)
+    options = step_options(train, cell.problem.stacked)
     with naming_step():
         on_one_device(options.reduction)  # an aggregator may ask for an even number of replicas
         options.check_parts(replicas)
-    check_batch(cell.train.model, Replicas(simulated=replicas), size // (microsteps * replicas))
+    check_batch(train.model, Replicas(simulated=replicas), size // (microsteps * replicas))
 
 
 def _check_sizes(config: SweepConfig, index: int, problem: LoadedProblem) -> None:

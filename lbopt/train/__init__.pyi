@@ -4,5 +4,11 @@ from ._on_disk import check_name as check_name, is_begun as is_begun
 from ._profile import ProfiledSteps as ProfiledSteps
 from ._progress import Progress as Progress, said_by_first as said_by_first, say as say
 from ._ranking import lower_is_better as lower_is_better
-from ._run import Cadence as Cadence, Run as Run, Target as Target, is_due as is_due
+from ._run import (
+    Cadence as Cadence,
+    Run as Run,
+    Target as Target,
+    is_due as is_due,
+    with_memory as with_memory,
+)
 from ._variables import read_variables as read_variables

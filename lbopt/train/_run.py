@@ -230,7 +230,7 @@ class Run:
         change, by which they are divided: nothing is compiled.
         """
         if self.continues:
-            return state.replace(opt_state=_with_memory(state.opt_state, self.memory_ratio))
+            return state.replace(opt_state=with_memory(state.opt_state, self.memory_ratio))
 
         def entered(state: TrainState) -> TrainState:
             if self.resets_optimizer:
@@ -319,11 +319,15 @@ class Run:
         }
 
 
-def _with_memory(opt_state: Any, ratio: float) -> Any:
+def with_memory(opt_state: Any, ratio: float) -> Any:
     """Return an optimizer's state whose second moments correct their bias under another decay.
 
     A moment of decay b2 has 1 - b2^count of its weight after `count` steps. The count becomes the
     one that gives the same weight under the new decay.
+
+    Args:
+      opt_state: State of an optimizer.
+      ratio: Steps under the new decay in which a moment forgets as in one under the old.
     """
 
     def is_moments(node: Any) -> bool:

@@ -37,6 +37,7 @@ class Truth:
       layers: names of the layers with a trust ratio and a phi.
       diverges: batch sizes at which the final trials diverge.
       aggregator: fields of the arm's aggregator; None for no field of its own.
+      batch_schedule: fields of the arm's batch schedule; None for a constant batch.
     """
 
     test: tuple[float, ...]
@@ -56,6 +57,7 @@ class Truth:
     layers: tuple[str, ...] = ()
     diverges: tuple[int, ...] = ()
     aggregator: dict | None = None
+    batch_schedule: dict | None = None
 
 
 def legw(test, train=None, **changes):
@@ -139,7 +141,8 @@ def _arm(name, truth):
         "decay": "constant",
     }
     arm = {"name": name, "optimizer": {"name": truth.optimizer}, "schedule": schedule}
-    return arm | ({"aggregator": truth.aggregator} if truth.aggregator else {})
+    own = {"aggregator": truth.aggregator, "batch_schedule": truth.batch_schedule}
+    return arm | {name: value for name, value in own.items() if value}
 
 
 def _search():

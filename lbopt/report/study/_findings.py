@@ -12,6 +12,7 @@ from lbopt.report.study._arm_limit import (
     small_batches,
     why_unknown,
 )
+from lbopt.report.study._claim_batch_schedule import growing_batches_keep_the_score
 from lbopt.report.study._claim_curvature import lipschitz_peak_stays
 from lbopt.report.study._claim_diffusion import diffusion_is_logarithmic
 from lbopt.report.study._claim_limits import layerwise_legw_goes_further
@@ -52,6 +53,7 @@ def claims_of(study: Study) -> list[Claim]:
         noise_scale_predicts_critical_batch(study),
         diffusion_is_logarithmic(study),
         aps_keeps_accuracy(study),
+        *growing_batches_keep_the_score(study),
     ]
     return [claim for claim in found if claim is not None]
 

@@ -160,5 +160,9 @@ def _own(arm: Arm) -> str:
     parts = {"data": arm.data, "model": arm.model, "aggregator": arm.aggregator}
     found = [f"{name}: {part(one)}" for name, one in parts.items() if one]
     found += [f"loss: {_loss(arm.loss)}"] if arm.loss else []
+    growing = arm.batch_schedule
+    if growing:
+        others = [f.name for f in dataclasses.fields(growing) if f.name != "kind"]
+        found.append(f"batch schedule: {with_fields(growing.kind, changed(growing, others))}")
     found += ["a search of its own"] if arm.search else []
     return "; ".join(found)

@@ -7,6 +7,7 @@ from ._on_mesh import (
 )
 from ._program import (
     TRIALS_AXIS as TRIALS_AXIS,
+    GrowingProgram as GrowingProgram,
     Program as Program,
     TrialBatching as TrialBatching,
     most_lanes as most_lanes,

@@ -12,6 +12,7 @@ import numpy as np
 
 from lbopt import types
 from lbopt.data import ArrayDataset, Dataset, TrainBatches, example_indices
+from lbopt.schedules import BatchPhase
 from lbopt.sweep._trials import Cell
 
 _MOST_EXAMPLES = 2**17
@@ -31,6 +32,7 @@ class Feed:
 
     Args:
       cell: The cell.
+      phase: The steps that are fed; all have one batch size.
       width: Number of trials in a call.
       arrays: The arrays of `resident_arrays` on the device; None to put them there.
 
@@ -38,19 +40,28 @@ class Feed:
       shared: Arrays [examples, ...] on the device by name, which all steps share; {} if batches are
         made on the host.
       num_steps: Most steps in a call.
+      first_step: Steps of a trial before the first one that is fed.
     """
 
-    def __init__(self, cell: Cell, width: int, arrays: Mapping[str, jax.Array] | None = None):
-        self._cell = cell
+    def __init__(
+        self,
+        cell: Cell,
+        phase: BatchPhase,
+        width: int,
+        arrays: Mapping[str, jax.Array] | None = None,
+    ):
+        self._phase = phase
+        self.first_step = phase.first_step
         self._train = cell.problem.splits.train
         kept = resident_arrays(self._train)
         self._indexed = bool(kept)
         self.shared = jax.tree.map(jnp.asarray, kept) if arrays is None else dict(arrays)
-        blank = self._take(0, 0, 1)
+        blank = self._take(0, phase.first_step, 1)
         of_a_step = width * sum(array.nbytes for array in jax.tree.leaves(blank))
         # A call is short enough to hold its input, to stop in time, and to free diverged lanes.
-        longest = math.ceil(cell.resolved.num_steps / (1 if width == 1 else _FEWEST_CHECKS))
-        fitting = min(_MOST_BYTES // of_a_step, _MOST_EXAMPLES // cell.global_batch_size, longest)
+        longest = math.ceil(self._phase.num_steps / (1 if width == 1 else _FEWEST_CHECKS))
+        size = self._phase.global_batch_size
+        fitting = min(_MOST_BYTES // of_a_step, _MOST_EXAMPLES // size, longest)
         self.num_steps = max(1, fitting)
 
     def take(self, seed: int, start: int, count: int) -> Any:
@@ -72,11 +83,15 @@ class Feed:
         )
 
     def _take(self, seed: int, start: int, count: int) -> Any:
-        size = self._cell.global_batch_size
+        phase = self._phase
+        size = phase.global_batch_size
+        start -= phase.first_step
         if self._indexed:
-            order = example_indices(len(self._train), seed, start * size, count * size)
+            first = phase.first_example + start * size
+            order = example_indices(len(self._train), seed, first, count * size)
             return order.reshape(count, size).astype(np.int32)
-        batches = TrainBatches(self._train, seed, size, start + count)
+        first = phase.first_example
+        batches = TrainBatches(self._train, seed, size, start + count, first_example=first)
         found = [batches[start + step] for step in range(count)]
         return {name: np.stack([batch[name] for batch in found]) for name in found[0]}
 

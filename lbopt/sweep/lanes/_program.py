@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 import threading
@@ -17,10 +18,12 @@ from lbopt import replicas, tree
 from lbopt.config import SweepConfig, step_options
 from lbopt.parallel import TrainState, on_one_device, split_seed, step_on_one_device
 from lbopt.recipes import LoadedProblem, with_averaged_params
-from lbopt.sweep._trials import Cell
+from lbopt.schedules import BatchPhase
+from lbopt.sweep._trials import Cell, GrowthPhase
 from lbopt.sweep.lanes import _trial_arguments
 from lbopt.sweep.lanes._feed import Feed
 from lbopt.sweep.lanes._trial_arguments import Arguments
+from lbopt.train import with_memory
 from lbopt.transforms import has_evaluated_params, optimizer_metrics
 
 TRIALS_AXIS = "trials"
@@ -246,6 +249,7 @@ class Program:
       config: The config of the study.
       batching: Lanes of the program.
       arrays: The training set on the device, see `Feed`.
+      phase: The phase of a batch that grows; None for one batch size.
 
     Attributes:
       batching: Lanes of the program.
@@ -261,15 +265,19 @@ class Program:
         config: SweepConfig,
         batching: TrialBatching,
         arrays: Mapping[str, jax.Array] | None = None,
+        phase: GrowthPhase | None = None,
     ):
         self._cell = cell
         self._problem = cell.problem
         self._config = config
         self.batching = batching
-        self._tx = _trial_arguments.make_tx(cell, decays)
-        self.feed = Feed(cell, batching.width, arrays)
+        self._tx = _trial_arguments.make_tx(cell, decays, phase)
+        steps = BatchPhase(cell.global_batch_size, cell.num_steps, 0, 0)
+        self.feed = Feed(cell, steps if phase is None else phase.steps, batching.width, arrays)
+        self._memory_ratio = 1.0 if phase is None else phase.memory_ratio
+        train = cell.train if phase is None else phase.train
         with config.naming_trials(cell.index):
-            options = step_options(cell.train, cell.problem.stacked)
+            options = step_options(train, cell.problem.stacked)
         strategy = on_one_device(options.reduction)
         self._aggregation = strategy.aggregation
         self._step = step_on_one_device(cell.problem.loss_fn, self._tx, options, strategy)
@@ -284,6 +292,20 @@ class Program:
     def compiled(self) -> bool:
         """Whether a trial can start at once; True for batches, whose programs have one user."""
         return getattr(self._advance, "made", True)
+
+    def at(self, step: int) -> Program:
+        """Return the program of the next step of a trial; this one.
+
+        Args:
+          step: Number of steps that the trial has taken.
+        """
+        del step
+        return self
+
+    def entered(self, lanes: Lanes) -> Lanes:
+        """Return the lanes as they enter the phase of this program from the one before."""
+        opt_state = with_memory(lanes.state.opt_state, self._memory_ratio)
+        return lanes._replace(state=lanes.state.replace(opt_state=opt_state))
 
     def shapes(self) -> tuple[Any, ...]:
         """Return the shapes of the arguments of the steps: shared arrays, count, lanes, input."""
@@ -392,6 +414,45 @@ class Program:
             return distances
         moved = jax.tree.map(jnp.subtract, state.params, start)
         return distances.at[done].set(tree.global_norm(moved).astype(jnp.float32))
+
+
+class GrowingProgram:
+    """The programs of a cell whose batch grows, one for each batch size, for one trial at a time.
+
+    Args:
+      programs: The programs, by phase.
+      cell: The cell.
+
+    Attributes:
+      batching: Lanes of the programs, one.
+      create: The method of the first program.
+      merge: The method of the first program.
+      variables: The method of the first program.
+      trust_ratios: The function of the first program.
+    """
+
+    def __init__(self, programs: Sequence[Program], cell: Cell):
+        self._programs = tuple(programs)
+        self._ends = [each.steps.first_step + each.steps.num_steps for each in cell.growth]
+        first = programs[0]
+        self.batching = first.batching
+        self.create = first.create
+        self.merge = first.merge
+        self.variables = first.variables
+        self.trust_ratios = first.trust_ratios
+
+    @property
+    def compiled(self) -> bool:
+        """Whether a trial can start at once."""
+        return all(program.compiled for program in self._programs)
+
+    def at(self, step: int) -> Program:
+        """Return the program of the next step of a trial.
+
+        Args:
+          step: Number of steps that the trial has taken.
+        """
+        return self._programs[bisect.bisect_right(self._ends, step)]
 
 
 def trust_ratios(state: TrainState) -> dict[str, Any]:

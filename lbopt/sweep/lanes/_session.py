@@ -16,7 +16,7 @@ from lbopt.recipes import LoadedProblem
 from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._trials import Trial
 from lbopt.sweep.lanes._gauges import make_probe
-from lbopt.sweep.lanes._program import Initialiser, Lanes, Program, TrialBatching
+from lbopt.sweep.lanes._program import GrowingProgram, Initialiser, Lanes, Program, TrialBatching
 from lbopt.sweep.lanes._scores import Scorer, Tested, means
 from lbopt.sweep.lanes._trial_arguments import Arguments
 
@@ -102,7 +102,7 @@ class Session:
       width: Number of lanes.
     """
 
-    def __init__(self, program: Program, equipment: Equipment):
+    def __init__(self, program: Program | GrowingProgram, equipment: Equipment):
         self._program = program
         self._equipment = equipment
         self.width = program.batching.width
@@ -139,15 +139,18 @@ class Session:
           running: The running trials by lane, to which the steps are added; lanes without one
             are ignored.
         """
-        feed = self._program.feed
-        count = min(feed.num_steps, *(run.steps_to_next_stop for run in running.values()))
         # All lanes take the same steps; those without a trial get the input of another one.
         first = next(iter(running.values()))
+        program = self._program.at(first.done)
+        feed = program.feed
+        count = min(feed.num_steps, *(run.steps_to_next_stop for run in running.values()))
         of_lanes = [running.get(lane, first) for lane in range(self.width)]
         fed = [feed.take(run.trial.seed, run.done, count) for run in of_lanes]
         stacked = jax.tree.map(lambda *each: np.stack(each), *fed)
         assert self._lanes is not None, "begin comes first"
-        self._lanes, taken = self._program.advance(self._lanes, stacked, count)
+        if first.done and first.done == feed.first_step:
+            self._lanes = program.entered(self._lanes)
+        self._lanes, taken = program.advance(self._lanes, stacked, count)
         losses, distances = (np.asarray(values)[:, :count] for values in taken)
         for lane, run in running.items():
             run.extend(losses[lane], distances[lane])

@@ -20,7 +20,8 @@ from lbopt.config import (
     scaled_modules,
     with_optimizer_numbers,
 )
-from lbopt.sweep._trials import Cell, Trial
+from lbopt.schedules import phase_schedule
+from lbopt.sweep._trials import Cell, GrowthPhase, Trial
 
 
 class Arguments(NamedTuple):
@@ -104,12 +105,15 @@ def adjustable(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def make_tx(cell: Cell, decays: bool) -> optax.GradientTransformationExtraArgs:
+def make_tx(
+    cell: Cell, decays: bool, phase: GrowthPhase | None = None
+) -> optax.GradientTransformationExtraArgs:
     """Build the optimizer of a cell's trials.
 
     Args:
       cell: The cell.
       decays: Whether there is weight decay at all; some variants adapt decayed leaves only.
+      phase: The phase of a batch that grows; None for one batch size.
 
     Returns:
       An optimizer from `adjustable`, whose schedule is rescaled from the cell's length to the
@@ -120,11 +124,23 @@ def make_tx(cell: Cell, decays: bool) -> optax.GradientTransformationExtraArgs:
         numbers = arguments.learning_rate, arguments.warmup_steps, arguments.num_steps
         schedule = make_schedule(cell.train.schedule, cell.resolved, *numbers)
         decay = arguments.weight_decay if decays else 0.0
-        problem = cell.problem
-        of_leaves = (problem.stacked, scaled_modules(cell.train.aggregator), problem.known_roles)
         optimizer = with_optimizer_numbers(cell.train.optimizer, arguments.optimizer)
         return make_optimizer(optimizer, schedule, decay, cell.global_batch_size, *of_leaves)
 
+    def make_growing(arguments: Arguments) -> optax.GradientTransformation:
+        assert phase is not None
+        numbers = arguments.learning_rate, arguments.warmup_steps
+        whole = make_schedule(cell.train.schedule, cell.resolved, *numbers)
+        first = cell.global_batch_size
+        schedule = phase_schedule(whole, phase.steps, first, phase.ratios.learning_rate)
+        decay = arguments.weight_decay * phase.ratios.weight_decay if decays else 0.0
+        size = phase.steps.global_batch_size
+        return make_optimizer(phase.train.optimizer, schedule, decay, size, *of_leaves)
+
+    problem = cell.problem
+    of_leaves = (problem.stacked, scaled_modules(cell.train.aggregator), problem.known_roles)
+    if phase is not None:
+        return adjustable(make_growing, Arguments.blank(cell))
     return adjustable(make, Arguments.blank(cell))
 
 
@@ -154,7 +170,9 @@ def program_key(cell: Cell, trial: Trial) -> str:
     schedule = _without_rule(train.schedule)
     problem = (train.data, train.model, train.loss, train.parallel, train.aggregator)
     size = (cell.global_batch_size, cell.resolved.num_steps)
-    return repr((problem, optimizer, schedule, size, trial.weight_decay > 0))
+    # Where the batch grows, the rule's numbers are constants of the programs.
+    growth = (cell.arm.optimizer, cell.arm.schedule, cell.growth) if cell.growth else ()
+    return repr((problem, optimizer, schedule, size, trial.weight_decay > 0, growth))
 
 
 def _without_rule(schedule: ScheduleConfig) -> ScheduleConfig:

@@ -593,3 +593,36 @@ def test_a_format_of_eight_bits_is_held_to_the_tolerance_of_the_limit(short, spr
     assert (
         f"at batch 256 the difference of e4m3 to 32 bits is {low:+.2f} to {high:+.2f}" in sentence
     )
+
+
+# ---- a batch that grows keeps the score
+
+
+@pytest.mark.parametrize(
+    ("grown", "verdict"),
+    [
+        ((0.98, 0.979, 0.975), "held"),
+        ((0.98, 0.98, 0.96), "did not hold"),
+    ],
+)
+def test_a_growing_batch_is_held_to_the_same_arm_without_it(grown, verdict):
+    growing = {"kind": "seesaw", "final_batch_size": 1024}
+    arms = {
+        "constant": Truth(FLAT),
+        "seesaw": Truth(grown, batch_schedule=growing),
+        "other": Truth((0.5, 0.5, 0.5), scaling_rule="sqrt"),
+    }
+    config, rows = synthetic.make_study(arms)
+    for row in rows:
+        if row["arm"] == "seesaw":
+            row["steps"] = row["steps"] * 3 / 4
+    found, sentence = judged(config, rows)["growing_batch_keeps_score_1"]
+    assert found == verdict
+    assert "(seesaw)" in sentence
+    assert "seesaw takes 384 steps and constant 512: 25 % fewer" in sentence
+    # Without the arm that differs in the batch schedule alone nothing is judged.
+    assert not [
+        name
+        for name in claims({"other": arms["other"], "seesaw": arms["seesaw"]})
+        if name.startswith("growing")
+    ]

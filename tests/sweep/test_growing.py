@@ -1,0 +1,135 @@
+"""Trials of arms whose batch grows: the runs of `lbopt train`, one trial after another."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from refusal import ANY, refused
+
+from lbopt.config import (
+    Arm,
+    BatchScheduleConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SearchConfig,
+    SweepConfig,
+    TrainConfig,
+)
+from lbopt.parallel import put_batch
+from lbopt.recipes import build_run
+from lbopt.sweep import make_cells, make_problems, run_sweep
+from lbopt.workdir import read_json_lines
+
+RAMP = BatchScheduleConfig("ramp", final_batch_size=256, increment=64, length=2.0)
+EPOCHS = 4.0
+
+
+def study(batching="none", **changes):
+    train = TrainConfig(
+        data="digits",
+        model=ModelConfig("mlp", (16,)),
+        num_epochs=EPOCHS,
+        eval_every_epochs=1.0,
+        target_metric="eval/accuracy",
+        target_value=0.5,
+    )
+    schedule = ScheduleConfig(
+        0.01,
+        base_batch_size=64,
+        scaling_rule="sde+power_lines",
+        warmup_rule="epochs",
+        base_warmup_epochs=0.5,
+    )
+    optimizer = OptimizerConfig("adamw", weight_decay=0.1, b1=0.8, b2=0.98)
+    arms = (
+        Arm("constant", optimizer, schedule),
+        Arm("ramp", dataclasses.replace(optimizer), schedule, batch_schedule=RAMP),
+    )
+    found = SweepConfig(
+        name="growing",
+        train=train,
+        arms=arms,
+        global_batch_sizes=(64, 128),
+        search=SearchConfig(learning_rate_factors=(1.0, 2.0)),
+        final_seeds=(7,),
+        trial_batching=batching,
+    )
+    return dataclasses.replace(found, **changes)
+
+
+def train_alone(config, factor, seed):
+    """Return the losses of a run of the ramp from batch 64, as `lbopt train` takes its steps."""
+    train = config.cell_train(1, 64)
+    train = dataclasses.replace(train, seed=seed)
+    train.schedule = dataclasses.replace(
+        train.schedule, base_learning_rate=factor * train.schedule.base_learning_rate
+    )
+    train.parallel = dataclasses.replace(train.parallel, num_devices=1)
+    run = build_run(train)
+    state = run.init()
+    losses = []
+    for phase in run.phases():
+        if phase.continues:
+            state = phase.enter(state)
+        for step in range(phase.num_steps):
+            state, metrics = phase.train_step(state, put_batch(phase.mesh, phase.batches[step]))
+            losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
+    return losses, run.phases()[-1].evaluate(state)
+
+
+@pytest.mark.parametrize("batching", ["none", "vmap"])
+def test_a_trial_is_the_run_of_lbopt_train(batching, tmp_path):
+    config = study(batching)
+    config.validate()
+    workdir = tmp_path / "study"
+    (workdir).mkdir()
+    cells = make_cells(config, make_problems(config))
+    run_sweep(config, [cell for cell in cells if cell.arm.name == "ramp"][:1], workdir)
+    (final,) = (
+        line
+        for line in read_json_lines(workdir / "results.jsonl", lambda line: None)
+        if line["phase"] == "final"
+    )
+    losses, evaluated = train_alone(config, final["learning_rate_factor"], seed=7)
+
+    assert (final["global_batch_size"], final["final_batch_size"]) == (64, 256)
+    assert final["steps"] == final["steps_run"] == len(losses)
+    assert final["examples_seen"] >= EPOCHS * 1024 > final["examples_seen"] - 256
+    at = np.asarray(final["curve"]["step"]) - 1
+    np.testing.assert_allclose(final["curve"]["train_loss"], np.asarray(losses)[at], rtol=1e-3)
+    assert math.isclose(final["validation_loss"], evaluated["loss"], rel_tol=1e-3)
+
+
+def test_cells_have_the_numbers_of_each_batch():
+    config = study()
+    constant, _, ramp, _ = make_cells(config, make_problems(config))
+    assert constant.growth == ()
+    sizes = [phase.steps.global_batch_size for phase in ramp.growth]
+    assert sizes == [64, 128, 192, 256]
+    decays = [phase.train.optimizer.b2 for phase in ramp.growth]
+    np.testing.assert_allclose(decays, [0.98, 0.96, 0.94, 0.92])
+    shrinkage = [phase.ratios.weight_decay for phase in ramp.growth]
+    np.testing.assert_allclose(shrinkage, np.sqrt([1, 2, 3, 4]))
+    # Evaluations count epochs: the first step that reaches each.
+    steps = sorted(ramp.evaluated_steps(ramp.num_steps))
+    assert [ramp.examples(step) // 1024 for step in steps] == [1, 2, 3, 4]
+    assert [ramp.examples(step - 1) // 1024 for step in steps] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "code"),
+    [
+        ({"trial_devices": "all"}, "config.trial_devices", "conflict"),
+        (
+            {"search": SearchConfig("successive_halving", min_fidelity=0.1)},
+            "config.search.method",
+            "conflict",
+        ),
+        ({"global_batch_sizes": (64, 256)}, "config.arms[1].batch_schedule.final_batch_size", ANY),
+    ],
+)
+def test_refused(changes, field, code):
+    with refused(field, code=code):
+        study("auto", **changes).validate()
