@@ -43,6 +43,7 @@ def study(batching="none", **changes):
         base_warmup_epochs=0.5,
     )
     optimizer = OptimizerConfig("adamw", weight_decay=0.1, b1=0.8, b2=0.98)
+
     arms = (
         Arm("constant", optimizer, schedule),
         Arm("ramp", dataclasses.replace(optimizer), schedule, batch_schedule=RAMP),

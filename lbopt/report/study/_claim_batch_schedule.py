@@ -52,7 +52,8 @@ def _judge(study: Study, arm: ArmResults, constant: ArmResults, place: int) -> C
     steps = []
     if pairs:
         cell, other = pairs[0]
-        took, whole = cell.first.steps, other.first.steps
+        took = cell.first.steps
+        whole = other.first.steps
         told = {"size": cell.global_batch_size, "steps": f"{took:,.0f}", "all": f"{whole:,.0f}"}
         saved = 100 * (1 - took / whole)
         steps.append(say(_STEPS, arm=arm.name, constant=constant.name, saved=saved, **told))

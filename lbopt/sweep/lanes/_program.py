@@ -271,6 +271,7 @@ class Program:
         self._problem = cell.problem
         self._config = config
         self.batching = batching
+
         self._tx = _trial_arguments.make_tx(cell, decays, phase)
         steps = BatchPhase(cell.global_batch_size, cell.num_steps, 0, 0)
         self.feed = Feed(cell, steps if phase is None else phase.steps, batching.width, arrays)

@@ -612,6 +612,7 @@ def test_a_growing_batch_is_held_to_the_same_arm_without_it(grown, verdict):
         "seesaw": Truth(grown, batch_schedule=growing),
         "other": Truth((0.5, 0.5, 0.5), scaling_rule="sqrt"),
     }
+
     config, rows = synthetic.make_study(arms)
     for row in rows:
         if row["arm"] == "seesaw":
