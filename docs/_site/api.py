@@ -98,6 +98,8 @@ MODULES = {
         {
             "Scaling rules": "scale_learning_rate legw_schedule scaling_plan scale_batch "
             "ScaledBatch Units",
+            "A batch that grows": "batch_phases BatchPhase phase_schedule ramp_changes "
+            "doubling_changes seesaw_changes critical_changes",
             "The table of rules": "scale_number combine_rules rule_changes check_warmup_rule "
             "ScalingRule Change",
             "Schedules": "warmup_schedule step_schedule exponential_schedule stretch_schedule",
@@ -202,7 +204,7 @@ MODULES = {
         "A config file defines `get_config(row)` and returns a `TrainConfig` or a `SweepConfig`. "
         "[Config fields](../config.md) lists every field of these classes.",
         {
-            "A run": "TrainConfig About CheckpointConfig PhaseConfig",
+            "A run": "TrainConfig About CheckpointConfig PhaseConfig BatchScheduleConfig",
             "Groups of a run": "DataConfig ModelConfig LossConfig OptimizerConfig ScheduleConfig "
             "AggregatorConfig ParallelConfig",
             "Own data and optimizers": "ArraysConfig ImageFolderConfig TfdsConfig OptaxConfig",

@@ -27,6 +27,9 @@ class BatchPhase:
       num_steps: Number of steps.
       first_step: Steps before the phase.
       first_example: Examples before the phase.
+
+    >>> BatchPhase(64, num_steps=10, first_step=5, first_example=160).last_example
+    800
     """
 
     global_batch_size: int

@@ -11,6 +11,7 @@ STUDIES = (
     "diffusion_digits",
     "digits_limit",
     "digits_lstm_legw",
+    "growing_bert",
     "imagenet_limit",
     "mnist_limit",
     "precision_digits",

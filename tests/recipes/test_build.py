@@ -61,6 +61,7 @@ EMBEDDED_STUDIES = (
     "waterfall_digits",
     "diffusion_digits",
     "precision_digits",
+    "growing_bert",
 )
 STUDIES = [
     *(f"sweeps/{name}.py" for name in EMBEDDED_STUDIES),
