@@ -23,7 +23,15 @@ import numpy as np
 
 from lbopt._shown import one_line, show
 from lbopt.cli import _flags
-from lbopt.config import SweepConfig, TrainConfig, at_batch_size, naming, naming_phase2
+from lbopt.config import (
+    NOISE_SCALE,
+    SweepConfig,
+    TrainConfig,
+    at_batch_size,
+    doubled_sizes,
+    naming,
+    naming_phase2,
+)
 from lbopt.errors import EXIT_USER, EnvironmentProblem, UserError, require, under
 from lbopt.parallel import available_devices
 from lbopt.plan import parse_topology
@@ -290,11 +298,17 @@ def _phases(
     config: TrainConfig, problems: Sequence[LoadedProblem] | None, num_devices: int
 ) -> list[TrainConfig]:
     """Return the config of each phase; without data those of a batch schedule are not known."""
-    if config.batch_schedule is None or not problems:
+    growing = config.batch_schedule
+    if growing is None or not (problems or growing.kind == NOISE_SCALE):
         return config.phases()
-    with naming("config", TrainConfig):
-        phases = batch_phases_of(config, problems[0])
-    return [at_batch_size(config, phase.global_batch_size, num_devices) for phase in phases]
+    if growing.kind == NOISE_SCALE:
+        sizes = doubled_sizes(growing, config.global_batch_size)
+    else:
+        assert problems is not None
+        with naming("config", TrainConfig):
+            phases = batch_phases_of(config, problems[0])
+        sizes = [phase.global_batch_size for phase in phases]
+    return [at_batch_size(config, size, num_devices) for size in sizes]
 
 
 def _listed(numbers: Iterable[int], phases: bool) -> str:

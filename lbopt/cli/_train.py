@@ -193,7 +193,8 @@ def _train_in(
     # Trace all phases now: a fault in the last one must not show after days of the first. Of those
     # that differ in the batch alone the largest shows it.
     job.doing("tracing the step", patience=STARTING_PATIENCE)
-    for phase in training.phases():
+    growing = training.growth.candidates[-1:] if training.growth else ()
+    for phase in (*training.phases(), *growing):
         phase.check_memory()
         if phase.is_end or not phase.continues:
             phase.lower()

@@ -5,8 +5,11 @@ from ._aggregator import (
     scaled_modules as scaled_modules,
 )
 from ._batch_schedule import (
+    NOISE_SCALE as NOISE_SCALE,
     BatchScheduleConfig as BatchScheduleConfig,
     at_batch_size as at_batch_size,
+    doubled_sizes as doubled_sizes,
+    examples_in as examples_in,
     resolve_batch_schedule as resolve_batch_schedule,
 )
 from ._checks import (

@@ -23,10 +23,11 @@ from lbopt.schedules import (
 if TYPE_CHECKING:
     from lbopt.config._train import TrainConfig
 
-KINDS = ("critical", "doubling", "ramp", "seesaw", "steps")
+NOISE_SCALE = "noise_scale"
+KINDS = ("critical", "doubling", NOISE_SCALE, "ramp", "seesaw", "steps")
 UNITS = ("epochs", "examples", "tokens")
-_WITH_END = ("critical", "doubling", "ramp", "seesaw")
-_PLACED = ("critical", "doubling", "ramp", "steps")
+_WITH_END = tuple(kind for kind in KINDS if kind != "steps")
+_PLACED = tuple(kind for kind in KINDS if kind != "seesaw")
 
 
 @dataclasses.dataclass
@@ -39,15 +40,18 @@ class BatchScheduleConfig:
     Attributes:
       kind: "steps" (at the places in `changes`), "ramp" (linear, by `increment` at a time over
         `length`), "doubling" (every `every`), "seesaw" (where the schedule has cut the rate by
-        `factor`) or "critical" (doubled where the critical batch of `measured` is twice as large).
+        `factor`), "critical" (doubled where the critical batch of `measured` is twice as large) or
+        "noise_scale" (doubled where the gradient noise scale of the run itself is
+        `noise_scale_factor` times the doubled batch; asked every `every`).
       unit: Unit of the places: "epochs", "examples" or "tokens".
       changes: Pairs of a place and the batch size from there on, by place.
       final_batch_size: Largest batch size.
       increment: Examples by which the ramp grows at a time.
       length: Length of the ramp.
-      every: Distance between two doublings.
+      every: Distance between two doublings, or between two looks at the noise scale.
       factor: Factor of the batch where the rate is cut, > 1.
       multiple_of: Number of which every batch size is a multiple, for a factor that is not whole.
+      noise_scale_factor: Smallest noise scale for a batch, as a multiple of that batch.
       measured: Pairs of a place and the critical batch size measured there, by place.
       microstep_size: Largest number of examples that a device takes at a time; larger batches are
         accumulated in the fewest equal microsteps. None for `parallel.num_microsteps` throughout,
@@ -67,9 +71,10 @@ class BatchScheduleConfig:
     final_batch_size: int = only(1024, kind=_WITH_END)
     increment: int = only(64, kind=("ramp",))
     length: float = only(1.0, kind=("ramp",))
-    every: float = only(1.0, kind=("doubling",))
+    every: float = only(1.0, kind=("doubling", NOISE_SCALE))
     factor: float = only(2.0, kind=("seesaw",))
     multiple_of: int = only(1, kind=("seesaw",))
+    noise_scale_factor: float = only(1.0, kind=(NOISE_SCALE,))
     measured: tuple[tuple[float, float], ...] = only((), kind=("critical",))
     microstep_size: int | None = None
 
@@ -87,7 +92,12 @@ def check_batch_schedule(config: BatchScheduleConfig, global_batch_size: int) ->
       config: The batch schedule.
       global_batch_size: Examples per step at the start.
     """
-    positive = {"length": config.length, "every": config.every, "factor": config.factor - 1}
+    positive = {
+        "length": config.length,
+        "every": config.every,
+        "factor": config.factor - 1,
+        "noise_scale_factor": config.noise_scale_factor,
+    }
     for field, value in positive.items():
         fix = f"give a number > {1 if field == 'factor' else 0}"
         require(value > 0, field, getattr(config, field), fix)
@@ -110,7 +120,14 @@ def check_batch_schedule(config: BatchScheduleConfig, global_batch_size: int) ->
         also = {"global_batch_size": "global_batch_size"}
         larger = last > global_batch_size
         require(larger, "final_batch_size", last, fix, code="conflict", also=also)
-    if config.kind != "seesaw":
+    if config.kind == NOISE_SCALE:
+        sizes = doubled_sizes(config, global_batch_size)
+        fix = f"give {{global_batch_size}} = {global_batch_size} times a power of two"
+        fits = sizes[-1] == config.final_batch_size
+        also = {"global_batch_size": "global_batch_size"}
+        last = config.final_batch_size
+        require(fits, "final_batch_size", last, fix, code="mismatch", also=also)
+    elif config.kind != "seesaw":
         _changes(config, global_batch_size, 1.0, None, 0)
 
 
@@ -147,16 +164,38 @@ def resolve_batch_schedule(
     Raises:
       UserError: Naming a field, for a change after the end, or a phase without a step.
     """
-    units = {
-        "epochs": examples_per_epoch,
-        "examples": 1,
-        "tokens": 1 / sequence_length,
-    }
+    unit = examples_in(config, examples_per_epoch, sequence_length)
     steps = max(1, round(total / global_batch_size))
-    changes = _changes(config, global_batch_size, units[config.unit], schedule, steps)
+    changes = _changes(config, global_batch_size, unit, schedule, steps)
     field = "changes" if config.kind == "steps" else "kind"
     with errors.about(field, getattr(config, field), "changes"):
         return batch_phases(global_batch_size, changes, total, strict=config.kind == "steps")
+
+
+def doubled_sizes(config: BatchScheduleConfig, global_batch_size: int) -> list[int]:
+    """Return the batch sizes that a doubling batch can have, ascending.
+
+    Args:
+      config: The batch schedule.
+      global_batch_size: Examples per step at the start.
+    """
+    sizes = [global_batch_size]
+    while 2 * sizes[-1] <= config.final_batch_size:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def examples_in(
+    config: BatchScheduleConfig, examples_per_epoch: int, sequence_length: int
+) -> float:
+    """Return the examples in a unit of a batch schedule's places.
+
+    Args:
+      config: The batch schedule.
+      examples_per_epoch: Examples of the training set.
+      sequence_length: Tokens of an example.
+    """
+    return {"epochs": examples_per_epoch, "examples": 1, "tokens": 1 / sequence_length}[config.unit]
 
 
 def at_batch_size(config: "TrainConfig", global_batch_size: int, num_devices: int) -> "TrainConfig":

@@ -7,7 +7,7 @@ import dataclasses
 from lbopt import errors
 from lbopt.config import _checks, _fields
 from lbopt.config._aggregator import AggregatorConfig
-from lbopt.config._batch_schedule import BatchScheduleConfig, fewest_microsteps
+from lbopt.config._batch_schedule import NOISE_SCALE, BatchScheduleConfig, fewest_microsteps
 from lbopt.config._checks import at_least, require_name, require_seeds
 from lbopt.config._data import DataConfig
 from lbopt.config._fields import only
@@ -302,6 +302,12 @@ class SweepConfig:
         alone = self.trial_devices == "one"
         place = "config.trial_devices"
         require(alone, place, self.trial_devices, fix, code="conflict")
+        growing = self.arm_train(index).batch_schedule
+        assert growing is not None
+        fix = "a trial does not measure its noise scale; use lbopt train, or another kind"
+        with self.naming_trials(index):
+            known = growing.kind != NOISE_SCALE
+            require(known, "batch_schedule.kind", growing.kind, fix, code="conflict")
         search = self.arm_search(index)
         fix = "an arm with a batch schedule has no shorter trials; use 'grid' or 'halton'"
         with self.naming_search(index):

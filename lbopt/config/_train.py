@@ -12,6 +12,7 @@ from lbopt._user_code import is_place
 from lbopt.config import _checks, _fields
 from lbopt.config._aggregator import AggregatorConfig, check_aggregator_kind
 from lbopt.config._batch_schedule import (
+    NOISE_SCALE,
     BatchScheduleConfig,
     check_batch_schedule,
     check_batch_schedule_kind,
@@ -342,6 +343,11 @@ def check_batch_growth(config: TrainConfig) -> None:
         fix = "a change of batch is a phase of its own; give one of the two"
         alone = config.phase2 is None
         require(alone, "kind", changes.kind, fix, code="conflict")
+        by_noise = changes.kind == NOISE_SCALE
+        fix = "it needs the run's noise scale; set {track_noise_scale} = True"
+        measured = config.optimizer.track_noise_scale or not by_noise
+        also = {"track_noise_scale": "optimizer.track_noise_scale"}
+        require(measured, "kind", changes.kind, fix, code="conflict", also=also)
         fix = "the state of text belongs to one batch size; leave {batch_schedule} None"
         carried = config.data.carry_state
         also = {"batch_schedule": "batch_schedule"}

@@ -5,6 +5,7 @@ A batch is read in slices of consecutive examples, which threads or processes re
 
 from __future__ import annotations
 
+import copy
 import itertools
 import multiprocessing
 import os
@@ -109,6 +110,18 @@ class TrainBatches:
         self._num_steps = num_steps
         self._rows = rows_of(parts, num_parts, global_batch_size)
         self.part_size = len(self._rows)
+
+    def moved(self, first_example: int, num_steps: int) -> TrainBatches:
+        """Return the batches of another part of the stream, of the same size.
+
+        Args:
+          first_example: Position in the stream of examples where step 0 begins.
+          num_steps: Number of steps.
+        """
+        found = copy.copy(self)
+        found.first_example = first_example
+        found._num_steps = num_steps
+        return found
 
     def __len__(self) -> int:
         return self._num_steps

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lbopt.config import TrainConfig, naming
+from lbopt.config import NOISE_SCALE, TrainConfig, naming
 from lbopt.data import Dataset, EvalBatches
 from lbopt.data.from_config import has_known_length, known_source
 from lbopt.errors import require
@@ -218,6 +218,9 @@ def _check(config: TrainConfig) -> None:
         also = {"builder": "data.builder"}
         require(known, "num_steps", phase.num_steps, fix, code="missing", also=also)
     growing = config.batch_schedule
+    fix = "the run decides how long each batch lasts; plan it as 'doubling' or 'steps'"
+    decided = growing is None or growing.kind != NOISE_SCALE
+    require(decided, "batch_schedule.kind", growing and growing.kind, fix, code="conflict")
     if growing is not None and growing.unit == "epochs" and growing.kind != "seesaw":
         fix = "an epoch has an unknown size without the corpus; count in 'examples' or 'tokens'"
         known = has_known_length(config.data)

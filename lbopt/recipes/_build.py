@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from lbopt import errors, types
 from lbopt.config import (
+    NOISE_SCALE,
     CheckpointConfig,
     OptimizerConfig,
     ParallelConfig,
@@ -22,6 +23,8 @@ from lbopt.config import (
     TrainConfig,
     at_batch_size,
     batch_ratios,
+    doubled_sizes,
+    examples_in,
     make_optimizer,
     make_schedule,
     naming,
@@ -46,7 +49,7 @@ from lbopt.parallel import (
 from lbopt.recipes import _initial, _layout, _make_step, _patterns, _problem
 from lbopt.replicas import Replicas
 from lbopt.schedules import BatchPhase, Units, phase_schedule
-from lbopt.train import Cadence, Run, Target
+from lbopt.train import Cadence, NoiseGrowth, Run, Target
 from lbopt.transforms import evaluated_params, has_evaluated_params
 
 
@@ -80,7 +83,9 @@ def build_run(
     with _naming():
         mesh = build_mesh(config.parallel, devices)
         if config.batch_schedule is not None:
-            return _build_batch_phases(first, mesh, load, trains)
+            by_noise = config.batch_schedule.kind == NOISE_SCALE
+            build = _build_noise_growth if by_noise else _build_batch_phases
+            return build(first, mesh, load, trains)
         run = _build_phase(first, mesh, load, trains=trains)
         if not second:
             return run
@@ -168,6 +173,48 @@ def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
     while runs:
         chain = dataclasses.replace(runs.pop(), next_phase=chain)
     return chain
+
+
+def _build_noise_growth(config: TrainConfig, mesh: Mesh, load: _problem.Load, trains: bool) -> Run:
+    """Build a run whose batch doubles as its noise scale says, with all its batch sizes."""
+    growing = config.batch_schedule
+    assert growing is not None
+    config = _layout.with_layout(config, mesh.devices.flat[0].platform)
+    problem = _make_problem(config, load)
+    first = config.global_batch_size
+    num_examples = len(problem.splits.train)
+    resolved = _resolved(config, problem)
+    base = make_schedule(config.schedule, resolved)
+    total = num_examples * config.num_epochs if config.num_steps is None else 0
+
+    candidates: list[Run] = []
+    before = first
+    for size in doubled_sizes(growing, first):
+        here = at_batch_size(config, size, mesh.size)
+        units = Units(num_examples, size)
+        steps = dataclasses.replace(resolved, steps_per_epoch=units.exact_steps(1))
+        ratios = batch_ratios(config, first, size)
+        schedule = _in_strides(base, size // first, ratios.learning_rate)
+        blamed = errors.about("batch_schedule", size, "global_batch_size")
+        with blamed if candidates else contextlib.nullcontext():
+            run = _build_run(here, problem, mesh, steps, schedule, None, trains)
+        ratio = batch_ratios(config, before, size).memory
+        run = dataclasses.replace(run, continues=bool(candidates), memory_ratio=ratio)
+        candidates.append(run)
+        before = size
+
+    unit = examples_in(growing, num_examples, config.data.sequence_length)
+    last = candidates[-1].global_batch_size
+    every = max(1, round(growing.every * unit / last)) * last
+    growth = NoiseGrowth(
+        tuple(candidates), every, growing.noise_scale_factor, total or first * resolved.num_steps
+    )
+    return growth.chain(())
+
+
+def _in_strides(schedule: optax.Schedule, stride: int, scale: float) -> optax.Schedule:
+    """Return a schedule that takes several steps of another one at a time, times a factor."""
+    return lambda count: scale * schedule(count * stride)
 
 
 def batch_phases_of(config: TrainConfig, problem: _problem.LoadedProblem) -> tuple[BatchPhase, ...]:

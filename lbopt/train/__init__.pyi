@@ -6,6 +6,7 @@ from ._progress import Progress as Progress, said_by_first as said_by_first, say
 from ._ranking import lower_is_better as lower_is_better
 from ._run import (
     Cadence as Cadence,
+    NoiseGrowth as NoiseGrowth,
     Run as Run,
     Target as Target,
     is_due as is_due,

@@ -22,7 +22,7 @@ class PhaseAhead:
     a larger batch take memory.
 
     Args:
-      run: The phase.
+      run: The phase, or one of the same batch size at another place.
     """
 
     def __init__(self, run: Run):
@@ -31,25 +31,33 @@ class PhaseAhead:
         self._reading: concurrent.futures.Future[Iterator[types.Batch]] | None = None
 
     def start_reading(self) -> None:
-        """Begin to read the first batches."""
-        if self._reading is None:
-            self._reading = _in_background(self._read)
+        """Begin to read the first batches of the phase."""
+        self._start_reading(self._run)
 
-    def batches(self) -> Iterator[types.Batch]:
+    def batches(self, run: Run) -> Iterator[types.Batch]:
         """Wait until the program is compiled and the first batch is read; return all batches.
+
+        Args:
+          run: The phase, with its place in the stream of examples.
 
         Raises:
           Exception: What the compilation or the reading raised.
         """
-        self.start_reading()
-        assert self._reading is not None
+        reading = self._start_reading(run)
         self._program.result()
-        return self._reading.result()
+        return reading.result()
 
-    def _read(self) -> Iterator[types.Batch]:
-        batches = train_iterator(self._run.batches)
-        first = next(batches)
-        return itertools.chain([first], batches)
+    def _start_reading(self, run: Run) -> concurrent.futures.Future[Iterator[types.Batch]]:
+        if self._reading is None:
+            self._reading = _in_background(lambda: _read(run))
+        return self._reading
+
+
+def _read(run: Run) -> Iterator[types.Batch]:
+    """Return the batches of a phase, of which the first is there."""
+    batches = train_iterator(run.batches)
+    first = next(batches)
+    return itertools.chain([first], batches)
 
 
 def _in_background(work: Callable[[], T]) -> concurrent.futures.Future[T]:

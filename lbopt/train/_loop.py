@@ -41,9 +41,12 @@ _READ_AHEAD_STEPS = 3
 """Steps before the end of a phase from which on the batches of the next one are read."""
 _STALLED_SHARE = 0.5
 """Share of a layer's weights: if an update leaves more of them unchanged, the user is warned."""
+_NEXT_SIZE = "train/next_global_batch_size"
+"""Metric of the step after which the batch doubles."""
 _SHOWN = (
     "train/loss",
     "train/learning_rate",
+    _NEXT_SIZE,
     "eval/accuracy",
     "eval/perplexity",
     "eval/f1",
@@ -82,7 +85,6 @@ def train(
     """
     job = SoloJob() if watch is None else watch.job
     is_first = job.index == 0  # others write only their shards of the checkpoints
-    total = run.phases()[-1].last_step
     hooks = metrics_hooks(on_metrics)
     if is_first:
         make_writable_folder(workdir / "checkpoints")
@@ -98,6 +100,8 @@ def train(
         start = int(state.step)
         status = _shared_status(workdir, start, job)
         mllog = run.mllog if is_first else None
+        chain = run if run.growth is None else run.growth.chain(status.doubled_at)
+        total = chain.phases()[-1].last_step
 
         if start >= total or status.is_stopped(run.target):
             MlperfLog(workdir, mllog, run.epoch_at, start).run_ends(start, status.reached)
@@ -117,20 +121,28 @@ def train(
             raise Preempted(
                 f"stopped before step {start + 1} of {total}; run the same command again to resume"
             )
-        progress.say(_first_line(run, start, total, job))
+        progress.say(_first_line(chain, start, total, job))
 
         tracing = StepProfile(profile if is_first else None, workdir, start, progress.say)
         stack.callback(tracing.close)
-        log = MlperfLog(workdir, mllog, run.epoch_at, start)
+        log = MlperfLog(workdir, mllog, lambda step: chain.epoch_at(step), start)
         ahead: PhaseAhead | None = None
-        for phase in run.phases():
-            if int(state.step) < phase.last_step and not status.is_stopped(phase.target):
-                ready = ahead
-                ahead = None if phase.next_phase is None else PhaseAhead(phase.next_phase)
-                loop = _PhaseLoop(
-                    phase, total, status, checkpoints, writer, watch, progress, log, tracing, ahead
-                )
-                state = loop.train(state, ready)
+        while (phase := chain.phase_at(int(state.step) + 1)).last_step > int(state.step):
+            if status.is_stopped(phase.target):
+                break
+            ready = ahead
+            following = phase.next_phase
+            if phase.growth is not None and following is None:
+                following = phase.growth.after(phase)
+            ahead = None if following is None else PhaseAhead(following)
+            loop = _PhaseLoop(
+                phase, total, status, checkpoints, writer, watch, progress, log, tracing, ahead
+            )
+            state = loop.train(state, ready)
+            if run.growth is not None and status.doubled_at:
+                chain = run.growth.chain(status.doubled_at)
+                total = chain.phases()[-1].last_step
+                progress.expect(total, int(state.step))
 
         log.run_ends(int(state.step), status.reached)
         job.doing("waiting for the last checkpoint", total)
@@ -211,6 +223,7 @@ class Status:
         line before a kill is excluded.
       reached: Whether the target was reached.
       broken_step: The first step whose logged loss is not finite; None if there is none.
+      doubled_at: Steps after which the noise scale doubled the batch.
       warned_of_stalled: Whether the user was warned that updates are too small for the dtype of
         the parameters.
     """
@@ -218,6 +231,7 @@ class Status:
     seconds: float = 0.0
     reached: bool = False
     broken_step: int | None = None
+    doubled_at: list[int] = dataclasses.field(default_factory=list)
     warned_of_stalled: bool = False
 
     @classmethod
@@ -230,6 +244,7 @@ class Status:
             seconds=max(seconds, default=0.0),
             reached=any("target/steps" in line for line in lines),
             broken_step=next((line["step"] for line in lines if broken_losses(line)), None),
+            doubled_at=[line["step"] for line in lines if line.get(_NEXT_SIZE) is not None],
         )
 
     def is_stopped(self, target: Target | None) -> bool:
@@ -293,10 +308,10 @@ class _PhaseLoop:
         batches = (
             train_iterator(run.batches, start - run.first_step)
             if ready is None
-            else ready.batches()
+            else ready.batches(run)
         )
         for step, batch in enumerate(batches, start + 1):
-            if self.ahead is not None and step >= run.last_step - _READ_AHEAD_STEPS:
+            if run.next_phase and self.ahead and step >= run.last_step - _READ_AHEAD_STEPS:
                 self.ahead.start_reading()
             # The first step is compiled, which takes longer.
             job.doing("in step", step, STARTING_PATIENCE if step == start + 1 else 1)
@@ -312,7 +327,7 @@ class _PhaseLoop:
             self._report(step, scalars)
             self._check_finite(step, scalars)
             self._save(step, state, scalars, stopping)
-            if self.status.is_stopped(run.target):
+            if self.status.is_stopped(run.target) or step in self.status.doubled_at:
                 break
             job.doing("reading the batch of the next step", step)
 
@@ -332,13 +347,26 @@ class _PhaseLoop:
         if self._is_due(step, self.run.cadence.log_every_steps):
             scalars |= self._training_scalars(step, state, step_metrics)
             scalars["perf/examples_per_s"] = clock.examples_per_s(step)
-            if self.run.continues or not self.run.is_end:
+            if self.run.continues or not self.run.is_end or self.run.growth is not None:
                 scalars["train/global_batch_size"] = float(self.run.global_batch_size)
         if self._evaluation_is_due(step):
             scalars |= self._evaluate(step, state, clock)
+        scalars |= self._decision(step, state)
         if scalars or stopping:  # the time until a preemption counts as well
             scalars |= {**self._damaged_counts(), "perf/elapsed_s": clock.elapsed_s()}
         return scalars
+
+    def _decision(self, step: int, state: TrainState) -> dict[str, float]:
+        """Return the batch size from now on, if the noise scale says that it doubles here."""
+        growth = self.run.growth
+        if growth is None or not growth.decides(self.run, step):
+            return {}
+        size = 2 * self.run.global_batch_size
+        scale = float(optimizer_metrics(state.opt_state)["noise_scale"])
+        if not scale >= growth.factor * size:
+            return {"train/noise_scale": scale}
+        self.status.doubled_at.append(step)
+        return {"train/noise_scale": scale, _NEXT_SIZE: float(size)}
 
     def _training_scalars(
         self, step: int, state: TrainState, step_metrics: types.Metrics
@@ -408,8 +436,9 @@ class _PhaseLoop:
         if scalars:
             self.writer.write(step, self.run.examples_seen(step), scalars)
         self.progress.advance()
-        if scalars:
-            self.progress.report({name: scalars[name] for name in _SHOWN if name in scalars})
+        shown = {name: scalars[name] for name in _SHOWN if name in scalars}
+        if shown:
+            self.progress.report(shown)
 
     def _check_finite(self, step: int, scalars: Mapping[str, float]) -> None:
         """Say once that a loss is not finite, or end the run if that was asked for."""

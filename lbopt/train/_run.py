@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -122,6 +122,7 @@ class Run:
       resets_optimizer: Whether the phase begins with a fresh state of the optimizer.
       continues: Whether the phase is only another batch size: its learning rate, its cadence and
         the ranking of its checkpoints go on from those of the phase before.
+      growth: The batch sizes among which the run chooses as it goes; None if its phases are known.
       memory_ratio: Steps of this phase in which the second moment forgets as much as in one step
         of the phase before.
       next_phase: The next phase; None if this is the last one.
@@ -148,6 +149,7 @@ class Run:
     resets_optimizer: bool = False
     continues: bool = False
     memory_ratio: float = 1.0
+    growth: NoiseGrowth | None = None
     next_phase: Run | None = None
 
     @property
@@ -230,13 +232,17 @@ class Run:
         change, by which they are divided: nothing is compiled.
         """
         if self.continues:
-            return state.replace(opt_state=with_memory(state.opt_state, self.memory_ratio))
+            opt_state = with_memory(state.opt_state, self.memory_ratio)
+            if self.growth is not None:
+                count = self.batches.first_example // self.global_batch_size
+                opt_state = _with_schedule_count(opt_state, count)
+            return state.replace(opt_state=opt_state)
 
         def entered(state: TrainState) -> TrainState:
             if self.resets_optimizer:
                 state = state.replace(opt_state=self.tx.init(state.params))
                 return self.train_step.with_aggregator_state(state)
-            return state.replace(opt_state=_with_schedules_restarted(state.opt_state))
+            return state.replace(opt_state=_with_schedule_count(state.opt_state, 0))
 
         return jax.jit(entered, out_shardings=self.train_step.state_sharding(state))(state)
 
@@ -342,15 +348,78 @@ def with_memory(opt_state: Any, ratio: float) -> Any:
     return opt_state if ratio == 1 else jax.tree.map(scaled, opt_state, is_leaf=is_moments)
 
 
-def _with_schedules_restarted(opt_state: Any) -> Any:
-    """Return an optimizer's state whose learning-rate schedules are at their first step."""
+def _with_schedule_count(opt_state: Any, count: int) -> Any:
+    """Return an optimizer's state whose learning-rate schedules are at a step."""
 
     def is_rate(node: Any) -> bool:
         return isinstance(node, LearningRateState)
 
-    def restarted(node: Any) -> Any:
+    def moved(node: Any) -> Any:
         if not is_rate(node):
             return node
-        return node._replace(schedule_count=jnp.zeros_like(node.schedule_count))
+        old = node.schedule_count
+        new = jnp.full_like(old, count)
+        traced = isinstance(old, jax.core.Tracer)
+        return node._replace(schedule_count=new if traced else jax.device_put(new, old.sharding))
 
-    return jax.tree.map(restarted, opt_state, is_leaf=is_rate)
+    return jax.tree.map(moved, opt_state, is_leaf=is_rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseGrowth:
+    """A batch that doubles where the run's own gradient noise scale is large enough.
+
+    Whether it does is decided at equal distances in examples. The state that decides is the same
+    in every process and after a restart, and so is the decision.
+
+    Attributes:
+      candidates: A run for each batch size, each twice the one before. Its learning rate is a
+        function of the steps that the examples so far would take at its batch size.
+      every_examples: Examples between two decisions, a multiple of every batch size.
+      factor: Smallest noise scale for a batch, as a multiple of that batch.
+      num_examples: Length of the run in examples.
+    """
+
+    candidates: tuple[Run, ...]
+    every_examples: int
+    factor: float
+    num_examples: float
+
+    def chain(self, doubled_at: Sequence[int]) -> Run:
+        """Return the run with the phases so far, the last of which goes to the end.
+
+        Args:
+          doubled_at: Steps after which the batch was doubled.
+        """
+        phases: list[Run] = []
+        step = 0
+        example = 0
+        for candidate, end in zip(self.candidates, (*doubled_at, None), strict=False):
+            size = candidate.global_batch_size
+            left = math.ceil((self.num_examples - example) / size)
+            count = left if end is None else end - step
+            phase = dataclasses.replace(
+                candidate,
+                batches=candidate.batches.moved(example, count),
+                first_step=step,
+                growth=self,
+            )
+            phases.append(phase)
+            step += count
+            example += count * size
+
+        whole = phases.pop()
+        while phases:
+            whole = dataclasses.replace(phases.pop(), next_phase=whole)
+        return whole
+
+    def after(self, phase: Run) -> Run | None:
+        """Return the run of the batch size after that of a phase; None for the last one."""
+        sizes = [candidate.global_batch_size for candidate in self.candidates]
+        place = sizes.index(phase.global_batch_size) + 1
+        return self.candidates[place] if place < len(sizes) else None
+
+    def decides(self, phase: Run, step: int) -> bool:
+        """Return whether it is decided after a step of a phase if the batch doubles."""
+        at = phase.examples_seen(step) % self.every_examples == 0
+        return at and step < phase.last_step and self.after(phase) is not None

@@ -97,7 +97,8 @@ def size_of(config):
 
 def closed_form(schedule, batch_size, num_epochs, num_examples):
     """Return peak, warmup steps and total steps of a rule, from its definition."""
-    exponent = {"sqrt": 0.5, "linear": 1, "none": 0}[schedule.scaling_rule]
+    exponents = {"sqrt": 0.5, "sde_half_life": 0.5, "linear": 1, "none": 0}
+    exponent = exponents[schedule.scaling_rule]
     peak = schedule.base_learning_rate * (batch_size / schedule.base_batch_size) ** exponent
     over = {"legw": schedule.base_batch_size, "epochs": batch_size, "none": math.inf}[
         schedule.warmup_rule

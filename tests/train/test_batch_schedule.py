@@ -25,6 +25,7 @@ from lbopt.config import (
     PhaseConfig,
     ScheduleConfig,
     TrainConfig,
+    make_schedule,
     resolve_schedule,
 )
 from lbopt.data import example_indices
@@ -35,7 +36,9 @@ SIZES = [16] * 5 + [32] * 3 + [48] * 2 + [64] * 4
 """Batch sizes of the run's steps."""
 
 
-def config(num_devices=2, **changes):
+def config(num_devices=2, kind="ramp", **changes):
+    if kind == "noise_scale":
+        return by_noise(num_devices, **changes)
     ramp = BatchScheduleConfig(
         "ramp", unit="examples", final_batch_size=64, increment=16, length=240.0, microstep_size=16
     )
@@ -65,9 +68,26 @@ def config(num_devices=2, **changes):
     return dataclasses.replace(found, **changes)
 
 
+def by_noise(num_devices, **changes):
+    """Return the config with a batch that doubles by the run's own noise scale."""
+    growing = BatchScheduleConfig(
+        "noise_scale",
+        unit="examples",
+        final_batch_size=64,
+        every=128.0,
+        noise_scale_factor=0.5,
+    )
+    found = config(num_devices, **changes)
+    found.batch_schedule = growing
+    found.num_steps = 96
+    found.optimizer.track_noise_scale = True
+    found.parallel.num_microsteps = 2
+    return found
+
+
 @functools.cache
-def run_on(num_devices):
-    return build_run(config(num_devices))
+def run_on(num_devices, kind):
+    return build_run(config(num_devices, kind))
 
 
 class Killed(BaseException):
@@ -76,12 +96,15 @@ class Killed(BaseException):
 
 def watched(run, before):
     """Return a run whose phases all call `before` (phase, state, batch) at each step."""
-    phases = [
-        dataclasses.replace(
-            phase, train_step=WatchedStep(phase.train_step, functools.partial(before, phase))
-        )
-        for phase in run.phases()
-    ]
+
+    def seen(phase):
+        step = WatchedStep(phase.train_step, functools.partial(before, phase))
+        return dataclasses.replace(phase, train_step=step)
+
+    if run.growth is not None:
+        candidates = tuple(map(seen, run.growth.candidates))
+        return dataclasses.replace(run.growth, candidates=candidates).chain(())
+    phases = [seen(phase) for phase in run.phases()]
     whole = phases.pop()
     while phases:
         whole = dataclasses.replace(phases.pop(), next_phase=whole)
@@ -89,15 +112,15 @@ def watched(run, before):
 
 
 @functools.cache
-def straight(num_devices, folder):
+def straight(num_devices, folder, kind):
     """Return the final parameters of an uninterrupted run, its batches and its folder."""
     seen = []
 
     def note(phase, state, batch):
         seen.append({name: np.asarray(array).tobytes() for name, array in batch.items()})
 
-    workdir = folder / f"straight-{num_devices}"
-    state = train(watched(run_on(num_devices), note), workdir)
+    workdir = folder / f"{kind}-{num_devices}"
+    state = train(watched(run_on(num_devices, kind), note), workdir)
     return jax.device_get(state.params), [hash_of(batch) for batch in seen], workdir
 
 
@@ -115,7 +138,7 @@ def lines_of(workdir):
 
 
 def test_steps_examples_and_batches_are_logged(folder):
-    _, _, workdir = straight(2, folder)
+    _, _, workdir = straight(2, folder, "ramp")
     lines = lines_of(workdir)
     assert [line["train/global_batch_size"] for line in lines] == SIZES
     assert [line["examples_seen"] for line in lines] == np.cumsum(SIZES).tolist()
@@ -123,8 +146,8 @@ def test_steps_examples_and_batches_are_logged(folder):
 
 
 def test_batches_are_the_stream_of_examples_cut_at_the_sizes(folder):
-    _, batches, _ = straight(1, folder)
-    train_set = run_on(1).splits.train
+    _, batches, _ = straight(1, folder, "ramp")
+    train_set = run_on(1, "ramp").splits.train
     stream = example_indices(len(train_set), 0, 0, sum(SIZES))
     for end, size, found in zip(np.cumsum(SIZES), SIZES, batches, strict=True):
         taken = train_set.take(stream[end - size : end])
@@ -132,24 +155,32 @@ def test_batches_are_the_stream_of_examples_cut_at_the_sizes(folder):
 
 
 def test_batches_are_the_same_on_any_devices(folder):
-    assert straight(1, folder)[1] == straight(2, folder)[1] == straight(4, folder)[1]
+    assert (
+        straight(1, folder, "ramp")[1]
+        == straight(2, folder, "ramp")[1]
+        == straight(4, folder, "ramp")[1]
+    )
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
-def test_a_run_killed_at_random_places_ends_bit_for_bit_the_same(num_devices, folder, tmp_path):
-    params, _, workdir = straight(num_devices, folder)
+@pytest.mark.parametrize(
+    ("num_devices", "kind"), [(1, "ramp"), (2, "ramp"), (4, "ramp"), (2, "noise_scale")]
+)
+def test_a_run_killed_at_random_places_ends_bit_for_bit_the_same(
+    num_devices, kind, folder, tmp_path
+):
+    params, batches, workdir = straight(num_devices, folder, kind)
     places = random.Random(num_devices)
     kills = 0
     state = None
     while state is None:
-        at = places.randint(1, len(SIZES)) if kills < 10 else math.inf
+        at = places.randint(1, len(batches)) if kills < 10 else math.inf
 
         def kill(phase, state, batch, at=at):
             if int(state.step) + 1 >= at:
                 raise Killed
 
         try:
-            state = train(watched(run_on(num_devices), kill), tmp_path)
+            state = train(watched(run_on(num_devices, kind), kill), tmp_path)
         except Killed:
             kills += 1
     assert kills == 10
@@ -164,7 +195,7 @@ def untimed(line):
 
 
 def test_rates_follow_the_schedule_in_examples_and_the_rule(folder):
-    _, _, workdir = straight(2, folder)
+    _, _, workdir = straight(2, folder, "ramp")
     whole = config()
     resolved = resolve_schedule(whole.schedule, 16, 1024, 0, num_steps=32)
     before = np.cumsum([0, *SIZES])[:-1] / 16
@@ -180,9 +211,35 @@ def test_rates_follow_the_schedule_in_examples_and_the_rule(folder):
     np.testing.assert_allclose(rates, expected, rtol=1e-5)
 
 
+def test_the_noise_scale_decides_when_the_batch_doubles(folder):
+    lines = lines_of(straight(2, folder, "noise_scale")[2])
+    whole = config(2, "noise_scale")
+    resolved = resolve_schedule(whole.schedule, 16, 1024, 0, num_steps=96)
+    base = make_schedule(whole.schedule, resolved)
+    size = 16
+    seen = 0
+    doubled = 0
+
+    for line in lines:
+        rate = float(base(seen / 16)) * math.sqrt(size / 16)
+        assert line["train/learning_rate"] == pytest.approx(rate, rel=1e-5)
+        assert line["train/global_batch_size"] == size
+        seen += size
+        assert line["examples_seen"] == seen
+        scale = line["train/noise_scale"]
+        large_enough = scale is None or scale >= 0.5 * 2 * size
+        decides = seen % 128 == 0 and size < 64 and line is not lines[-1]
+        assert ("train/next_global_batch_size" in line) == (decides and large_enough)
+        if decides and large_enough:
+            size *= 2
+            doubled += 1
+    assert doubled == 2
+    assert seen == 96 * 16
+
+
 def test_second_moments_keep_their_weight_when_their_decay_changes():
     decays = {16: 0.95, 32: 0.9, 48: 0.85, 64: 0.8}
-    run = run_on(1)
+    run = run_on(1, "ramp")
     state = run.init()
     second = 0.0
     weight = 1.0
@@ -263,6 +320,18 @@ def test_refused_beside_other_fields():
     whole.parallel.num_microsteps = 2
     with refused("config.batch_schedule.microstep_size", code="conflict"):
         whole.validate()
+    alone = config(1, "noise_scale")
+    alone.parallel.num_microsteps = 1
+    with refused("config.optimizer.track_noise_scale"):
+        build_run(alone)
+    unmeasured = config(2, "noise_scale")
+    unmeasured.optimizer.track_noise_scale = False
+    with refused("config.batch_schedule.kind", "noise_scale", "conflict"):
+        unmeasured.validate()
+    uneven = config(2, "noise_scale")
+    uneven.batch_schedule.final_batch_size = 80
+    with refused("config.batch_schedule.final_batch_size", 80, "mismatch"):
+        uneven.validate()
     odd = config(num_devices=4)
     odd.batch_schedule = dataclasses.replace(odd.batch_schedule, increment=2, final_batch_size=18)
     with refused("config.batch_schedule", 18):
