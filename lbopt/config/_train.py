@@ -343,15 +343,18 @@ def check_batch_growth(config: TrainConfig) -> None:
         fix = "a change of batch is a phase of its own; give one of the two"
         alone = config.phase2 is None
         require(alone, "kind", changes.kind, fix, code="conflict")
+
         by_noise = changes.kind == NOISE_SCALE
         fix = "it needs the run's noise scale; set {track_noise_scale} = True"
         measured = config.optimizer.track_noise_scale or not by_noise
         also = {"track_noise_scale": "optimizer.track_noise_scale"}
         require(measured, "kind", changes.kind, fix, code="conflict", also=also)
+
         fix = "the state of text belongs to one batch size; leave {batch_schedule} None"
         carried = config.data.carry_state
         also = {"batch_schedule": "batch_schedule"}
         require(not carried, "data.carry_state", carried, fix, code="conflict", also=also)
+
         microsteps = config.parallel.num_microsteps
         free = changes.microstep_size is None or microsteps == 1
         fix = "{num_microsteps} says how many; leave one of the two at its default"

@@ -6,7 +6,7 @@ import concurrent.futures
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lbopt import types
 from lbopt.data import train_iterator
@@ -18,8 +18,8 @@ T = TypeVar("T")
 class PhaseAhead:
     """A phase that gets ready in the background.
 
-    Its step is compiled from now on. Its batches are read from `start_reading` on, because those of
-    a larger batch take memory.
+    Its step is compiled from `start_compiling` on, and its batches are read from `start_reading`
+    on, because those of a larger batch take memory.
 
     Args:
       run: The phase, or one of the same batch size at another place.
@@ -27,8 +27,14 @@ class PhaseAhead:
 
     def __init__(self, run: Run):
         self._run = run
-        self._program = _in_background(lambda: run.lower().compile())
+        self._program: concurrent.futures.Future[Any] | None = None
         self._reading: concurrent.futures.Future[Iterator[types.Batch]] | None = None
+
+    def start_compiling(self) -> concurrent.futures.Future[Any]:
+        """Begin to compile the step, and return what it will be."""
+        if self._program is None:
+            self._program = _in_background(lambda: self._run.lower().compile())
+        return self._program
 
     def start_reading(self) -> None:
         """Begin to read the first batches of the phase."""
@@ -44,7 +50,7 @@ class PhaseAhead:
           Exception: What the compilation or the reading raised.
         """
         reading = self._start_reading(run)
-        self._program.result()
+        self.start_compiling().result()
         return reading.result()
 
     def _start_reading(self, run: Run) -> concurrent.futures.Future[Iterator[types.Batch]]:

@@ -37,6 +37,8 @@ from lbopt.workdir import (
 )
 
 _ADVICE = "lower the learning rate, or clip the gradients"
+_COMPILED_STEPS = 2
+"""Steps after which a phase's own programs are there, and that of the next one may be compiled."""
 _READ_AHEAD_STEPS = 3
 """Steps before the end of a phase from which on the batches of the next one are read."""
 _STALLED_SHARE = 0.5
@@ -311,6 +313,8 @@ class _PhaseLoop:
             else ready.batches(run)
         )
         for step, batch in enumerate(batches, start + 1):
+            if self.ahead is not None and step == start + _COMPILED_STEPS:
+                self.ahead.start_compiling()
             if run.next_phase and self.ahead and step >= run.last_step - _READ_AHEAD_STEPS:
                 self.ahead.start_reading()
             # The first step is compiled, which takes longer.

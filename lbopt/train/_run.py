@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -342,8 +343,8 @@ def with_memory(opt_state: Any, ratio: float) -> Any:
     def scaled(node: Any) -> Any:
         if not is_moments(node):
             return node
-        count = jnp.round(node.count * ratio).astype(node.count.dtype)
-        return node._replace(count=jax.device_put(count, node.count.sharding))
+        count = np.round(jax.device_get(node.count) * ratio)
+        return node._replace(count=_in_place_of(node.count, count))
 
     return opt_state if ratio == 1 else jax.tree.map(scaled, opt_state, is_leaf=is_moments)
 
@@ -358,11 +359,17 @@ def _with_schedule_count(opt_state: Any, count: int) -> Any:
         if not is_rate(node):
             return node
         old = node.schedule_count
-        new = jnp.full_like(old, count)
-        traced = isinstance(old, jax.core.Tracer)
-        return node._replace(schedule_count=new if traced else jax.device_put(new, old.sharding))
+        if isinstance(old, jax.core.Tracer):
+            return node._replace(schedule_count=jnp.full_like(old, count))
+        return node._replace(schedule_count=_in_place_of(old, np.full(old.shape, count)))
 
     return jax.tree.map(moved, opt_state, is_leaf=is_rate)
+
+
+def _in_place_of(old: jax.Array, value: np.ndarray) -> jax.Array:
+    """Return host values laid out as an array is, without a compiled program."""
+    new = np.asarray(value, old.dtype)
+    return jax.make_array_from_callback(old.shape, old.sharding, lambda index: new[index])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ BENCHMARKS = {
     "time with a second process",
     "aggregators": "time and sent bytes of every aggregator beside the plain mean, and HBM traffic "
     "of the quantiser, by the TPU compiler",
+    "growth": "stall of the training loop where the batch grows, beside compiling there",
     "sweep": "trials/s of lbopt's sweep beside one process per trial and a hand-written loop; "
     "batched trials on TPU, by the TPU compiler",
 }

@@ -320,6 +320,19 @@ def test_refused_beside_other_fields():
     whole.parallel.num_microsteps = 2
     with refused("config.batch_schedule.microstep_size", code="conflict"):
         whole.validate()
+
+
+def test_refused_on_these_devices_and_data():
+    odd = config(num_devices=4)
+    odd.batch_schedule = dataclasses.replace(odd.batch_schedule, increment=2, final_batch_size=18)
+    with refused("config.batch_schedule", 18):
+        build_run(odd)
+    late = config(batch_schedule=BatchScheduleConfig(changes=((1.0, 32), (30.0, 64))))
+    with refused("config.batch_schedule.changes", code="conflict"):
+        build_run(late)
+
+
+def test_a_noise_scale_that_nothing_measures_is_refused():
     alone = config(1, "noise_scale")
     alone.parallel.num_microsteps = 1
     with refused("config.optimizer.track_noise_scale"):
@@ -332,13 +345,6 @@ def test_refused_beside_other_fields():
     uneven.batch_schedule.final_batch_size = 80
     with refused("config.batch_schedule.final_batch_size", 80, "mismatch"):
         uneven.validate()
-    odd = config(num_devices=4)
-    odd.batch_schedule = dataclasses.replace(odd.batch_schedule, increment=2, final_batch_size=18)
-    with refused("config.batch_schedule", 18):
-        build_run(odd)
-    late = config(batch_schedule=BatchScheduleConfig(changes=((1.0, 32), (30.0, 64))))
-    with refused("config.batch_schedule.changes", code="conflict"):
-        build_run(late)
 
 
 def test_another_batch_schedule_does_not_resume(tmp_path, capsys):
