@@ -37,6 +37,7 @@ COMMANDS = {
     "check": "config, packages, data, batch and memory of a recipe, before it is trained",
     "scale": "a recipe for another batch size: every number that a rule changes, and the source",
     "suggest": "a learning rate, a warmup and batch sizes to begin with, measured in minutes",
+    "critical": "the critical batch of a run, measured by branches at larger batches",
     "report": "draw report.html and PNGs from a training run or a study",
     "diff": "what has changed since a run began: config, your files, versions",
     "export": "write a checkpoint's network as safetensors or as a folder for transformers",
@@ -49,7 +50,7 @@ COMMANDS = {
 
 TOGETHER = ("train", "evaluate", "sweep", "doctor")
 """Commands that several processes can run as one job."""
-COMPILING = (*TOGETHER, "check", "plan", "scale", "export", "suggest")
+COMPILING = (*TOGETHER, "check", "plan", "scale", "export", "suggest", "critical")
 """Commands that need JAX."""
 RESUMED = ("train", "sweep")
 """Commands that save their state when they are asked to stop."""
@@ -125,7 +126,7 @@ def _print_error(name: str, error: BaseException) -> None:
 
 def _run(name: str, argv: Sequence[str], job: Job) -> None:
     command = importlib.import_module(f"lbopt.cli._{name}")
-    if name in (*RESUMED, "evaluate", "export", "suggest"):
+    if name in (*RESUMED, "evaluate", "export", "suggest", "critical"):
         importlib.import_module("lbopt.cli._compilation_cache").keep()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # imports are over, see `run`
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,3 +1,4 @@
+from ._branch import build_branch as build_branch
 from ._build import (
     batch_phases_of as batch_phases_of,
     build_mesh as build_mesh,

@@ -80,7 +80,7 @@ def build_run(
     if not trains:
         config = _on_any_devices(config, devices)
     first, *second = config.phases()
-    with _naming():
+    with naming_run():
         mesh = build_mesh(config.parallel, devices)
         if config.batch_schedule is not None:
             by_noise = config.batch_schedule.kind == NOISE_SCALE
@@ -96,7 +96,7 @@ def build_run(
     return dataclasses.replace(run, next_phase=second_phase)
 
 
-def _naming() -> contextlib.AbstractContextManager[None]:
+def naming_run() -> contextlib.AbstractContextManager[None]:
     """Let errors name fields of a run's config as `config.field`."""
     return naming("config", TrainConfig)
 
@@ -133,20 +133,20 @@ def _build_phase(
 ) -> Run:
     """Build a phase of one batch size, with a learning rate of its own."""
     config = _layout.with_layout(config, mesh.devices.flat[0].platform, mesh.size)
-    problem = _make_problem(config, load)
-    resolved = _resolved(config, problem)
+    problem = make_problem_of(config, load)
+    resolved = resolved_of(config, problem)
     schedule = make_schedule(config.schedule, resolved)
-    run = _build_run(config, problem, mesh, resolved, schedule, before, trains)
+    run = build_one_batch(config, problem, mesh, resolved, schedule, before, trains)
     return dataclasses.replace(run, resets_optimizer=before is not None and not keep_optimizer)
 
 
 def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, trains: bool) -> Run:
     """Build a run whose batch changes; a phase for each batch size, from one problem."""
     config = _layout.with_layout(config, mesh.devices.flat[0].platform)
-    problem = _make_problem(config, load)
+    problem = make_problem_of(config, load)
     first = config.global_batch_size
     num_examples = len(problem.splits.train)
-    resolved = _resolved(config, problem)
+    resolved = resolved_of(config, problem)
     base = make_schedule(config.schedule, resolved)
 
     runs: list[Run] = []
@@ -162,7 +162,7 @@ def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
         schedule = phase_schedule(base, phase, first, scale)
         blamed = errors.about("batch_schedule", size, "global_batch_size")
         with blamed if runs else contextlib.nullcontext():
-            run = _build_run(
+            run = build_one_batch(
                 here, problem, mesh, steps, schedule, runs[-1] if runs else None, trains
             )
         before = runs[-1].global_batch_size if runs else size
@@ -180,10 +180,10 @@ def _build_noise_growth(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
     growing = config.batch_schedule
     assert growing is not None
     config = _layout.with_layout(config, mesh.devices.flat[0].platform)
-    problem = _make_problem(config, load)
+    problem = make_problem_of(config, load)
     first = config.global_batch_size
     num_examples = len(problem.splits.train)
-    resolved = _resolved(config, problem)
+    resolved = resolved_of(config, problem)
     base = make_schedule(config.schedule, resolved)
     total = num_examples * config.num_epochs if config.num_steps is None else 0
 
@@ -197,7 +197,7 @@ def _build_noise_growth(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
         schedule = _in_strides(base, size // first, ratios.learning_rate)
         blamed = errors.about("batch_schedule", size, "global_batch_size")
         with blamed if candidates else contextlib.nullcontext():
-            run = _build_run(here, problem, mesh, steps, schedule, None, trains)
+            run = build_one_batch(here, problem, mesh, steps, schedule, None, trains)
         ratio = batch_ratios(config, before, size).memory
         run = dataclasses.replace(run, continues=bool(candidates), memory_ratio=ratio)
         candidates.append(run)
@@ -230,7 +230,7 @@ def batch_phases_of(config: TrainConfig, problem: _problem.LoadedProblem) -> tup
     assert config.batch_schedule is not None
     size = config.global_batch_size
     num_examples = len(problem.splits.train)
-    resolved = _resolved(config, problem)
+    resolved = resolved_of(config, problem)
     total = num_examples * config.num_epochs
     with errors.under("batch_schedule"):
         return resolve_batch_schedule(
@@ -243,14 +243,14 @@ def batch_phases_of(config: TrainConfig, problem: _problem.LoadedProblem) -> tup
         )
 
 
-def _make_problem(config: TrainConfig, load: _problem.Load) -> _problem.LoadedProblem:
+def make_problem_of(config: TrainConfig, load: _problem.Load) -> _problem.LoadedProblem:
     size = config.global_batch_size
     return _problem.make_problem(
         config.data, config.model, config.loss, size, config.init_from, load
     )
 
 
-def _resolved(config: TrainConfig, problem: _problem.LoadedProblem) -> ResolvedSchedule:
+def resolved_of(config: TrainConfig, problem: _problem.LoadedProblem) -> ResolvedSchedule:
     """Return the schedule of a config at its own batch size."""
     num_examples = len(problem.splits.train)
     size = config.global_batch_size
@@ -259,7 +259,7 @@ def _resolved(config: TrainConfig, problem: _problem.LoadedProblem) -> ResolvedS
     )
 
 
-def _build_run(
+def build_one_batch(
     config: TrainConfig,
     problem: _problem.LoadedProblem,
     mesh: Mesh,

@@ -1,0 +1,283 @@
+"""`lbopt critical`: the critical batch of a run, measured by branches at larger batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lbopt import errors
+from lbopt._shown import show
+from lbopt.cli import _flags, _own_files
+from lbopt.cli._train import saved_config, with_vocabulary
+from lbopt.config import NOISE_SCALE, TrainConfig
+from lbopt.data import train_iterator
+from lbopt.errors import UserError, require
+from lbopt.metrics import means
+from lbopt.parallel import TrainState, put_batch
+from lbopt.recipes import build_branch, build_run, scale_recipe
+from lbopt.train import Checkpoints, Run, restore_chosen, say
+from lbopt.workdir import absolute_workdir, local_workdir, read_config, read_json_lines, write_text
+
+FLAGS = {
+    "workdir": "a folder of lbopt train, with the checkpoint to branch from",
+    "checkpoint": "latest (default), best, or a step",
+    "factors": "multiples of the run's batch that are tried (default 1,2,4,8,16)",
+    "examples": "examples of each branch (default: 32 steps of the largest batch)",
+    "rule": "scaling rule of the branches (default: that of the run)",
+    "tolerance": "loss by which a branch may be above that of the run's own batch (default 0.01)",
+}
+FILE = "critical.jsonl"
+"""File of a workdir with a line for each measurement."""
+_FACTORS = "1,2,4,8,16"
+_STEPS = 32
+_WINDOW = 0.25
+"""Share of a branch, at its end, over which its training loss is averaged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A branch of a run.
+
+    Attributes:
+      global_batch_size: Examples per step.
+      steps: Number of steps.
+      train_loss: Mean training loss over the last quarter of the examples, the same for all.
+      validation_loss: Loss on the validation split at the end.
+    """
+
+    global_batch_size: int
+    steps: int
+    train_loss: float
+    validation_loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticalMeasurement:
+    """The critical batch at a step of a run.
+
+    Attributes:
+      step: Step of the checkpoint.
+      examples_seen: Examples up to there.
+      examples: Examples of each branch.
+      rule: Scaling rule of the branches.
+      tolerance: Loss by which a branch may be above the first one.
+      branches: The branches, ascending in batch size.
+      critical_batch_size: The largest batch that lost no more than the tolerance, with all smaller
+        ones.
+      is_beyond: Whether that is the largest batch that was tried, so the critical one is larger.
+    """
+
+    step: int
+    examples_seen: int
+    examples: int
+    rule: str
+    tolerance: float
+    branches: tuple[Branch, ...]
+    critical_batch_size: int
+    is_beyond: bool
+
+    def lines(self) -> list[str]:
+        """Return the measurement as text."""
+        first = self.branches[0].train_loss
+        table = [("batch", "steps", "train loss", "above", "validation loss")]
+        table += [
+            (
+                f"{one.global_batch_size}",
+                f"{one.steps}",
+                f"{one.train_loss:.4f}",
+                f"{one.train_loss - first:+.4f}",
+                f"{one.validation_loss:.4f}",
+            )
+            for one in self.branches
+        ]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        told = f"critical batch: {self.critical_batch_size}"
+        if self.is_beyond:
+            told = (
+                f"critical batch: at least {self.critical_batch_size}, the largest that was tried"
+            )
+        return [
+            f"step {self.step}, {self.examples_seen} examples seen; branches of {self.examples} "
+            f"examples by the rule {self.rule}",
+            *("  ".join(map(str.rjust, line, widths)) for line in table),
+            f"{told} (training loss at most {self.tolerance:g} above that of batch "
+            f"{self.branches[0].global_batch_size})",
+        ]
+
+
+def critical_size(branches: Sequence[Branch], tolerance: float) -> tuple[int, bool]:
+    """Return the largest batch whose loss, and that of all smaller ones, is within a tolerance.
+
+    Args:
+      branches: Branches, ascending in batch size.
+      tolerance: Loss by which a branch may be above the first one.
+
+    Returns:
+      The batch size, and whether it is the largest of the branches.
+
+    References:
+      Merrill et al., Critical Batch Size Revisited, arXiv 2505.23971.
+    """
+    found = branches[0].global_batch_size
+    for branch in branches[1:]:
+        if not branch.train_loss <= branches[0].train_loss + tolerance:
+            return found, False
+        found = branch.global_batch_size
+    return found, True
+
+
+def run(argv: Sequence[str]) -> None:
+    """Branch a run at larger batches, print their losses, and add a line to the workdir.
+
+    Args:
+      argv: Arguments after the command, see `FLAGS`.
+
+    Raises:
+      UserError: If a flag is wrong, or a branch does not fit the run.
+      EnvironmentProblem: If the workdir cannot be read or written.
+    """
+    given, overrides = _flags.parse("critical", argv, FLAGS, required=("workdir",))
+    require(not overrides, "argument", overrides, "leave it out", code="choice")
+    factors = _factors(given.get("factors", _FACTORS))
+    tolerance = _number(given, "tolerance", 0.01)
+
+    with local_workdir(given["workdir"]) as folder:
+        workdir = absolute_workdir(folder)
+        saved = read_config(folder, "train")
+        config = saved_config(saved, given["workdir"])
+        assert saved is not None
+        config = _own_files.found_from(config, saved)
+        config = with_vocabulary(config, folder)
+        if "rule" in given:
+            size = config.global_batch_size
+            with errors.under("", rule="--rule"):
+                config = scale_recipe(config, global_batch_size=size, rule=given["rule"]).recipe
+        growing = config.batch_schedule
+        fix = "its batch was decided as it went; take a run of another kind"
+        fits = growing is None or growing.kind != NOISE_SCALE
+        require(fits, "--workdir", given["workdir"], fix, code="conflict")
+        found = measure(
+            config,
+            workdir,
+            given.get("checkpoint", "latest"),
+            factors,
+            _whole(given, "examples"),
+            tolerance,
+        )
+        before = [dict(line) for line in read_json_lines(workdir / FILE, lambda line: None)]
+        lines = [*before, dataclasses.asdict(found)]
+        write_text(workdir / FILE, "".join(json.dumps(line) + "\n" for line in lines))
+    show(*found.lines())
+
+
+def measure(
+    config: TrainConfig,
+    workdir: pathlib.Path,
+    which: str,
+    factors: Sequence[int],
+    num_examples: int | None,
+    tolerance: float,
+) -> CriticalMeasurement:
+    """Branch a run at each multiple of its batch, from one checkpoint and over the same examples.
+
+    Args:
+      config: Config of the run.
+      workdir: Its workdir.
+      which: The checkpoint: "latest", "best" or a step.
+      factors: Multiples of the run's batch, ascending, the first of them 1.
+      num_examples: Examples of each branch, rounded up to whole steps of every batch; None for 32
+        steps of the largest.
+      tolerance: Loss by which a branch may be above the first one.
+
+    Raises:
+      UserError: If a branch does not fit the run, or diverges at the run's own batch.
+    """
+    training = build_run(config)
+    state = _restored(training, workdir, which)
+    step = int(state.step)
+    phase = training.phase_at(step)
+    sizes = [factor * phase.global_batch_size for factor in factors]
+    together = math.lcm(*sizes)
+    wanted = num_examples or _STEPS * sizes[-1]
+    examples = -(-wanted // together) * together
+
+    # All are built first: a batch that does not fit must not show after hours of the others.
+    runs = [build_branch(config, training, step, size, examples) for size in sizes]
+    branches = []
+    for branch in runs:
+        say(f"branch of batch {branch.global_batch_size}: {branch.num_steps} steps")
+        branches.append(_run_branch(branch, jax.tree.map(jnp.copy, state)))
+    fix = "the branch at the run's own batch diverged; take an earlier checkpoint"
+    require(math.isfinite(branches[0].train_loss), "--checkpoint", which, fix)
+    critical, is_beyond = critical_size(branches, tolerance)
+    return CriticalMeasurement(
+        step=step,
+        examples_seen=phase.examples_seen(step),
+        examples=examples,
+        rule=config.schedule.scaling_rule,
+        tolerance=tolerance,
+        branches=tuple(branches),
+        critical_batch_size=critical,
+        is_beyond=is_beyond,
+    )
+
+
+def _restored(training: Run, workdir: pathlib.Path, which: str) -> TrainState:
+    with Checkpoints(
+        workdir, training.keep_checkpoints, training.best_metric, read_only=True
+    ) as checkpoints:
+        return restore_chosen(
+            checkpoints, which, lambda step: training.phase_at(step).shapes(), say
+        )
+
+
+def _run_branch(branch: Run, state: TrainState) -> Branch:
+    """Train a branch from a state, whose arrays it takes."""
+    state = branch.enter(state)
+    losses = []
+    for batch in train_iterator(branch.batches):
+        state, metrics = branch.train_step(state, put_batch(branch.mesh, batch))
+        # Queued collectives of many steps deadlock on a few CPU cores.
+        losses.append(means([jax.device_get(metrics)])["loss"])
+    last = max(1, round(_WINDOW * len(losses)))
+    return Branch(
+        global_batch_size=branch.global_batch_size,
+        steps=len(losses),
+        train_loss=float(np.mean(losses[-last:])),
+        validation_loss=float(branch.evaluate(state)["loss"]),
+    )
+
+
+def _factors(text: str) -> list[int]:
+    """Return the multiples of the batch, with 1 among them."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 0 < len(part) < 6 and int(part) for part in parts):
+        raise UserError("--factors", text, "give whole numbers >= 1, 1,2,4,8 for instance")
+    return sorted({1, *map(int, parts)})
+
+
+def _whole(given: dict[str, str], name: str) -> int | None:
+    """Return the number of a flag; None if it is not given."""
+    text = given.get(name)
+    if text is None:
+        return None
+    if not (text.isdecimal() and len(text) < 13 and int(text)):
+        raise UserError(f"--{name}", text, "give a whole number >= 1")
+    return int(text)
+
+
+def _number(given: dict[str, str], name: str, default: float) -> float:
+    """Return the number of a flag, or its default."""
+    try:
+        found = float(given.get(name, default))
+    except ValueError:
+        found = math.nan
+    require(0 <= found < math.inf, f"--{name}", given.get(name), "give a number >= 0")
+    return found

@@ -1,0 +1,84 @@
+"""Branches of a run: some steps from one of its states on, at another batch size."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lbopt import errors
+from lbopt.config import TrainConfig, batch_ratios, make_schedule
+from lbopt.data.from_config import load_source
+from lbopt.errors import require
+from lbopt.recipes import _layout
+from lbopt.recipes._build import (
+    build_mesh,
+    build_one_batch,
+    make_problem_of,
+    naming_run,
+    resolved_of,
+)
+from lbopt.schedules import BatchPhase, Units, phase_schedule
+from lbopt.train import Run
+
+
+def build_branch(
+    config: TrainConfig, run: Run, step: int, global_batch_size: int, num_examples: int
+) -> Run:
+    """Return the run that continues from a step at another batch size, for some examples.
+
+    It sees the examples that the run would have seen, in the same order. Its learning rate is that
+    of the run at the same examples, times what the scaling rule makes of the batch, and the
+    optimizer's numbers follow the rule. It has as many microsteps as keep the examples that a
+    device takes at a time.
+
+    Args:
+      config: Config of the run.
+      run: The run, from `build_run`.
+      step: Step at which the branch begins.
+      global_batch_size: Examples per step of the branch.
+      num_examples: Length of the branch in examples; whole steps.
+
+    Raises:
+      UserError: If the branch does not fit the data or the devices.
+    """
+    place = run.phases().index(run.phase_at(step))
+    origin = run.phase_at(step)
+    phase = config.phases()[place] if config.phase2 is not None else config.phases()[0]
+    before = origin.global_batch_size
+    steps, rest = divmod(num_examples, global_batch_size)
+    fix = f"it is no multiple of batch {global_batch_size}; give a multiple of every batch"
+    require(steps > 0 and not rest, "num_examples", num_examples, fix, code="mismatch")
+
+    microsteps = phase.parallel.num_microsteps * global_batch_size // before
+    parallel = dataclasses.replace(phase.parallel, num_microsteps=max(1, microsteps))
+    here = dataclasses.replace(phase, global_batch_size=global_batch_size, parallel=parallel)
+    with naming_run():
+        mesh = build_mesh(config.parallel, list(run.mesh.devices.flat))
+        here = _layout.with_layout(here, mesh.devices.flat[0].platform)
+        problem = make_problem_of(here, load_source)
+        first = phase.global_batch_size
+        base = resolved_of(phase, problem)
+
+        # The schedule counts the steps of its own phase; a batch schedule is one phase.
+        beginning = run if origin.continues else origin
+        first_example = origin.examples_seen(step)
+        counted = BatchPhase(
+            global_batch_size,
+            steps,
+            step - beginning.first_step,
+            first_example - beginning.batches.first_example,
+        )
+        scale = batch_ratios(phase, first, global_batch_size).learning_rate
+        schedule = phase_schedule(make_schedule(phase.schedule, base), counted, first, scale)
+        length = dataclasses.replace(
+            base,
+            num_steps=steps,
+            steps_per_epoch=Units(len(problem.splits.train), global_batch_size).exact_steps(1),
+        )
+        with errors.about("global_batch_size", global_batch_size):
+            branch = build_one_batch(here, problem, mesh, length, schedule, None, True)
+
+    memory = batch_ratios(phase, before, global_batch_size).memory
+    batches = branch.batches.moved(first_example, steps)
+    return dataclasses.replace(
+        branch, batches=batches, first_step=step, continues=True, memory_ratio=memory
+    )

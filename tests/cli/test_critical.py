@@ -1,0 +1,156 @@
+"""`lbopt critical`: branches that continue the run, at its own batch and at larger ones."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from refusal import refused
+
+from lbopt.cli import _critical, call_get_config, main
+from lbopt.cli._critical import Branch, critical_size
+from lbopt.parallel import put_batch
+from lbopt.recipes import build_branch, build_run
+from lbopt.transforms import optimizer_metrics
+
+FILE = """
+from lbopt.config import *
+def get_config(arg=""):
+    growing = BatchScheduleConfig(unit="examples", changes=((128.0, 32),))
+    return TrainConfig(
+        data="digits",
+        model=ModelConfig("mlp", widths=(8,)),
+        optimizer=OptimizerConfig("adamw", b1=0.8, b2=0.95, weight_decay=0.01),
+        schedule=ScheduleConfig(
+            0.004, base_batch_size=16, scaling_rule="sde", warmup_rule="epochs",
+            base_warmup_epochs=0.05, decay="cosine"),
+        global_batch_size=16,
+        num_steps=32,
+        log_every_steps=1,
+        eval_every_steps=100,
+        eval_global_batch_size=400,
+        checkpoint=CheckpointConfig(every_steps=4, keep=100),
+        parallel=ParallelConfig(num_devices=2),
+        batch_schedule=growing if arg == "growing" else None,
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("config") / "own.py"
+    file.write_text(FILE)
+    return file
+
+
+@pytest.fixture(scope="module")
+def workdirs(file, tmp_path_factory):
+    """Return the workdirs of a run of one batch size and of one that grows, by row."""
+    found = {}
+    for row in ("", "growing"):
+        workdir = tmp_path_factory.mktemp("runs") / f"run{row}"
+        flag = f"{file}:{row}" if row else str(file)
+        assert main(["train", f"--config={flag}", f"--workdir={workdir}"]) == 0
+        found[row] = workdir
+    return found
+
+
+@pytest.mark.parametrize(("row", "at"), [("", 8), ("growing", 8), ("growing", 12)])
+def test_a_branch_at_the_runs_own_batch_is_the_run(row, at, file, workdirs):
+    config = call_get_config(f"{file}:{row}" if row else str(file))
+    whole = build_run(config)
+    size = whole.phase_at(at + 1).global_batch_size
+    state = _critical._restored(whole, workdirs[row], str(at))
+    branch = build_branch(config, whole, at, size, 4 * size)
+    state = branch.enter(state) if size != whole.phase_at(at).global_batch_size else state
+    losses = []
+    for step in range(branch.num_steps):
+        batch = put_batch(branch.mesh, branch.batches[step])
+        state, metrics = branch.train_step(state, batch)
+        losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
+
+    lines = [
+        json.loads(line) for line in (workdirs[row] / "metrics.jsonl").read_text().splitlines()
+    ]
+    expected = [line["train/loss"] for line in lines if at < line["step"] <= at + 4]
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    there = _critical._restored(whole, workdirs[row], str(at + 4))
+    for ours, theirs in zip(
+        jax.tree.leaves(state.params), jax.tree.leaves(there.params), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_a_larger_branch_sees_the_same_examples_at_the_rates_of_the_rule(file, workdirs):
+    config = call_get_config(str(file))
+    whole = build_run(config)
+    small = build_branch(config, whole, 8, 16, 64)
+    large = build_branch(config, whole, 8, 64, 64)
+    assert (small.num_steps, large.num_steps) == (4, 1)
+    together = {
+        name: np.concatenate([small.batches[step][name] for step in range(4)])
+        for name in small.batches[0]
+    }
+    for name, array in large.batches[0].items():
+        np.testing.assert_array_equal(array, together[name])
+    state = _critical._restored(whole, workdirs[""], "8")
+    rates = {}
+    for branch in (small, large):
+        entered = branch.enter(jax.tree.map(jnp.copy, state))
+        batch = put_batch(branch.mesh, branch.batches[0])
+        after, _ = branch.train_step(entered, batch)
+        rates[branch.global_batch_size] = float(optimizer_metrics(after.opt_state)["learning_rate"])
+    assert math.isclose(rates[64], 2 * rates[16], rel_tol=1e-5)
+
+
+def test_the_command_prints_and_keeps_the_measurement(workdirs, capsys):
+    command = ["critical", f"--workdir={workdirs['']}", "--checkpoint=8", "--factors=1,4"]
+    assert main([*command, "--examples=100", "--tolerance=10"]) == 0
+    shown = capsys.readouterr().out
+    assert "critical batch: at least 64" in shown
+    assert main([*command, "--examples=100", "--tolerance=0", "--rule=linear"]) == 0
+    first, second = (
+        json.loads(line) for line in (workdirs[""] / "critical.jsonl").read_text().splitlines()
+    )
+    assert (first["examples"], first["examples_seen"], first["is_beyond"]) == (128, 128, True)
+    assert [branch["global_batch_size"] for branch in first["branches"]] == [16, 64]
+    assert [branch["steps"] for branch in first["branches"]] == [8, 2]
+    assert second["rule"] == "linear"
+    losses = [branch["train_loss"] for branch in second["branches"]]
+    assert second["critical_batch_size"] == (64 if losses[1] <= losses[0] else 16)
+    # The run goes on as if nothing had been.
+    assert (workdirs[""] / "metrics.jsonl").read_text().count("\n") == 32
+
+
+@pytest.mark.parametrize(
+    ("losses", "critical", "beyond"),
+    [
+        ((1.0, 1.005, 1.009), 64, True),
+        ((1.0, 1.02, 1.0), 16, False),
+        ((1.0, 0.9, math.nan), 32, False),
+        ((1.0, 1.01, 1.011), 32, False),
+    ],
+)
+def test_the_largest_batch_with_all_smaller_ones_within_the_tolerance(losses, critical, beyond):
+    branches = [Branch(16 * 2**k, 1, loss, loss) for k, loss in enumerate(losses)]
+    assert critical_size(branches, 0.01) == (critical, beyond)
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [
+        ("--factors=1,x", "--factors"),
+        ("--factors=0", "--factors"),
+        ("--examples=none", "--examples"),
+        ("--tolerance=-1", "--tolerance"),
+        ("--rule=cubic", "--rule"),
+        ("--rule=token_half_life+sde", "--rule"),
+        ("--checkpoint=7", "checkpoint"),
+        ("--factors=1,999", "config.optimizer.b1"),
+    ],
+)
+def test_refusals(flag, field, workdirs):
+    with refused(field):
+        _critical.run([f"--workdir={workdirs['']}", flag])
