@@ -58,14 +58,14 @@ class BatchScheduleConfig:
         so that a device takes more examples at a time.
 
     >>> from lbopt.config import TrainConfig
-    >>> growing = BatchScheduleConfig(changes=((2.0, 128), (5.0, 256)))
+    >>> growing = BatchScheduleConfig("steps", changes=((2.0, 128), (5.0, 256)))
     >>> config = TrainConfig(
     ...     data="digits", model="cnn", global_batch_size=64, batch_schedule=growing
     ... )
     >>> config.validate()
     """
 
-    kind: str = "steps"
+    kind: str = "doubling"
     unit: str = only("epochs", kind=_PLACED)
     changes: tuple[tuple[float, int], ...] = only((), kind=("steps",))
     final_batch_size: int = only(1024, kind=_WITH_END)

@@ -65,7 +65,9 @@ def run() -> Iterator[dict]:
 def _case(name: str) -> dict:
     data, model, size, steps = CASES[name]
     growing = BatchScheduleConfig(
-        unit="examples", changes=((float(size * steps), 2 * size), (3.0 * size * steps, 4 * size))
+        "steps",
+        unit="examples",
+        changes=((float(size * steps), 2 * size), (3.0 * size * steps, 4 * size)),
     )
     config = TrainConfig(
         data=data,

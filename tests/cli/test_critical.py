@@ -18,7 +18,7 @@ from lbopt.transforms import optimizer_metrics
 FILE = """
 from lbopt.config import *
 def get_config(arg=""):
-    growing = BatchScheduleConfig(unit="examples", changes=((128.0, 32),))
+    growing = BatchScheduleConfig("steps", unit="examples", changes=((128.0, 32),))
     return TrainConfig(
         data="digits",
         model=ModelConfig("mlp", widths=(8,)),

@@ -236,9 +236,11 @@ def test_fields(address):
     for name, node, field in texts(config):
         before = getattr(node, field)
         phase2 = config.phase2
+        growing = config.batch_schedule
         given = (address,) if isinstance(before, tuple) else address
         setattr(node, field, given)
         config.phase2 = phase2 if name.startswith("config.phase2") else None
+        config.batch_schedule = growing if name.startswith("config.batch_schedule") else None
         if name in FIELDS_OF_PATHS and address == BUCKET:
             paths_of_config.append(name)  # see test_fields_use_the_bucket
         elif name not in FREE_TEXT:
@@ -248,6 +250,7 @@ def test_fields(address):
                 paths_of_config.append(name)
         setattr(node, field, before)
         config.phase2 = phase2
+        config.batch_schedule = growing
 
     assert paths_of_config == FIELDS_OF_PATHS
 

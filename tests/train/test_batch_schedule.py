@@ -327,7 +327,7 @@ def test_refused_on_these_devices_and_data():
     odd.batch_schedule = dataclasses.replace(odd.batch_schedule, increment=2, final_batch_size=18)
     with refused("config.batch_schedule", 18):
         build_run(odd)
-    late = config(batch_schedule=BatchScheduleConfig(changes=((1.0, 32), (30.0, 64))))
+    late = config(batch_schedule=BatchScheduleConfig("steps", changes=((1.0, 32), (30.0, 64))))
     with refused("config.batch_schedule.changes", code="conflict"):
         build_run(late)
 
@@ -354,7 +354,7 @@ def test_another_batch_schedule_does_not_resume(tmp_path, capsys):
         "def get_config(arg='32'):\n"
         "    return TrainConfig(data='digits', model='mlp', num_steps=4, global_batch_size=16,\n"
         "        schedule=0.01, log_every_steps=1, eval_every_steps=100,\n"
-        "        batch_schedule=BatchScheduleConfig(unit='examples',\n"
+        "        batch_schedule=BatchScheduleConfig('steps', unit='examples',\n"
         "            changes=((32.0, int(arg)),)))\n"
     )
     command = ["train", f"--workdir={tmp_path / 'run'}"]
