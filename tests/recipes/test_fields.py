@@ -132,7 +132,7 @@ def test_what_is_best_kept_and_due(metric):
     config.checkpoint.every_steps = 5
     run = build_run(config)
     assert (run.best_metric, run.keep_checkpoints) == (metric, 7)
-    assert tuple(vars(run.cadence).values()) == (3, 4, 5)
+    assert tuple(vars(run.cadence).values()) == (3, 4, 5, None)
 
 
 # decay, power, end factor -> share of the peak that is left after a fraction x of the decay
