@@ -7,7 +7,7 @@ Every run starts with batch 32 and sees the same 16 epochs, in fewer steps where
 to batch, so learning rate, b1, b2 and eps change with it. `seesaw` (arXiv 2510.14717) doubles the
 batch where the cosine has halved the learning rate. `steps` doubles it early: at 2, 4 and 8 epochs.
 `ramp` grows it by 32 at a time over half of the run. Each arm has its own learning rate, by the
-same search. All runs count: the score is the loss on the test split, and 1 % of it is the margin.
+same search. The score is the loss on the test split, and 1 % of it is the margin.
 
 Rows (`:ROW`): (none); `smoke`, tiny.
 """
@@ -50,7 +50,7 @@ def get_config(arg: str = "") -> SweepConfig:
 
     config = SweepConfig(
         name=f"growing_bert{':' * bool(arg)}{arg}",
-        about=About(paper="Seesaw 2510.14717, Malladi et al. 2205.10287v3", status="measured here"),
+        about=About(paper="Seesaw 2510.14717, Malladi et al. 2205.10287v3", status="not yet run"),
         train=TrainConfig(
             name="growing_bert",
             data=DataConfig("pydoc_mlm"),
@@ -61,7 +61,7 @@ def get_config(arg: str = "") -> SweepConfig:
         ),
         arms=tuple(_arm(name, changes) for name, changes in growing.items()),
         global_batch_sizes=(BATCH,),
-        search=SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0), seeds=(0,)),
+        search=SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0, 4.0), seeds=(0,)),
         final_seeds=common.final_seeds(5),
         metric="eval/loss",
     )

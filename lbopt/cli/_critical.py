@@ -98,6 +98,7 @@ class CriticalMeasurement:
             for one in self.branches
         ]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+
         told = f"critical batch: {self.critical_batch_size}"
         if self.is_beyond:
             told = (

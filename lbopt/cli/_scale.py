@@ -10,7 +10,7 @@ from lbopt.cli import _flags
 from lbopt.config import TrainConfig
 from lbopt.errors import UserError, require
 from lbopt.recipes import scale_recipe
-from lbopt.workdir import absolute_workdir, local_workdir, read_json_lines
+from lbopt.workdir import absolute_workdir, local_workdir, read_config, read_json_lines
 
 FLAGS = {
     "config": "FILE[:ROW] of the recipe; --config.field=VALUE changes it",
@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> None:
             config,
             global_batch_size=_whole(given["batch"]),
             rule=given["rule"],
-            duration=_number(given, "duration") or 1.0,
+            duration=1.0 if (duration := _number(given, "duration")) is None else duration,
             noise_scale=noise_scale,
         )
     show(*str(scaled).split("\n"))
@@ -73,6 +73,9 @@ def _number(given: Mapping[str, str], name: str) -> float | None:
 def _measured(workdir: str) -> float:
     """Return the last noise scale that a run logged, in examples."""
     with local_workdir(workdir) as folder:
+        fix = "no run is there; give the folder of lbopt train"
+        there = read_config(folder, "train") is not None
+        require(there, "--workdir", workdir, fix, code="missing")
         lines = read_json_lines(absolute_workdir(folder) / "metrics.jsonl")
     found = [scale for line in lines if (scale := line.get("train/noise_scale"))]
     fix = "its log has no train/noise_scale; train with optimizer.track_noise_scale, or give "

@@ -63,6 +63,7 @@ from ._recipe_row import parse_row as parse_row
 from ._reference import FieldEntry as FieldEntry, config_fields as config_fields
 from ._scaling import (
     BatchRatios as BatchRatios,
+    MomentDecays as MomentDecays,
     Setting as Setting,
     batch_ratios as batch_ratios,
     check_rule as check_rule,

@@ -48,7 +48,8 @@ class BatchScheduleConfig:
       final_batch_size: Largest batch size.
       increment: Examples by which the ramp grows at a time.
       length: Length of the ramp.
-      every: Distance between two doublings, or between two looks at the noise scale.
+      every: Distance between two doublings; or between two looks at the noise scale, rounded to
+        whole steps of the largest batch.
       factor: Factor of the batch where the rate is cut, > 1.
       multiple_of: Number of which every batch size is a multiple, for a factor that is not whole.
       noise_scale_factor: Smallest noise scale for a batch, as a multiple of that batch.
@@ -120,14 +121,20 @@ def check_batch_schedule(config: BatchScheduleConfig, global_batch_size: int) ->
         also = {"global_batch_size": "global_batch_size"}
         larger = last > global_batch_size
         require(larger, "final_batch_size", last, fix, code="conflict", also=also)
-    if config.kind == NOISE_SCALE:
+    if config.kind == "seesaw":
+        multiple = config.multiple_of
+        fix = f"{{global_batch_size}} = {global_batch_size} is none; give a divisor of it"
+        fits = global_batch_size % multiple == 0
+        also = {"global_batch_size": "global_batch_size"}
+        require(fits, "multiple_of", multiple, fix, code="mismatch", also=also)
+    if config.kind in ("doubling", NOISE_SCALE):
         sizes = doubled_sizes(config, global_batch_size)
         fix = f"give {{global_batch_size}} = {global_batch_size} times a power of two"
         fits = sizes[-1] == config.final_batch_size
         also = {"global_batch_size": "global_batch_size"}
         last = config.final_batch_size
         require(fits, "final_batch_size", last, fix, code="mismatch", also=also)
-    elif config.kind != "seesaw":
+    if config.kind not in ("seesaw", NOISE_SCALE):
         _changes(config, global_batch_size, 1.0, None, 0)
 
 
@@ -168,8 +175,13 @@ def resolve_batch_schedule(
     steps = max(1, round(total / global_batch_size))
     changes = _changes(config, global_batch_size, unit, schedule, steps)
     field = "changes" if config.kind == "steps" else "kind"
-    with errors.about(field, getattr(config, field), "changes"):
-        return batch_phases(global_batch_size, changes, total, strict=config.kind == "steps")
+    value = getattr(config, field)
+    with errors.about(field, value, "changes"):
+        phases = batch_phases(global_batch_size, changes, total, strict=config.kind == "steps")
+    fix = f"the batch stays {global_batch_size} to the end of the run; let it grow earlier, or "
+    fix += "leave the batch schedule out"
+    require(len(phases) > 1, field, value, fix, code="conflict")
+    return phases
 
 
 def doubled_sizes(config: BatchScheduleConfig, global_batch_size: int) -> list[int]:

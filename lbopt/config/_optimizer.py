@@ -207,7 +207,7 @@ def check_optimizer(optimizer: OptimizerConfig) -> None:
 def check_optimizer_kind(optimizer: OptimizerConfig) -> None:
     """Raise `UserError` for an unknown optimizer, variant or stage: other fields depend on them."""
     _foreign.check_name(optimizer.name, OPTIMIZERS)
-    _variant(optimizer)
+    variant_of(optimizer)
     require_choice("clip_stage", optimizer.clip_stage, CLIP_STAGES)
 
 
@@ -238,15 +238,15 @@ def resolve_clip(config: OptimizerConfig) -> float | None:
 
 def _variant_clip(config: OptimizerConfig) -> float | None:
     """Return the norm to which the config's variant clips gradients; None for no clipping."""
-    return getattr(_variant(config), "max_grad_norm", None)
+    return getattr(variant_of(config), "max_grad_norm", None)
 
 
 def clip_eps(config: OptimizerConfig) -> float:
     """Return the constant that the variant adds to the norm by which it clips."""
-    return getattr(_variant(config), "max_grad_norm_eps", 0.0)
+    return getattr(variant_of(config), "max_grad_norm_eps", 0.0)
 
 
-def _variant(config: OptimizerConfig) -> Any:
+def variant_of(config: OptimizerConfig) -> Any:
     """Return the options of the config's variant; None for an optimizer that has no variants."""
     if config.name not in VARIANTS:
         return None
@@ -387,7 +387,7 @@ def _leaves(config: OptimizerConfig, stacked: types.Stacked, known_roles: types.
 
 def _decayed_leaves(config: OptimizerConfig) -> types.Mask:
     """Return the mask of decayed leaves: the variant's, and the patterns of the config."""
-    options = _variant(config) or _foreign.variant_options(config.name, config.options)
+    options = variant_of(config) or _foreign.variant_options(config.name, config.options)
     default = masks.weights_only if options is None else options.weight_decay_mask
     exclude = config.weight_decay_exclude
     include = config.weight_decay_include
@@ -396,7 +396,7 @@ def _decayed_leaves(config: OptimizerConfig) -> types.Mask:
 
 def _adapted_leaves(config: OptimizerConfig) -> types.Mask:
     """Return the mask of leaves with a trust ratio: the variant's, and the config's patterns."""
-    options = _variant(config)
+    options = variant_of(config)
     default = masks.weights_only if options is None else options.trust_ratio_mask
     if isinstance(default, str):  # "as_weight_decay"
         default = _decayed_leaves(config)

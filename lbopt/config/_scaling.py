@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lbopt import errors, types
 from lbopt._scalars import is_number
 from lbopt.config import _fields, _foreign
-from lbopt.config._optimizer import OptimizerConfig
+from lbopt.config._optimizer import OptimizerConfig, variant_of
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.errors import require
 from lbopt.schedules import (
@@ -20,6 +19,7 @@ from lbopt.schedules import (
     scale_learning_rate,
     scale_number,
 )
+from lbopt.transforms import VARIANTS
 
 if TYPE_CHECKING:
     from lbopt.config._train import TrainConfig
@@ -39,6 +39,8 @@ _WITH_EPS = ("adamh", "soap", "soaph")
 
 _NO_SECOND_MOMENT = ("optax.lion", "b2")
 """An argument of that name that is the decay of a momentum."""
+
+MomentDecays = tuple[tuple[float, float], tuple[float, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +111,6 @@ def scale_optimizer(
     optimizer: OptimizerConfig,
     schedule: ScheduleConfig,
     global_batch_size: int,
-    duration: float = 1.0,
 ) -> OptimizerConfig:
     """Return an optimizer with the numbers that the schedule's rule gives at a batch size.
 
@@ -117,7 +118,6 @@ def scale_optimizer(
       optimizer: The optimizer, with the numbers at `schedule.base_batch_size`.
       schedule: The schedule with the rule.
       global_batch_size: Examples per step.
-      duration: New length of the run over the old one, in examples.
 
     Raises:
       UserError: Naming "optimizer.b1" for instance, if the rule has no value for it at that batch.
@@ -128,11 +128,12 @@ def scale_optimizer(
     (0.6, 0.96, 5e-07)
     """
     rule = schedule.scaling_rule
-    if not {*rule_changes(rule)} - {"learning_rate", "warmup_epochs"}:
+    changes = rule_changes(rule)
+    if not {*changes} - {"learning_rate", "warmup_epochs"}:
         return optimizer
     ratio = global_batch_size / schedule.base_batch_size
     base_rate = schedule.base_learning_rate
-    rate = scale_number("learning_rate", base_rate, rule, ratio, duration)
+    rate = scale_number("learning_rate", base_rate, rule, ratio)
     rate_ratio = rate / base_rate if base_rate else 1.0
 
     fields: dict[str, Any] = {}
@@ -140,13 +141,14 @@ def scale_optimizer(
     for setting in optimizer_settings(optimizer):
         place = f"optimizer.{setting.field}"
         base = setting.value
-        # The rest's rate is kept as a multiple of the matrices'.
+        # The rest's rate is kept as a multiple of the matrices', and follows it without a rule.
         if setting.number == "rest_learning_rate":
-            rest = scale_number(setting.number, base_rate * base, rule, ratio, duration)
-            found = rest / rate if rate else base
+            if setting.number not in changes or not rate:
+                continue
+            found = scale_number(setting.number, base_rate * base, rule, ratio) / rate
         else:
             with errors.under("", **{setting.number: place}):
-                found = scale_number(setting.number, base, rule, ratio, duration, rate_ratio)
+                found = scale_number(setting.number, base, rule, ratio, rate=rate_ratio)
         if found == base:
             continue
         group, _, name = setting.field.rpartition(".")
@@ -161,12 +163,13 @@ class BatchRatios:
     Attributes:
       learning_rate: Ratio of the peak learning rates.
       weight_decay: Ratio of the weight decays.
-      memory: Steps at the batch in which the second moment forgets as in one at the other.
+      moments: Decays of the first and of the second moment, each at the other batch size and at
+        this one; None if they stay, or if the bias of the moments is not corrected.
     """
 
     learning_rate: float = 1.0
     weight_decay: float = 1.0
-    memory: float = 1.0
+    moments: MomentDecays | None = None
 
 
 def batch_ratios(config: TrainConfig, before: int, after: int) -> BatchRatios:
@@ -190,20 +193,27 @@ def batch_ratios(config: TrainConfig, before: int, after: int) -> BatchRatios:
     return BatchRatios(
         rates[1] / rates[0] if rates[0] else 1.0,
         decays[1] / decays[0] if decays[0] else 1.0,
-        _memory_ratio(config, before, after),
+        _moment_decays(config, before, after),
     )
 
 
-def _memory_ratio(config: TrainConfig, before: int, after: int) -> float:
-    """Return the steps at a batch in which the second moment forgets as in one at another batch."""
-    decays = []
+def _moment_decays(config: TrainConfig, before: int, after: int) -> MomentDecays | None:
+    """Return b1 and b2 before and after, of moments whose bias is corrected; None if they stay."""
+    if config.optimizer.name in VARIANTS and variant_of(config.optimizer).debias is not True:
+        return None
+    found = []
     for size in (before, after):
         optimizer = scale_optimizer(config.optimizer, config.schedule, size)
-        found = [each.value for each in optimizer_settings(optimizer) if each.number == "b2"]
-        decays.append(found[0] if found else 0.0)
-    if decays[0] == decays[1] or not all(0 < decay < 1 for decay in decays):
-        return 1.0
-    return math.log(decays[0]) / math.log(decays[1])
+        settings = {each.field: each.value for each in optimizer_settings(optimizer)}
+        found.append([_first(settings, name) for name in ("b1", "b2")])
+    (b1, b2), (later_b1, later_b2) = found
+    return None if found[0] == found[1] else ((b1, later_b1), (b2, later_b2))
+
+
+def _first(settings: Mapping[str, float], name: str) -> float:
+    """Return a decay of Adam: that of the rest, where a matrix optimizer leaves it parameters."""
+    fields = (f"options.rest_{name}", f"options.{name}", name)
+    return next((settings[field] for field in fields if field in settings), 0.0)
 
 
 def check_rule(optimizer: OptimizerConfig, names: str, field: str) -> None:

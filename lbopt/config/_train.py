@@ -349,6 +349,12 @@ def check_batch_growth(config: TrainConfig) -> None:
         measured = config.optimizer.track_noise_scale or not by_noise
         also = {"track_noise_scale": "optimizer.track_noise_scale"}
         require(measured, "kind", changes.kind, fix, code="conflict", also=also)
+        fix = "skipped updates would leave the learning rate behind the examples; leave it None"
+        limit = config.optimizer.skip_limit
+        skips = by_noise and limit is not None
+        place = "optimizer.skip_limit"
+        with errors.under("", optimizer="optimizer"):
+            require(not skips, place, limit, fix, code="conflict")
 
         fix = "the state of text belongs to one batch size; leave {batch_schedule} None"
         carried = config.data.carry_state

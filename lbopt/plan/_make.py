@@ -260,8 +260,9 @@ def _plan_evaluation(
 ) -> EvaluationPlan:
     say("the evaluation")
     times = math.ceil((run.last_step - run.counts_from) / run.cadence.eval_every_steps)
-    if run.cadence.eval_every_examples is not None:
-        times = math.ceil(run.examples_seen(run.last_step) / run.cadence.eval_every_examples)
+    if run.cadence.eval_every_examples is not None:  # the last step always evaluates
+        before = run.examples_seen(run.last_step - 1)
+        times = int(before // run.cadence.eval_every_examples) + 1
     num_batches = None
     if has_known_length(config.data):
         num_batches = _num_batches(

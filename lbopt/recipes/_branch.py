@@ -12,6 +12,7 @@ from lbopt.recipes import _layout
 from lbopt.recipes._build import (
     build_mesh,
     build_one_batch,
+    continuing,
     make_problem_of,
     naming_run,
     resolved_of,
@@ -77,8 +78,6 @@ def build_branch(
         with errors.about("global_batch_size", global_batch_size):
             branch = build_one_batch(here, problem, mesh, length, schedule, None, True)
 
-    memory = batch_ratios(phase, before, global_batch_size).memory
+    branch = continuing(branch, phase, before)
     batches = branch.batches.moved(first_example, steps)
-    return dataclasses.replace(
-        branch, batches=batches, first_step=step, continues=True, memory_ratio=memory
-    )
+    return dataclasses.replace(branch, batches=batches, first_step=step)

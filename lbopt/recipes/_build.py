@@ -49,7 +49,7 @@ from lbopt.parallel import (
 from lbopt.recipes import _initial, _layout, _make_step, _patterns, _problem
 from lbopt.replicas import Replicas
 from lbopt.schedules import BatchPhase, Units, phase_schedule
-from lbopt.train import Cadence, NoiseGrowth, Run, Target
+from lbopt.train import Cadence, NoiseGrowth, Reweighing, Run, Target
 from lbopt.transforms import evaluated_params, has_evaluated_params
 
 
@@ -160,16 +160,20 @@ def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
         )
         scale = batch_ratios(config, first, size).learning_rate
         schedule = phase_schedule(base, phase, first, scale)
-        blamed = errors.about("batch_schedule", size, "global_batch_size")
-        with blamed if runs else contextlib.nullcontext():
+        with _naming_growth(config, size) if runs else contextlib.nullcontext():
             run = build_one_batch(
                 here, problem, mesh, steps, schedule, runs[-1] if runs else None, trains
             )
         before = runs[-1].global_batch_size if runs else size
-        ratio = batch_ratios(config, before, size).memory
-        runs.append(dataclasses.replace(run, continues=bool(runs), memory_ratio=ratio))
+        runs.append(continuing(run, config, before) if runs else run)
 
+    _check_states(config, runs, problem)
     chain = runs.pop()
+    if chain.mllog is not None:
+        whole = {"opt_learning_rate_training_steps": chain.last_step}
+        runs[0] = dataclasses.replace(
+            runs[0], mllog={**chain.mllog, **whole, "global_batch_size": first}
+        )
     while runs:
         chain = dataclasses.replace(runs.pop(), next_phase=chain)
     return chain
@@ -195,14 +199,12 @@ def _build_noise_growth(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
         steps = dataclasses.replace(resolved, steps_per_epoch=units.exact_steps(1))
         ratios = batch_ratios(config, first, size)
         schedule = _in_strides(base, size // first, ratios.learning_rate)
-        blamed = errors.about("batch_schedule", size, "global_batch_size")
-        with blamed if candidates else contextlib.nullcontext():
+        with _naming_growth(config, size) if candidates else contextlib.nullcontext():
             run = build_one_batch(here, problem, mesh, steps, schedule, None, trains)
-        ratio = batch_ratios(config, before, size).memory
-        run = dataclasses.replace(run, continues=bool(candidates), memory_ratio=ratio)
-        candidates.append(run)
+        candidates.append(continuing(run, config, before) if candidates else run)
         before = size
 
+    _check_states(config, candidates, problem)
     unit = examples_in(growing, num_examples, config.data.sequence_length)
     last = candidates[-1].global_batch_size
     every = max(1, round(growing.every * unit / last)) * last
@@ -210,6 +212,31 @@ def _build_noise_growth(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
         tuple(candidates), every, growing.noise_scale_factor, total or first * resolved.num_steps
     )
     return growth.chain(())
+
+
+def _naming_growth(config: TrainConfig, size: int) -> contextlib.AbstractContextManager[None]:
+    """Let errors about a later batch size name the field of the batch schedule that has it."""
+    assert config.batch_schedule is not None
+    field = "changes" if config.batch_schedule.kind == "steps" else "final_batch_size"
+    return errors.about(f"batch_schedule.{field}", size, "global_batch_size")
+
+
+def _check_states(
+    config: TrainConfig, runs: Sequence[Run], problem: _problem.LoadedProblem
+) -> None:
+    """Check that the optimizer's state is the same tree at every batch size."""
+    trees = [jax.tree.structure(jax.eval_shape(run.tx.init, problem.params)) for run in runs]
+    rule = config.schedule.scaling_rule
+    fix = "it changes a number of the optimizer that is at a special value (a ratio of 1, for "
+    fix += "instance), and with it the optimizer's state; give the number another value"
+    require(len({*trees}) == 1, "schedule.scaling_rule", rule, fix, code="conflict")
+
+
+def continuing(run: Run, config: TrainConfig, before: int) -> Run:
+    """Return a run as the phase after one of another batch size."""
+    decays = batch_ratios(config, before, run.global_batch_size).moments
+    reweighing = None if decays is None else Reweighing(decays)
+    return dataclasses.replace(run, continues=True, reweighing=reweighing)
 
 
 def _in_strides(schedule: optax.Schedule, stride: int, scale: float) -> optax.Schedule:

@@ -202,8 +202,9 @@ def scale_recipe(
     require(isinstance(recipe, TrainConfig), "recipe", recipe, fix, code="type")
     recipe.validate()
     growing = recipe.batch_schedule
-    fix = "a rule scales one batch; scale the recipe without it, and then its sizes"
-    require(growing is None, "recipe.batch_schedule", growing, fix, code="conflict")
+    fix = "a rule scales one batch; scale the recipe with batch_schedule = None, and then its sizes"
+    place = "config.batch_schedule.kind"
+    require(growing is None, place, growing and growing.kind, fix, code="conflict")
     with errors.under("config", {"optimizer"}):
         check_rule(recipe.optimizer, rule, "rule")
         scaling = _BatchChange(rule, recipe.global_batch_size, size, duration, noise_scale)
@@ -262,6 +263,8 @@ class _BatchChange(NamedTuple):
             for one in combine_rules(self.rule)
             for change in one.changes
         }
+        if kind == "rest_learning_rate" and kind not in sources and "learning_rate" in sources:
+            return ScaledNumber(name, value, value * rate, *sources["learning_rate"])
         if kind not in sources:
             return ScaledNumber(name, value, value)
         with errors.under("", **{kind: name}):
@@ -315,7 +318,7 @@ def _of_mapping(recipe: Mapping[str, float], scaling: _BatchChange) -> ScaledRec
     table = scaling.table([_Number(name, name, recipe[name]) for name in names])
     scaled = {**recipe, "global_batch_size": scaling.after}
     scaled |= {one.name: one.after for one in table}
-    return _result(scaled, scaling, table, (), ())
+    return _result(scaled, scaling, table, [*_out_of_range(table)], (), ())
 
 
 def _of_config(config: TrainConfig, scaling: _BatchChange) -> ScaledRecipe:
@@ -324,9 +327,12 @@ def _of_config(config: TrainConfig, scaling: _BatchChange) -> ScaledRecipe:
     new.global_batch_size = scaling.after
     phases = config.phases()
     tables = [_phase_table(phase, scaling) for phase in phases]
-    table = [*tables[0], *_in_steps(config, tables[0], scaling)]
-    _fill(new, new.schedule, {one.name: one.after for one in table}, scaling)
-    _fill_optimizer(new.optimizer, {one.name: one.after for one in table})
+    num_examples = _known_examples(config)
+    table = [*tables[0], *_in_steps(tables[0], scaling, num_examples)]
+    after = {one.name: one.after for one in table}
+    _fill(new, new.schedule, after, scaling)
+    _fill_optimizer(new.optimizer, after, scaling.rule)
+    outside = [*_too_large(scaling.after, num_examples), *_out_of_range(table)]
 
     if new.phase2 is not None:
         size = phases[1].global_batch_size * scaling.after / scaling.before
@@ -335,18 +341,16 @@ def _of_config(config: TrainConfig, scaling: _BatchChange) -> ScaledRecipe:
         new.phase2.global_batch_size = int(size)
         second = {one.name: one.after for one in tables[1]}
         _fill(new.phase2, new.phase2.schedule, second, scaling._replace(after=int(size)))
-        table += [
-            dataclasses.replace(one, name=f"phase2: {one.name}")
-            for one in tables[1]
-            if not one.name.startswith("optimizer.")
-        ]
+        own = [one for one in tables[1] if not one.name.startswith("optimizer.")]
+        outside += [f"phase2: {line}" for line in _out_of_range(own)]
+        table += [dataclasses.replace(one, name=f"phase2: {one.name}") for one in own]
     flags = tuple(_flags(config_to_json(config), config_to_json(new)))
     beyond = tuple(
         f"the source of {one.name} does not treat {config.optimizer.name}"
         for one in combine_rules(scaling.rule)
         if config.optimizer.name in one.beyond
     )
-    return _result(new, scaling, table, beyond, flags)
+    return _result(new, scaling, table, outside, beyond, flags)
 
 
 def _phase_table(config: TrainConfig, scaling: _BatchChange) -> list[ScaledNumber]:
@@ -381,24 +385,29 @@ def _phase_table(config: TrainConfig, scaling: _BatchChange) -> list[ScaledNumbe
     return scaling.table(numbers)
 
 
+def _known_examples(config: TrainConfig) -> int | None:
+    """Return the size of the training set; None if it is neither known nor on this machine."""
+    if not has_known_length(config.data):
+        return None
+    try:
+        return len(known_source(config.data, config.global_batch_size).splits.train)
+    except EnvironmentProblem:
+        return None
+
+
 def _in_steps(
-    config: TrainConfig, table: Sequence[ScaledNumber], scaling: _BatchChange
+    table: Sequence[ScaledNumber], scaling: _BatchChange, num_examples: int | None
 ) -> Iterator[ScaledNumber]:
     """Yield the lengths that a table gives in epochs in steps too, if the data set is known."""
-    lengths = {one.name: one for one in table if one.name in ("warmup epochs", "num_epochs")}
-    if not lengths or not has_known_length(config.data):
-        return
-    try:
-        num_examples = len(known_source(config.data, config.global_batch_size).splits.train)
-    except EnvironmentProblem:  # the data are not on this machine
+    if num_examples is None:
         return
     units = [Units(num_examples, size) for size in (scaling.before, scaling.after)]
-    for name, one in lengths.items():
-        if name == "num_epochs":
+    for one in table:
+        if one.name == "num_epochs":
             before = units[0].steps(one.before)
             after = units[1].steps(one.after)
             yield ScaledNumber("steps", before, after, f"num_epochs x {num_examples} / batch")
-        else:
+        elif one.name == "warmup epochs":
             before = units[0].warmup_steps(one.before)
             after = units[1].warmup_steps(one.after)
             formula = f"warmup epochs x {num_examples} / batch"
@@ -425,9 +434,13 @@ def _fill(
             setattr(phase, name, after[name])
 
 
-def _fill_optimizer(optimizer: OptimizerConfig, after: Mapping[str, float]) -> None:
+def _fill_optimizer(optimizer: OptimizerConfig, after: Mapping[str, float], rule: str) -> None:
     """Write the numbers at the new batch into an optimizer."""
+    changes = rule_changes(rule)
     for setting in optimizer_settings(optimizer):
+        # The rest's rate is kept as a multiple of the matrices', and follows it without a rule.
+        if setting.number == "rest_learning_rate" and setting.number not in changes:
+            continue
         if setting.number == "rest_learning_rate":
             rate = after["learning rate"]
             value = after["rest learning rate"] / rate if rate else setting.value
@@ -446,13 +459,19 @@ def _result(
     recipe: Any,
     scaling: _BatchChange,
     table: Sequence[ScaledNumber],
+    outside: Sequence[str],
     beyond: tuple[str, ...],
     flags: tuple[str, ...],
 ) -> ScaledRecipe:
     sizes = (scaling.before, scaling.after)
     regime = (*scaling.regime(), *beyond)
-    outside = tuple(_out_of_range(table))
-    return ScaledRecipe(recipe, scaling.rule, sizes, tuple(table), regime, outside, flags)
+    return ScaledRecipe(recipe, scaling.rule, sizes, tuple(table), regime, tuple(outside), flags)
+
+
+def _too_large(size: int, num_examples: int | None) -> Iterator[str]:
+    """Yield that a batch is larger than its training set, if it is."""
+    if num_examples is not None and size > num_examples:
+        yield f"batch {size} is larger than the training set, of {num_examples} examples"
 
 
 def _out_of_range(table: Sequence[ScaledNumber]) -> Iterator[str]:
@@ -461,6 +480,9 @@ def _out_of_range(table: Sequence[ScaledNumber]) -> Iterator[str]:
     for one in table:
         if one.name.endswith(_SECOND_MOMENTS) and one.after < min(_LEAST_B2, one.before):
             yield f"{one.name} = {one.after:.4g} is below {_LEAST_B2}: the second moment is noise"
+    steps = next((one for one in table if one.name == "warmup steps"), None)
+    if steps is not None and steps.before and not steps.after:
+        yield "warmup steps = 0: the warmup is shorter than half a step"
     for warmup, whole in _PARTS_OF_LENGTHS:
         if {warmup, whole} <= {*after} and after[warmup] >= after[whole]:
             yield (

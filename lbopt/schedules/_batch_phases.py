@@ -241,10 +241,10 @@ def seesaw_changes(
         below = np.flatnonzero(rates[peak:] <= rates[peak] * factor**-cuts * (1 + 1e-6))
         if not len(below):
             break
-        found.append(((peak + int(below[0])) * first, size))
+        place = (peak + int(below[0])) * first
+        # Of several cuts at one place the last counts.
+        found = [change for change in found if change[0] < place]
+        if size > (found[-1][1] if found else first):
+            found.append((place, size))
         cuts += 1
-    return [
-        change
-        for change, later in zip(found, [*found[1:], None], strict=True)
-        if later is None or later[0] > change[0]
-    ]
+    return found

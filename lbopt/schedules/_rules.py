@@ -27,7 +27,7 @@ NUMBERS = (
 _LAYERWISE = ("lamb", "lans", "optax.lamb")
 _ADAPTIVE = (
     *("adam", "adamw", "rmsprop", *_LAYERWISE),
-    *("optax.adam", "optax.adamw", "optax.nadam", "optax.nadamw", "optax.rmsprop"),
+    *("optax.adam", "optax.adamw", "optax.rmsprop"),
 )
 _NO_MEMORY = 1e-9
 """A decay rate below this keeps nothing: the rule's linear form has left its range."""

@@ -13,6 +13,7 @@ from lbopt import errors
 from lbopt.config import (
     Arm,
     BatchRatios,
+    MomentDecays,
     ResolvedSchedule,
     SearchConfig,
     SweepConfig,
@@ -83,14 +84,13 @@ class GrowthPhase:
       steps: The steps, and their place in the run.
       train: Config of a run at this batch size, with the optimizer's numbers.
       ratios: Numbers at this batch size over those at the first one.
-      memory_ratio: Steps of this phase in which the second moment forgets as in one of the phase
-        before.
+      moments: Decays of the moments, each in the phase before and in this one; None if they stay.
     """
 
     steps: BatchPhase
     train: TrainConfig
     ratios: BatchRatios
-    memory_ratio: float
+    moments: MomentDecays | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,12 +285,12 @@ def _growth(config: SweepConfig, cell: Cell) -> tuple[GrowthPhase, ...]:
         before = first
         for steps in batch_phases_of(whole, cell.problem):
             size = steps.global_batch_size
-            with errors.about("batch_schedule", size, "global_batch_size"):
+            with errors.about("batch_schedule.kind", size, "global_batch_size"):
                 check_size(cell.problem, size)
             train = at_batch_size(_scaled(config, cell.index, size), size, _num_devices(config))
             ratios = batch_ratios(whole, first, size)
-            memory = batch_ratios(whole, before, size).memory
-            found.append(GrowthPhase(steps, train, ratios, memory))
+            moments = batch_ratios(whole, before, size).moments
+            found.append(GrowthPhase(steps, train, ratios, moments))
             before = size
     return tuple(found) if len(found) > 1 else ()
 

@@ -7,9 +7,10 @@ from ._ranking import lower_is_better as lower_is_better
 from ._run import (
     Cadence as Cadence,
     NoiseGrowth as NoiseGrowth,
+    Reweighing as Reweighing,
     Run as Run,
     Target as Target,
     is_due as is_due,
-    with_memory as with_memory,
+    reweigh_moments as reweigh_moments,
 )
 from ._variables import read_variables as read_variables

@@ -33,7 +33,7 @@ class PhaseAhead:
     def start_compiling(self) -> concurrent.futures.Future[Any]:
         """Begin to compile the step, and return what it will be."""
         if self._program is None:
-            self._program = _in_background(lambda: self._run.lower().compile())
+            self._program = _in_background(self._run.compile)
         return self._program
 
     def start_reading(self) -> None:
@@ -67,7 +67,7 @@ def _read(run: Run) -> Iterator[types.Batch]:
 
 
 def _in_background(work: Callable[[], T]) -> concurrent.futures.Future[T]:
-    """Start work in a thread, which a process outlives: XLA must not be cut off by its end."""
+    """Start work in a thread; at its end a process waits for it, as XLA must not be cut off."""
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:

@@ -104,9 +104,11 @@ def train(
         mllog = run.mllog if is_first else None
         chain = run if run.growth is None else run.growth.chain(status.doubled_at)
         total = chain.phases()[-1].last_step
+        if chain.growth is not None:
+            chain.growth.check(state, chain.phase_at(start))
 
         if start >= total or status.is_stopped(run.target):
-            MlperfLog(workdir, mllog, run.epoch_at, start).run_ends(start, status.reached)
+            MlperfLog(workdir, mllog, chain.epoch_at, start).run_ends(start, status.reached)
             said_by_first(job)(f"complete at step {start} of {total}: nothing to do")
             _say_if_broken(status, checkpoints, said_by_first(job))
             return state

@@ -18,11 +18,16 @@ from jax.sharding import Mesh
 from lbopt import types
 from lbopt.data import DAMAGED, Dataset, Splits, TrainBatches
 from lbopt.data.text import NO_VOCABULARY, Vocabulary
-from lbopt.errors import UserError, require_choice
+from lbopt.errors import EnvironmentProblem, UserError, require_choice
 from lbopt.evaluation import Evaluation
 from lbopt.parallel import Step, TrainState, put_replicated, with_shardings
 from lbopt.train._ranking import lower_is_better
-from lbopt.transforms import LearningRateState, evaluated_params
+from lbopt.transforms import (
+    LambMomentsState,
+    LearningRateState,
+    evaluated_params,
+    find_states,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +129,7 @@ class Run:
       continues: Whether the phase is only another batch size: its learning rate, its cadence and
         the ranking of its checkpoints go on from those of the phase before.
       growth: The batch sizes among which the run chooses as it goes; None if its phases are known.
-      memory_ratio: Steps of this phase in which the second moment forgets as much as in one step
-        of the phase before.
+      reweighing: Program that suits the moments to the decays of this phase; None if they stay.
       next_phase: The next phase; None if this is the last one.
     """
 
@@ -149,7 +153,7 @@ class Run:
     first_step: int = 0
     resets_optimizer: bool = False
     continues: bool = False
-    memory_ratio: float = 1.0
+    reweighing: Reweighing | None = None
     growth: NoiseGrowth | None = None
     next_phase: Run | None = None
 
@@ -229,15 +233,20 @@ class Run:
         """Return the first state of this phase from the last one of the phase before it.
 
         The learning rate's schedule starts again. The rest of the optimizer's state is kept, or is
-        fresh if `resets_optimizer`. If the phase `continues`, only the counts of the moments
-        change, by which they are divided: nothing is compiled.
+        fresh if `resets_optimizer`. If the phase `continues`, only the moments are suited to its
+        decays, by a program that `compile` has made.
+
+        The arrays of the given state must not be used again.
         """
         if self.continues:
-            opt_state = with_memory(state.opt_state, self.memory_ratio)
+            opt_state = state.opt_state
+            if self.reweighing is not None:
+                opt_state = self.reweighing.of(self.shapes())(opt_state)
+            # The rate of a batch that doubles as it goes counts steps of the present batch.
+            count = self.first_step
             if self.growth is not None:
                 count = self.batches.first_example // self.global_batch_size
-                opt_state = _with_schedule_count(opt_state, count)
-            return state.replace(opt_state=opt_state)
+            return state.replace(opt_state=_with_schedule_count(opt_state, count))
 
         def entered(state: TrainState) -> TrainState:
             if self.resets_optimizer:
@@ -275,6 +284,12 @@ class Run:
             return jax.ShapeDtypeStruct((self.global_batch_size, *x.shape[1:]), x.dtype)
 
         return self.train_step.lower(self.shapes(), jax.tree.map(of_batch, example))
+
+    def compile(self) -> None:
+        """Compile the training step, and what `enter` needs, before they are called."""
+        self.lower().compile()
+        if self.reweighing is not None:
+            self.reweighing.of(self.shapes()).lower(self.shapes().opt_state).compile()
 
     def lower_evaluation(self) -> Any:
         """Trace and lower the step of the evaluation on the validation set; nothing is compiled."""
@@ -326,34 +341,79 @@ class Run:
         }
 
 
-def with_memory(opt_state: Any, ratio: float) -> Any:
-    """Return an optimizer's state whose second moments correct their bias under another decay.
+Decays = tuple[tuple[float, float], tuple[float, float]]
 
-    A moment of decay b2 has 1 - b2^count of its weight after `count` steps. The count becomes the
-    one that gives the same weight under the new decay.
+
+def reweigh_moments(opt_state: Any, decays: Decays | None) -> Any:
+    """Return an optimizer's state whose moments suit the bias correction under other decays.
+
+    A moment m of decay b has the weight 1 - b^count, by which it is divided. Under another decay b'
+    it becomes m (1 - b'^count) / (1 - b^count), so that the quotient stays. Moments in fewer bits
+    than bfloat16 stay as they are.
 
     Args:
-      opt_state: State of an optimizer.
-      ratio: Steps under the new decay in which a moment forgets as in one under the old.
+      opt_state: State of an optimizer; traceable.
+      decays: b1 and b2, each before and after; None if they stay.
     """
+    if decays is None:
+        return opt_state
 
     def is_moments(node: Any) -> bool:
-        return {"count", "nu"} <= {*getattr(node, "_fields", ())}
+        return isinstance(node, optax.ScaleByAdamState | LambMomentsState)
 
-    def scaled(node: Any) -> Any:
-        if not is_moments(node):
+    def reweighed(node: Any) -> Any:
+        kept = jax.tree.leaves((node.mu, node.nu))
+        if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in kept):
             return node
-        count = np.round(jax.device_get(node.count) * ratio)
-        return node._replace(count=_in_place_of(node.count, count))
+        count = node.count.astype(jnp.float32)
+        scaled = []
+        for moment, (before, after) in zip((node.mu, node.nu), decays, strict=True):
+            ratio = (1 - after**count) / jnp.where(count > 0, 1 - before**count, 1.0)
+            ratio = jnp.where(count > 0, ratio, 1.0)
+            scaled.append(jax.tree.map(lambda x, by=ratio: _times(x, by), moment))
+        return node._replace(mu=scaled[0], nu=scaled[1])
 
-    return opt_state if ratio == 1 else jax.tree.map(scaled, opt_state, is_leaf=is_moments)
+    def of_node(node: Any) -> Any:
+        return reweighed(node) if is_moments(node) else node
+
+    return jax.tree.map(of_node, opt_state, is_leaf=is_moments)
+
+
+def _times(x: jax.Array, factor: jax.Array) -> jax.Array:
+    """Return x times a factor for each entry of its leading axes, in the dtype of x."""
+    spread = factor.reshape(factor.shape + (1,) * (x.ndim - factor.ndim))
+    return (x.astype(jnp.float32) * spread).astype(x.dtype)
+
+
+class Reweighing:
+    """`reweigh_moments` as one compiled program, which can be made before it is needed.
+
+    Args:
+      decays: b1 and b2, each before and after.
+    """
+
+    def __init__(self, decays: Decays):
+        self._decays = decays
+        self._jitted: Any = None
+
+    def of(self, shapes: TrainState) -> Any:
+        """Return the jitted function of an optimizer's state; it takes the state's arrays.
+
+        Args:
+          shapes: Shapes and shardings of the training state.
+        """
+        if self._jitted is None:
+            shardings = jax.tree.map(lambda x: x.sharding, shapes.opt_state)
+            reweigh = functools.partial(reweigh_moments, decays=self._decays)
+            self._jitted = jax.jit(reweigh, out_shardings=shardings, donate_argnums=0)
+        return self._jitted
 
 
 def _with_schedule_count(opt_state: Any, count: int) -> Any:
     """Return an optimizer's state whose learning-rate schedules are at a step."""
 
     def is_rate(node: Any) -> bool:
-        return isinstance(node, LearningRateState)
+        return getattr(node, "schedule_count", None) is not None
 
     def moved(node: Any) -> Any:
         if not is_rate(node):
@@ -403,7 +463,7 @@ class NoiseGrowth:
         example = 0
         for candidate, end in zip(self.candidates, (*doubled_at, None), strict=False):
             size = candidate.global_batch_size
-            left = math.ceil((self.num_examples - example) / size)
+            left = math.ceil((self.num_examples - example) / size - 3e-9)
             count = left if end is None else end - step
             phase = dataclasses.replace(
                 candidate,
@@ -425,6 +485,27 @@ class NoiseGrowth:
         sizes = [candidate.global_batch_size for candidate in self.candidates]
         place = sizes.index(phase.global_batch_size) + 1
         return self.candidates[place] if place < len(sizes) else None
+
+    def check(self, state: TrainState, phase: Run) -> None:
+        """Raise `EnvironmentProblem` if a state does not belong to a phase.
+
+        The batch sizes so far stand in the log. Without its lines the state would be trained on
+        other examples than it was.
+
+        Args:
+          state: A state that was saved in the phase.
+          phase: The phase, from `chain`.
+        """
+        step = int(state.step)
+        expected = phase.examples_seen(step) // phase.global_batch_size
+        for rate in find_states(state.opt_state, [LearningRateState]):
+            count = int(np.asarray(jax.device_get(rate.schedule_count)))
+            fix = (
+                f"its lines say that batch {phase.global_batch_size} has seen {expected} steps' "
+                f"examples at step {step}, and the checkpoint says {count}; restore the file"
+            )
+            if count != expected:
+                raise EnvironmentProblem("metrics.jsonl", reason=fix, code="mismatch")
 
     def decides(self, phase: Run, step: int) -> bool:
         """Return whether it is decided after a step of a phase if the batch doubles."""

@@ -50,6 +50,7 @@ from ._module_scale import (
     scale_by_agvm as scale_by_agvm,
 )
 from ._moments import (
+    LambMomentsState as LambMomentsState,
     scale_by_lamb_moments as scale_by_lamb_moments,
     scale_by_lars_momentum as scale_by_lars_momentum,
     squarable as squarable,

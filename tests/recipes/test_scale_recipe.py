@@ -17,6 +17,7 @@ from lbopt.config import (
     SweepConfig,
     TrainConfig,
     resolve_schedule,
+    scale_optimizer,
 )
 from lbopt.recipes import build_run
 from lbopt.sweep import make_cells, make_problems
@@ -118,10 +119,29 @@ def test_options_of_a_matrix_optimizer_are_scaled():
     assert math.isclose(new.optimizer.options["rest_learning_rate_ratio"], 1.6)
 
 
+@pytest.mark.parametrize("rule", ["sqrt", "linear", "sqrt+ema", "sqrt+token_half_life"])
+@pytest.mark.parametrize("name", ["muon", "muonh", "soap", "kron"])
+def test_the_rest_of_a_matrix_optimizer_follows_alike_by_both_ways(name, rule):
+    base = digits(OptimizerConfig(name, ema_decay=0.9), rule, 64)
+    by_recipe = lbopt.scale_recipe(base, global_batch_size=256, rule=rule).recipe.optimizer
+    by_rule = scale_optimizer(base.optimizer, base.schedule, 256)
+    assert by_recipe == by_rule
+    assert "rest_learning_rate_ratio" not in by_rule.options
+
+
 def test_what_leaves_its_range_is_said():
     lamb = load_config("digits_cnn:lamb-1024", [], TrainConfig)
     late = lbopt.scale_recipe(lamb, global_batch_size=8192, rule="legw")
-    assert [line.split(" = ")[0] for line in late.out_of_range] == ["warmup epochs"]
+    assert [line.split(" = ")[0] for line in late.out_of_range] == [
+        "batch 8192 is larger than the training set, of 1024 examples",
+        "warmup epochs",
+    ]
+    mixed = load_config("bert_large_lamb:mixed", [], TrainConfig)
+    many = lbopt.scale_recipe(mixed, global_batch_size=2**20, rule="legw").out_of_range
+    assert [line.split(" = ")[0] for line in many] == [
+        "schedule.warmup_steps",
+        "phase2: schedule.warmup_steps",
+    ]
     assert not lbopt.scale_recipe(digits(size=64), global_batch_size=576, rule="sde").out_of_range
     short = lbopt.scale_recipe(digits(size=64), global_batch_size=1024, rule="sde_half_life")
     assert [line.split(" = ")[0] for line in short.out_of_range] == ["optimizer.b2"]
@@ -143,6 +163,9 @@ def test_the_noise_scale_says_whether_the_rule_holds(scale, told):
 
 
 def test_the_command_takes_the_noise_scale_of_a_run(tmp_path, capsys):
+    problem = lbopt.Problem("digits", "mlp")
+    lbopt.run_training(problem, "adamw", 0.01, num_steps=1, workdir=tmp_path)
+    capsys.readouterr()
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1, "examples_seen": 64, "train/noise_scale": 10.0}\n'
         '{"step": 2, "examples_seen": 128, "train/noise_scale": 96.0}\n'

@@ -6,13 +6,15 @@ import hashlib
 import json
 import math
 import random
+import shutil
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from refusal import refused
+from refusal import refused, troubled
 from watched_step import WatchedStep
 
 from lbopt.cli import main
@@ -31,6 +33,7 @@ from lbopt.config import (
 from lbopt.data import example_indices
 from lbopt.recipes import build_run
 from lbopt.train import train
+from lbopt.transforms import optimizer_metrics
 
 SIZES = [16] * 5 + [32] * 3 + [48] * 2 + [64] * 4
 """Batch sizes of the run's steps."""
@@ -237,30 +240,60 @@ def test_the_noise_scale_decides_when_the_batch_doubles(folder):
     assert seen == 96 * 16
 
 
-def test_second_moments_keep_their_weight_when_their_decay_changes():
-    decays = {16: 0.95, 32: 0.9, 48: 0.85, 64: 0.8}
-    run = run_on(1, "ramp")
+@pytest.mark.parametrize("rule", ["sde", "sqrt+token_half_life"])
+def test_moments_keep_their_weight_when_their_decays_change(rule):
+    """Under a constant gradient Adam's step is the learning rate, whatever the decays."""
+    whole = config(1)
+    whole.schedule.scaling_rule = rule
+    whole.optimizer.weight_decay = 0.0
+    run = build_run(whole)
     state = run.init()
-    second = 0.0
-    weight = 1.0
+    decays = set()
 
     for phase in run.phases():
         if phase.continues:
             state = phase.enter(state)
-        decay = decays[phase.global_batch_size]
-        for step in range(phase.first_step, phase.last_step):
-            gradient = jax.tree.map(lambda leaf, step=step: leaf * 0 + step, state.params)
-            _, opt_state = phase.tx.update(gradient, state.opt_state, state.params)
+        for _ in range(phase.num_steps):
+            gradient = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.5), state.params)
+            updates, opt_state = phase.tx.update(gradient, state.opt_state, state.params)
             state = state.replace(opt_state=opt_state)
-            second = decay * second + (1 - decay) * step**2
-            weight *= decay
+            rate = float(optimizer_metrics(opt_state)["learning_rate"])
+            step = np.asarray(jax.tree.leaves(updates)[0])
+            np.testing.assert_allclose(-step, rate, rtol=1e-4)
+        nu = np.asarray(jax.tree.leaves(optax.tree_utils.tree_get(opt_state, "nu"))[0]).ravel()[0]
+        decays.add(round(float(nu), 3))
+    assert len(decays) > 1  # the moments themselves do change
 
-    count = optax.tree_utils.tree_get(state.opt_state, "count")
-    nu = optax.tree_utils.tree_get(state.opt_state, "nu")
-    np.testing.assert_allclose(jax.tree.leaves(nu)[0], second, rtol=1e-5)
-    # The count is whole, so its weight is right to half a step.
-    assert 0.8 ** (int(count) + 0.5) < weight < 0.8 ** (int(count) - 0.5)
-    assert int(count) < len(SIZES)
+
+@pytest.mark.parametrize("optimizer", ["muon", "soap", "shampoo", "adamh", "lamb", "lans"])
+def test_the_state_of_an_optimizer_is_the_same_at_every_batch(optimizer):
+    whole = config(1)
+    whole.optimizer = OptimizerConfig(optimizer)
+    whole.schedule.scaling_rule = "sqrt+token_half_life"
+    states = [
+        jax.eval_shape(phase.tx.init, run_on(1, "ramp").init().params)
+        for phase in build_run(whole).phases()
+    ]
+    assert len({jax.tree.structure(state) for state in states}) == 1
+
+
+def test_a_rule_that_changes_the_state_is_refused():
+    whole = config(1)
+    whole.optimizer = OptimizerConfig("muonh")
+    whole.schedule.base_learning_rate = 0.008
+    whole.schedule.scaling_rule = "muonh"
+    with refused("config.schedule.scaling_rule", "muonh", "conflict"):
+        build_run(whole)
+
+
+def test_a_run_by_noise_scale_without_its_log_is_refused(folder, tmp_path):
+    workdir = straight(2, folder, "noise_scale")[2]
+    shutil.copytree(workdir / "checkpoints", tmp_path / "checkpoints")
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    kept = [line for line in lines if "next_global_batch_size" not in line]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(kept) + "\n")
+    with troubled("metrics.jsonl", code="mismatch"):
+        train(run_on(2, "noise_scale"), tmp_path)
 
 
 def test_a_change_of_batch_compiles_nothing_in_the_loop(tmp_path):
@@ -325,8 +358,15 @@ def test_refused_beside_other_fields():
 def test_refused_on_these_devices_and_data():
     odd = config(num_devices=4)
     odd.batch_schedule = dataclasses.replace(odd.batch_schedule, increment=2, final_batch_size=18)
-    with refused("config.batch_schedule", 18):
+    with refused("config.batch_schedule.final_batch_size", 18):
         build_run(odd)
+    never = config(batch_schedule=BatchScheduleConfig(final_batch_size=64, every=100.0))
+    with refused("config.batch_schedule.kind", "doubling", "conflict"):
+        build_run(never)
+    flat = config(batch_schedule=BatchScheduleConfig("seesaw", final_batch_size=64))
+    flat.schedule.decay = "constant"
+    with refused("config.batch_schedule.kind", "seesaw", "conflict"):
+        build_run(flat)
     late = config(batch_schedule=BatchScheduleConfig("steps", changes=((1.0, 32), (30.0, 64))))
     with refused("config.batch_schedule.changes", code="conflict"):
         build_run(late)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from lbopt.report.study._study import ArmResults, Study, comparable
 from lbopt.report.study._within import stay_within
@@ -30,7 +31,7 @@ def growing_batches_keep_the_score(study: Study) -> list[Claim]:
         for arm in group:
             constant = next((one for one in group if _differ_in_growth(arm, one)), None)
             if constant is not None:
-                claims.append(_judge(study, arm, constant, len(claims) + 1))
+                claims.append(_judge(study, arm, constant, [claim.claim for claim in claims]))
     return claims
 
 
@@ -40,7 +41,15 @@ def _differ_in_growth(arm: ArmResults, other: ArmResults) -> bool:
     return arm.config.batch_schedule is not None and changed == other.config
 
 
-def _judge(study: Study, arm: ArmResults, constant: ArmResults, place: int) -> Claim:
+def _judge(study: Study, arm: ArmResults, constant: ArmResults, before: Sequence[str]) -> Claim:
+    """Judge one arm; its claim is named after the kind of schedule, and numbered if that is taken.
+
+    Args:
+      study: The study.
+      arm: The arm.
+      constant: The arm without a batch schedule.
+      before: Names of the claims so far.
+    """
     growing = arm.config.batch_schedule
     assert growing is not None
     verdict, evidence = stay_within(study, constant, [arm], "the constant batch")
@@ -57,4 +66,6 @@ def _judge(study: Study, arm: ArmResults, constant: ArmResults, place: int) -> C
         told = {"size": cell.global_batch_size, "steps": f"{took:,.0f}", "all": f"{whole:,.0f}"}
         saved = 100 * (1 - took / whole)
         steps.append(say(_STEPS, arm=arm.name, constant=constant.name, saved=saved, **told))
-    return judged(_NAME.format(place), verdict, what, *steps, *evidence)
+    name = _NAME.format(growing.kind)
+    taken = sum(other.startswith(name) for other in before)
+    return judged(f"{name}_{taken + 1}" if taken else name, verdict, what, *steps, *evidence)

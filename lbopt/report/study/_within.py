@@ -15,6 +15,7 @@ _WORST = """at batch {{ one.size }} the difference of {{ one.arm | name }} to {{
 _TOO_FEW = """the seeds are too few for an interval
     {%- for arm, size in cells %}{{ "," if not loop.first }} of {{ arm | name }} at {{ size }}
     {%- endfor %}"""
+_ALONE = "the interval is Welch's, at 95 %"
 _TOGETHER = "intervals by Welch at Bonferroni's level, 95 % for the {} comparisons together"
 
 
@@ -79,5 +80,5 @@ def stay_within(
     return verdict, [
         say(_WORST, one=worst, other=called, units=metric.units) if worst else "",
         say(_TOO_FEW, cells=untold) if untold and not lost else "",
-        _TOGETHER.format(len(pairs)) if worst else "",
+        (_TOGETHER.format(len(pairs)) if len(pairs) > 1 else _ALONE) if worst else "",
     ]

@@ -23,7 +23,7 @@ from lbopt.sweep._trials import Cell, GrowthPhase
 from lbopt.sweep.lanes import _trial_arguments
 from lbopt.sweep.lanes._feed import Feed
 from lbopt.sweep.lanes._trial_arguments import Arguments
-from lbopt.train import with_memory
+from lbopt.train import reweigh_moments
 from lbopt.transforms import has_evaluated_params, optimizer_metrics
 
 TRIALS_AXIS = "trials"
@@ -275,7 +275,7 @@ class Program:
         self._tx = _trial_arguments.make_tx(cell, decays, phase)
         steps = BatchPhase(cell.global_batch_size, cell.num_steps, 0, 0)
         self.feed = Feed(cell, steps if phase is None else phase.steps, batching.width, arrays)
-        self._memory_ratio = 1.0 if phase is None else phase.memory_ratio
+        self._moments = None if phase is None else phase.moments
         train = cell.train if phase is None else phase.train
         with config.naming_trials(cell.index):
             options = step_options(train, cell.problem.stacked)
@@ -305,7 +305,7 @@ class Program:
 
     def entered(self, lanes: Lanes) -> Lanes:
         """Return the lanes as they enter the phase of this program from the one before."""
-        opt_state = with_memory(lanes.state.opt_state, self._memory_ratio)
+        opt_state = reweigh_moments(lanes.state.opt_state, self._moments)
         return lanes._replace(state=lanes.state.replace(opt_state=opt_state))
 
     def shapes(self) -> tuple[Any, ...]:

@@ -617,7 +617,7 @@ def test_a_growing_batch_is_held_to_the_same_arm_without_it(grown, verdict):
     for row in rows:
         if row["arm"] == "seesaw":
             row["steps"] = row["steps"] * 3 / 4
-    found, sentence = judged(config, rows)["growing_batch_keeps_score_1"]
+    found, sentence = judged(config, rows)["growing_batch_keeps_score_seesaw"]
     assert found == verdict
     assert "(seesaw)" in sentence
     assert "seesaw takes 384 steps and constant 512: 25 % fewer" in sentence
