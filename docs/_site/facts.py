@@ -37,6 +37,7 @@ __all__ = [
     "job_flags",
     "newest",
     "scaling_rules",
+    "scaling_sources",
     "supported",
     "variant_entries",
     "variant_source",
@@ -106,7 +107,7 @@ def variants(optimizer):
 
 
 def scaling_rules():
-    """Return the table of scaling rules in Markdown: what each changes, where it holds, source."""
+    """Return the table of scaling rules in Markdown: what each changes, and where it holds."""
     regimes = {"noise": "noise dominates", "below critical": "below the critical batch", "": ""}
     rows = []
     for rule in RULES.values():
@@ -115,8 +116,13 @@ def scaling_rules():
         kept = [f"{', '.join(stays)} stays"] if stays else []
         optimizers = ", ".join(f"`{name}`" for name in rule.optimizers) or "any"
         cells = ["<br>".join([*changes, *kept]) or "nothing", optimizers, regimes[rule.regime]]
-        rows.append([f"`{rule.name}`: {rule.about}", *cells, rule.source])
-    return table(["rule", "changes", "optimizers", "holds where", "source"], rows)
+        rows.append([f"`{rule.name}`: {rule.about}", *cells])
+    return table(["rule", "changes", "optimizers", "holds where"], rows)
+
+
+def scaling_sources():
+    """Return the public source of each scaling rule, as a list in Markdown."""
+    return "\n".join(f"- `{rule.name}`: {rule.source}" for rule in RULES.values() if rule.changes)
 
 
 def variant_source(optimizer, name):

@@ -158,6 +158,7 @@ class ScalingRule:
 
 _ROOT = Change("learning_rate", batch=0.5)
 _SAME_WARMUP = Change("warmup_epochs")
+_SAME_SHARE = Change("warmup_epochs", duration=1)
 _SDE = (
     _ROOT,
     _SAME_WARMUP,
@@ -238,7 +239,7 @@ _ROWS = (
         "Complete(d)P, arXiv 2512.22382v1, Table 1",
         (
             Change("learning_rate", batch=0.5, duration=-0.5),
-            _SAME_WARMUP,
+            _SAME_SHARE,
             Change("b1", "complement", batch=1, duration=-1),
             Change("b2", "complement", batch=1, duration=-1),
             Change("eps", batch=-0.5, duration=0.5),
@@ -255,7 +256,7 @@ _ROWS = (
         (
             Change("learning_rate", batch=0.5, duration=-0.3, high=0.01),
             Change("rest_learning_rate", batch=0.5, duration=-0.5, high=0.01),
-            _SAME_WARMUP,
+            _SAME_SHARE,
             Change("b1"),
             Change("b2", "half_life", batch=1, low=0.9, high=0.9999),
             Change("eps", batch=-0.5, duration=0.5),
