@@ -59,3 +59,37 @@ def test_the_critical_batch_is_scipys():
 )
 def test_no_critical_batch_where_the_steps_do_not_tell_it(sizes, steps):
     assert fit_critical_batch(sizes, steps) is None
+
+
+# hlzhang109/critical-batch-size@c5b509d, plots/chinchilla.ipynb: steps to the target loss of five
+# language models at 64, 128, ... 16384 sequences, and the fits of log S = log(a + b / B) there.
+ZHANG = {
+    "85M": (
+        (46000, 23000, 13282, 7000, 3840, 2528, 1917, 1600, 1600),
+        (1293.827, 2834258.09),
+    ),
+    "151M": (
+        (96000, 49000, 24000, 12000, 7128, 4350, 2940, 2400, 2300),
+        (1752.421, 5677478.78),
+    ),
+    "302M": (
+        (196000, 90000, 46000, 23400, 13300, 7224, 4980, 3400, 2879),
+        (2095.350, 11383269.89),
+    ),
+    "604M": (
+        (311000, 166000, 81000, 37440, 21320, 11400, 7199, 4700, 3800),
+        (2459.927, 19449688.59),
+    ),
+    "1200M": (
+        (642000, 331000, 176000, 94000, 46500, 25000, 15360, 8900, 6500),
+        (3897.307, 43381130.22),
+    ),
+}
+
+
+@pytest.mark.parametrize("size", ZHANG)
+def test_published_fits_of_language_models_are_reproduced(size):
+    steps, (least, slope) = ZHANG[size]
+    fit = fit_critical_batch([64 * 2**k for k in range(9)], steps)
+    assert fit.min_steps == pytest.approx(least, rel=1e-5)
+    assert fit.min_examples == pytest.approx(slope, rel=1e-5)
