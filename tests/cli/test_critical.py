@@ -3,14 +3,18 @@
 import json
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusal import refused
 
+import lbopt
+from lbopt.api._problem import train_config
 from lbopt.cli import _critical, call_get_config, main
 from lbopt.cli._critical import Branch, critical_size
+from lbopt.config import OptimizerConfig, ScheduleConfig
 from lbopt.parallel import put_batch
 from lbopt.recipes import build_branch, build_run
 from lbopt.transforms import optimizer_metrics
@@ -154,3 +158,64 @@ def test_the_largest_batch_with_all_smaller_ones_within_the_tolerance(losses, cr
 def test_refusals(flag, field, workdirs):
     with refused(field):
         _critical.run([f"--workdir={workdirs['']}", flag])
+
+
+DIMS = 256
+"""Inputs of the planted regression, Gaussian and independent."""
+EXAMPLES = 512
+
+
+def distance(size, rate, noise):
+    """Return E |w - w*|^2 after EXAMPLES by SGD from |w - w*|^2 = 1, in closed form.
+
+    The loss is (x (w - w*) - e)^2, of noise scale DIMS + 1 + DIMS E e^2 / |w - w*|^2.
+    """
+    found = 1.0
+    for _ in range(EXAMPLES // size):
+        shrunk = (1 - 2 * rate) ** 2 + (2 * rate) ** 2 * (DIMS + 1) / size
+        found = found * shrunk + (2 * rate) ** 2 * (noise - DIMS - 1) / size
+    return found
+
+
+@pytest.mark.parametrize("sigma", [1.0, 3.0])
+def test_branches_recover_a_planted_noise_scale(sigma):
+    """Over the same examples, how much the batch matters depends on the noise scale alone."""
+    planted = DIMS + 1 + DIMS * sigma**2
+    random = np.random.default_rng(0)
+    x = random.normal(size=(2**15, DIMS)).astype(np.float32)
+    target = random.normal(size=DIMS)
+    target = (target / np.linalg.norm(target)).astype(np.float32)
+    y = x @ target + random.normal(scale=sigma, size=len(x)).astype(np.float32)
+
+    problem = lbopt.Problem({"x": x, "y": y[:, None]}, nn.Dense(1, use_bias=False))
+    rate = 0.5 / (1 + planted / 32)  # the best at batch 32
+    schedule = ScheduleConfig(rate, scaling_rule="sqrt", decay="constant", warmup_rule="none")
+    schedule.base_batch_size = 32
+    plain = OptimizerConfig("momentum", momentum=0.0)
+    config = train_config(problem, plain, schedule, global_batch_size=32)
+    config.parallel.num_devices = 1
+    whole = build_run(config)
+    state = whole.init()
+
+    def ends(size, repeats=48):
+        branch = build_branch(config, whole, 0, size, EXAMPLES)
+        found = []
+        for repeat in range(repeats):
+            here = jax.tree.map(jnp.copy, state)
+            here = here.replace(params=jax.tree.map(jnp.zeros_like, here.params))
+            batches = branch.batches.moved(repeat * EXAMPLES, branch.num_steps)
+            for step in range(branch.num_steps):
+                here, _ = branch.train_step(here, put_batch(branch.mesh, batches[step]))
+            (weights,) = jax.tree.leaves(here.params)
+            found.append(np.sum((np.asarray(weights, np.float64)[:, 0] - target) ** 2))
+        return np.mean(found)
+
+    for size in (128, 512):
+        further = ends(size) - ends(32)
+        low = 1.0
+        high = 1e5
+        while high / low > 1.001:
+            middle = math.sqrt(low * high)
+            gap = distance(size, rate * math.sqrt(size / 32), middle) - distance(32, rate, middle)
+            low, high = (middle, high) if gap > further else (low, middle)
+        assert low == pytest.approx(planted, rel=0.15)
