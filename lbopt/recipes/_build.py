@@ -134,6 +134,8 @@ def _build_phase(
     """Build a phase of one batch size, with a learning rate of its own."""
     config = _layout.with_layout(config, mesh.devices.flat[0].platform, mesh.size)
     problem = make_problem_of(config, load)
+    if trains:  # of two faults the batch is the one to name
+        check_batch_fits(config, problem, mesh)
     resolved = resolved_of(config, problem)
     schedule = make_schedule(config.schedule, resolved)
     run = build_one_batch(config, problem, mesh, resolved, schedule, before, trains)
@@ -144,6 +146,8 @@ def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
     """Build a run whose batch changes; a phase for each batch size, from one problem."""
     config = _layout.with_layout(config, mesh.devices.flat[0].platform)
     problem = make_problem_of(config, load)
+    if trains:
+        check_batch_fits(config, problem, mesh)
     first = config.global_batch_size
     num_examples = len(problem.splits.train)
     resolved = resolved_of(config, problem)
@@ -185,6 +189,8 @@ def _build_noise_growth(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
     assert growing is not None
     config = _layout.with_layout(config, mesh.devices.flat[0].platform)
     problem = make_problem_of(config, load)
+    if trains:
+        check_batch_fits(config, problem, mesh)
     first = config.global_batch_size
     num_examples = len(problem.splits.train)
     resolved = resolved_of(config, problem)

@@ -124,8 +124,8 @@ def phase_schedule(
     >>> whole = optax.linear_schedule(1.0, 0.0, 100)
     >>> later = BatchPhase(256, num_steps=10, first_step=20, first_example=20 * 64)
     >>> rate = phase_schedule(whole, later, 64, scale=2.0)
-    >>> float(rate(20)), float(rate(21))  # twice the rates of steps 20 and 24 at batch 64
-    (1.6, 1.52)
+    >>> [round(float(rate(step)), 6) for step in (20, 21)]  # twice those of 20 and 24 at batch 64
+    [1.6, 1.52]
     """
     start = phase.first_example / first_batch_size
     stride = phase.global_batch_size / first_batch_size

@@ -27,6 +27,8 @@ from lbopt.config import (
 from lbopt.models import EfficientNet, ResNet
 from lbopt.transforms import VARIANTS
 
+EXPONENTS = {"linear": 1, "sqrt": 0.5, "sde_half_life": 0.5, "none": 0}
+"""Exponents of the batch in the learning rate, by scaling rule."""
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 TRANSCRIPTION = json.loads((pathlib.Path(__file__).parent / "published.json").read_text())
 PUBLISHED = TRANSCRIPTION["rows"]
@@ -528,10 +530,7 @@ def closed_form(config: TrainConfig, examples: int):
     """Return peak, warmup steps, length, and a function count of updates -> learning rate."""
     rule = config.schedule
     batch = config.global_batch_size
-    peak = (
-        rule.base_learning_rate
-        * (batch / rule.base_batch_size) ** {"linear": 1, "sqrt": 0.5, "none": 0}[rule.scaling_rule]
-    )
+    peak = rule.base_learning_rate * (batch / rule.base_batch_size) ** EXPONENTS[rule.scaling_rule]
     walked = {"legw": rule.base_batch_size, "epochs": batch, "none": math.inf}[rule.warmup_rule]
     warmup = (
         round(rule.base_warmup_epochs * examples / walked)
