@@ -49,7 +49,7 @@ from lbopt.parallel import (
 from lbopt.recipes import _initial, _layout, _make_step, _patterns, _problem
 from lbopt.replicas import Replicas
 from lbopt.schedules import BatchPhase, Units, phase_schedule
-from lbopt.train import Cadence, NoiseGrowth, Reweighing, Run, Target
+from lbopt.train import Cadence, NoiseGrowth, Reweighing, Run, Target, linked
 from lbopt.transforms import evaluated_params, has_evaluated_params
 
 
@@ -144,13 +144,9 @@ def _build_phase(
 
 def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, trains: bool) -> Run:
     """Build a run whose batch changes; a phase for each batch size, from one problem."""
-    config = _layout.with_layout(config, mesh.devices.flat[0].platform)
-    problem = make_problem_of(config, load)
-    if trains:
-        check_batch_fits(config, problem, mesh)
+    config, problem, resolved = _prepared(config, mesh, load, trains)
     first = config.global_batch_size
     num_examples = len(problem.splits.train)
-    resolved = resolved_of(config, problem)
     base = make_schedule(config.schedule, resolved)
 
     runs: list[Run] = []
@@ -172,28 +168,31 @@ def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
         runs.append(continuing(run, config, before) if runs else run)
 
     _check_states(config, runs, problem)
-    chain = runs.pop()
-    if chain.mllog is not None:
-        whole = {"opt_learning_rate_training_steps": chain.last_step}
-        runs[0] = dataclasses.replace(
-            runs[0], mllog={**chain.mllog, **whole, "global_batch_size": first}
-        )
-    while runs:
-        chain = dataclasses.replace(runs.pop(), next_phase=chain)
-    return chain
+    log = runs[0].mllog
+    if log is not None:
+        whole = {**log, "opt_learning_rate_training_steps": runs[-1].last_step}
+        runs[0] = dataclasses.replace(runs[0], mllog=whole)
+    return linked(runs)
+
+
+def _prepared(
+    config: TrainConfig, mesh: Mesh, load: _problem.Load, trains: bool
+) -> tuple[TrainConfig, _problem.LoadedProblem, ResolvedSchedule]:
+    """Return a config of several batch sizes with its layout, its problem, and its schedule."""
+    config = _layout.with_layout(config, mesh.devices.flat[0].platform)
+    problem = make_problem_of(config, load)
+    if trains:
+        check_batch_fits(config, problem, mesh)
+    return config, problem, resolved_of(config, problem)
 
 
 def _build_noise_growth(config: TrainConfig, mesh: Mesh, load: _problem.Load, trains: bool) -> Run:
     """Build a run whose batch doubles as its noise scale says, with all its batch sizes."""
     growing = config.batch_schedule
     assert growing is not None
-    config = _layout.with_layout(config, mesh.devices.flat[0].platform)
-    problem = make_problem_of(config, load)
-    if trains:
-        check_batch_fits(config, problem, mesh)
+    config, problem, resolved = _prepared(config, mesh, load, trains)
     first = config.global_batch_size
     num_examples = len(problem.splits.train)
-    resolved = resolved_of(config, problem)
     base = make_schedule(config.schedule, resolved)
     total = num_examples * config.num_epochs if config.num_steps is None else 0
 

@@ -11,6 +11,7 @@ from ._run import (
     Run as Run,
     Target as Target,
     is_due as is_due,
+    linked as linked,
     reweigh_moments as reweigh_moments,
 )
 from ._variables import read_variables as read_variables

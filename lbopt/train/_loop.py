@@ -301,6 +301,13 @@ class _PhaseLoop:
         run = self.run
         job = self.watch.job
         start = int(state.step)
+        # What `enter` calls is compiled in the background too, so this waits for it first.
+        job.doing("reading the first batch", start, STARTING_PATIENCE)
+        batches = (
+            train_iterator(run.batches, start - run.first_step)
+            if ready is None
+            else ready.batches(run)
+        )
         if start == run.first_step and start > 0:
             self.progress.say(f"phase from step {start} on: global batch {run.global_batch_size}")
             state = run.enter(state)
@@ -308,12 +315,6 @@ class _PhaseLoop:
         self.log.training_begins(start)
         clock = _Clock(start, run.global_batch_size, self.status.seconds)
 
-        job.doing("reading the first batch", start, STARTING_PATIENCE)
-        batches = (
-            train_iterator(run.batches, start - run.first_step)
-            if ready is None
-            else ready.batches(run)
-        )
         for step, batch in enumerate(batches, start + 1):
             if self.ahead is not None and step == start + _COMPILED_STEPS:
                 self.ahead.start_compiling()

@@ -289,7 +289,7 @@ class Run:
         """Compile the training step, and what `enter` needs, before they are called."""
         self.lower().compile()
         if self.reweighing is not None:
-            self.reweighing.of(self.shapes()).lower(self.shapes().opt_state).compile()
+            self.reweighing.of(self.shapes())
 
     def lower_evaluation(self) -> Any:
         """Trace and lower the step of the evaluation on the validation set; nothing is compiled."""
@@ -394,19 +394,20 @@ class Reweighing:
 
     def __init__(self, decays: Decays):
         self._decays = decays
-        self._jitted: Any = None
+        self._compiled: Any = None
 
     def of(self, shapes: TrainState) -> Any:
-        """Return the jitted function of an optimizer's state; it takes the state's arrays.
+        """Return the compiled function of an optimizer's state; it takes the state's arrays.
 
         Args:
           shapes: Shapes and shardings of the training state.
         """
-        if self._jitted is None:
+        if self._compiled is None:
             shardings = jax.tree.map(lambda x: x.sharding, shapes.opt_state)
             reweigh = functools.partial(reweigh_moments, decays=self._decays)
-            self._jitted = jax.jit(reweigh, out_shardings=shardings, donate_argnums=0)
-        return self._jitted
+            jitted = jax.jit(reweigh, out_shardings=shardings, donate_argnums=0)
+            self._compiled = jitted.lower(shapes.opt_state).compile()
+        return self._compiled
 
 
 def _with_schedule_count(opt_state: Any, count: int) -> Any:
@@ -430,6 +431,18 @@ def _in_place_of(old: jax.Array, value: np.ndarray) -> jax.Array:
     """Return host values laid out as an array is, without a compiled program."""
     new = np.asarray(value, old.dtype)
     return jax.make_array_from_callback(old.shape, old.sharding, lambda index: new[index])
+
+
+def linked(phases: Sequence[Run]) -> Run:
+    """Return the first of some phases, each of which knows the next.
+
+    Args:
+      phases: At least one phase, in order.
+    """
+    whole = phases[-1]
+    for phase in reversed(phases[:-1]):
+        whole = dataclasses.replace(phase, next_phase=whole)
+    return whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -475,10 +488,7 @@ class NoiseGrowth:
             step += count
             example += count * size
 
-        whole = phases.pop()
-        while phases:
-            whole = dataclasses.replace(phases.pop(), next_phase=whole)
-        return whole
+        return linked(phases)
 
     def after(self, phase: Run) -> Run | None:
         """Return the run of the batch size after that of a phase; None for the last one."""

@@ -32,7 +32,7 @@ from lbopt.config import (
 )
 from lbopt.data import example_indices
 from lbopt.recipes import build_run
-from lbopt.train import train
+from lbopt.train import linked, train
 from lbopt.transforms import optimizer_metrics
 
 SIZES = [16] * 5 + [32] * 3 + [48] * 2 + [64] * 4
@@ -107,11 +107,7 @@ def watched(run, before):
     if run.growth is not None:
         candidates = tuple(map(seen, run.growth.candidates))
         return dataclasses.replace(run.growth, candidates=candidates).chain(())
-    phases = [seen(phase) for phase in run.phases()]
-    whole = phases.pop()
-    while phases:
-        whole = dataclasses.replace(phases.pop(), next_phase=whole)
-    return whole
+    return linked([seen(phase) for phase in run.phases()])
 
 
 @functools.cache
