@@ -6,6 +6,13 @@ from ._backends import (
 )
 from ._clip import CLIP_STAGES as CLIP_STAGES, GradientClip as GradientClip
 from ._compiled import Step as Step
+from ._diloco import (
+    Diloco as Diloco,
+    LocalState as LocalState,
+    diloco as diloco,
+    first_worker as first_worker,
+    leave_out as leave_out,
+)
 from ._loss_form import mean_and_weight as mean_and_weight
 from ._mesh import (
     DATA_AXIS as DATA_AXIS,
@@ -36,6 +43,7 @@ from ._reduction import (
     Reduction as Reduction,
     on_one_device as on_one_device,
 )
+from ._rounds import LEFT_OUT as LEFT_OUT, LocalSteps as LocalSteps
 from ._shard_matrices import (
     deal_matrices as deal_matrices,
     shard_matrices as shard_matrices,

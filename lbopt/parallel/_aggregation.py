@@ -37,6 +37,7 @@ from lbopt.parallel._state import TrainState
 
 REPLICA_AXIS = "replica"
 WITHIN_AXIS = "within"
+_NOTHING = Extra()
 
 
 class Aggregation:
@@ -52,6 +53,9 @@ class Aggregation:
 
     Attributes:
       num_replicas: Number of replicas that the aggregator combines.
+      within: Number of neighbouring devices that are summed first.
+      mesh: The devices as an axis of replicas and one of the devices that are summed first; None
+        for a single device.
 
     Raises:
       UserError: If an argument, or the number of replicas, does not fit; the error names it.
@@ -67,18 +71,22 @@ class Aggregation:
     ):
         self.aggregator = aggregator
         self.replicas_per_device = replicas_per_device
-        self._within = _devices_summed_first(mesh, over)
+        self.within = _devices_summed_first(mesh, over)
         field = "reduction.replicas_per_device"
         fix = "devices that are summed first have one replica each; give 1"
-        alone = self._within == 1 or replicas_per_device == 1
+        alone = self.within == 1 or replicas_per_device == 1
         require(alone, field, replicas_per_device, fix, code="conflict")
         devices = 1 if mesh is None else mesh.size
-        self.num_replicas = devices * self.replicas_per_device // self._within
+        self.num_replicas = devices * self.replicas_per_device // self.within
         with errors.about(field, replicas_per_device, code="mismatch"):
             aggregator.check_replicas(self.num_replicas)
-        self._mesh = None if mesh is None else _two_axes(mesh, self._within)
-        self._in_shards = self._within > 1 and aggregator.takes_parts
+        self.mesh = None if mesh is None else _two_axes(mesh, self.within)
+        self._in_shards = self.within > 1 and aggregator.takes_parts
         self._pmapped_on = mesh if pmapped else None
+
+    def first_state(self, state: TrainState) -> AggregatorState:
+        """Return the aggregator's first state for a training state, as `init` does."""
+        return self.init(state.params)
 
     def init(self, params: types.Params) -> AggregatorState:
         """Return the aggregator's first state; a pure function.
@@ -96,22 +104,12 @@ class Aggregation:
             if self.aggregator.needs_second_moment:
                 second_moment_of(state.opt_state)
         wanted = jax.eval_shape(self.init, state.params)
-        got = state.aggregator_state
-        ours: Any = jax.tree.structure(wanted)
-        if ours != jax.tree.structure(got):
-            fix = "the training state has none of its state; use state = step.place(state)"
-            raise UserError("aggregator", self.aggregator, fix, code="missing")
-        for name, needed, there in zip(
-            tree.leaf_names(wanted), jax.tree.leaves(wanted), jax.tree.leaves(got), strict=True
-        ):
-            if needed.shape != jnp.shape(there):
-                reason = f"it has shape {jnp.shape(there)}, {self.num_replicas} replicas need "
-                reason += f"{needed.shape}; use lbopt.aggregators.rebuilt_state for another number"
-                raise UserError(f"aggregator_state/{name}", reason=reason, code="mismatch")
+        fix = "the training state has none of its state; use state = step.place(state)"
+        check_same_shapes(self.aggregator, self.num_replicas, wanted, state.aggregator_state, fix)
 
     def warn(self, params: types.Params) -> None:
         """Warn if more is sent than a plain mean would send."""
-        if self._mesh is not None and self.replicas_per_device == 1:
+        if self.mesh is not None and self.replicas_per_device == 1:
             warn_of_wire_bytes(self.aggregator, self.wire_bytes(params), self.num_replicas)
 
     def wire_bytes(self, params: types.Params) -> WireBytes:
@@ -122,12 +120,12 @@ class Aggregation:
         found = self.aggregator.wire_bytes(
             self._shard_shapes(params), self.num_replicas // self.replicas_per_device
         )
-        return found if self._in_shards else found._replace(ring=found.ring / self._within)
+        return found if self._in_shards else found._replace(ring=found.ring / self.within)
 
     def sharding(self, state: AggregatorState) -> AggregatorState:
         """Return the sharding of each array of the aggregator's state, or of its shapes."""
-        mesh = self._mesh
-        specs = self._specs()
+        mesh = self.mesh
+        specs = self.specs()
         if self._pmapped_on is not None:
             mesh = self._pmapped_on
             specs = AggregatorState(
@@ -143,16 +141,16 @@ class Aggregation:
     def __call__(self, rows: types.PyTree, state: TrainState) -> Aggregated:
         """Aggregate gradients [replicas, ...], sharded over their replicas, under "jit"."""
         extra = self._extra(state)
-        if self._mesh is None:
+        if self.mesh is None:
             return self.aggregator.update(
                 rows, state.aggregator_state, Group(self.num_replicas), extra
             )
         whole = PartitionSpec()
         every = PartitionSpec((REPLICA_AXIS, WITHIN_AXIS))
-        specs = self._specs()
+        specs = self.specs()
         mapped = jax.shard_map(
-            lambda *given: tuple(self._on_device(*given)),
-            mesh=self._mesh,
+            lambda *given: tuple(self.on_device(*given)),
+            mesh=self.mesh,
             in_specs=(every, specs, whole),
             out_specs=(whole, specs, whole),
             check_vma=False,
@@ -173,21 +171,39 @@ class Aggregation:
         nu = second_moment_of(state.opt_state) if self.aggregator.needs_second_moment else None
         return Extra(nu)
 
-    def _on_device(self, rows: types.PyTree, state: AggregatorState, extra: Extra) -> Aggregated:
+    def on_device(
+        self,
+        rows: types.PyTree,
+        state: AggregatorState,
+        extra: Extra = _NOTHING,
+        alike: bool = False,
+    ) -> Aggregated:
+        """Aggregate in a function mapped over `mesh`, each device with its own rows and state.
+
+        Args:
+          rows: The trees of this device's replicas, [r, ...].
+          state: This device's part of the aggregator's state.
+          extra: Optional inputs of the aggregator.
+          alike: Whether devices that are summed first have the same rows already.
+        """
         group = Group(self.num_replicas, REPLICA_AXIS, WITHIN_AXIS if self._in_shards else None)
-        if self._within == 1:
+        if self.within == 1:
             return self.aggregator.update(rows, state, group, extra)
 
         # All devices of a group send the same message if the aggregator needs whole leaves.
         wide = widened(rows)
         if not self._in_shards:
-            summed = jax.tree.map(lambda x: jax.lax.pmean(x, WITHIN_AXIS), wide)
+            summed = jax.tree.map(lambda x: x if alike else jax.lax.pmean(x, WITHIN_AXIS), wide)
             found = self.aggregator.update(summed, state, group, extra)
             return found._replace(updates=cast_like(found.updates, rows))
 
         def shard(x: jax.Array) -> jax.Array:
-            rows = _parts.leaf_as_rows(x[0], self._within)
-            return jax.lax.psum_scatter(rows, WITHIN_AXIS, tiled=True)[None] / self._within
+            rows = _parts.leaf_as_rows(x[0], self.within)
+            if alike:
+                height = len(rows) // self.within
+                start = jax.lax.axis_index(WITHIN_AXIS) * height
+                return jax.lax.dynamic_slice_in_dim(rows, start, height)[None]
+            return jax.lax.psum_scatter(rows, WITHIN_AXIS, tiled=True)[None] / self.within
 
         found = self.aggregator.update(jax.tree.map(shard, wide), state, group, extra)
 
@@ -197,7 +213,8 @@ class Aggregation:
 
         return found._replace(updates=jax.tree.map(whole, found.updates, rows))
 
-    def _specs(self) -> AggregatorState:
+    def specs(self) -> AggregatorState:
+        """Return how the arrays of the state lie over the axes of `mesh`."""
         # Without shards the state may have scalars, which have no axis to name.
         split = (WITHIN_AXIS,) if self._in_shards else ()
         return AggregatorState(
@@ -207,7 +224,7 @@ class Aggregation:
     def _parts_of(self, params: types.Params) -> types.Params:
         """Return the parameters in the aggregator's form: leaves, or rows for devices' shards."""
         return (
-            jax.tree.map(lambda x: _parts.leaf_as_rows(x, self._within), params)
+            jax.tree.map(lambda x: _parts.leaf_as_rows(x, self.within), params)
             if self._in_shards
             else params
         )
@@ -218,10 +235,32 @@ class Aggregation:
             return params
 
         def shape(p: jax.Array) -> jax.ShapeDtypeStruct:
-            height, *width = _parts.shape_of_rows(jnp.shape(p), self._within)
-            return jax.ShapeDtypeStruct((height // self._within, *width), p.dtype)
+            height, *width = _parts.shape_of_rows(jnp.shape(p), self.within)
+            return jax.ShapeDtypeStruct((height // self.within, *width), p.dtype)
 
         return jax.tree.map(shape, params)
+
+
+def check_same_shapes(what: Any, num_replicas: int, wanted: Any, got: Any, fix: str) -> None:
+    """Raise `UserError` unless what a training state has of an aggregator fits the replicas.
+
+    Args:
+      what: The aggregator.
+      num_replicas: Number of replicas.
+      wanted: Shapes of its state.
+      got: The `aggregator_state` of the training state.
+      fix: What to do if that is of another kind.
+    """
+    ours: Any = jax.tree.structure(wanted)
+    if ours != jax.tree.structure(got):
+        raise UserError("aggregator", what, fix, code="missing")
+    for name, needed, there in zip(
+        tree.leaf_names(wanted), jax.tree.leaves(wanted), jax.tree.leaves(got), strict=True
+    ):
+        if needed.shape != jnp.shape(there):
+            reason = f"it has shape {jnp.shape(there)}, {num_replicas} replicas need "
+            reason += f"{needed.shape}; use lbopt.aggregators.rebuilt_state for another number"
+            raise UserError(f"aggregator_state/{name}", reason=reason, code="mismatch")
 
 
 def _devices_summed_first(mesh: Mesh | None, over: Any) -> int:

@@ -17,6 +17,7 @@ from lbopt.parallel import _loss_form, _reduction, _shards
 from lbopt.parallel._aggregation import Aggregation
 from lbopt.parallel._clip import GradientClip
 from lbopt.parallel._compiled import OnceShapesAreKnown, Step, state_sharding
+from lbopt.parallel._diloco import Diloco
 from lbopt.parallel._gradients import GradientFn, Gradients
 from lbopt.parallel._mesh import (
     DATA_AXIS,
@@ -27,6 +28,7 @@ from lbopt.parallel._mesh import (
 )
 from lbopt.parallel._options import BACKENDS, Backend, StepOptions
 from lbopt.parallel._reduction import ReduceScatter, Reduction, Strategy
+from lbopt.parallel._rounds import LocalSteps
 from lbopt.parallel._state import TrainState
 from lbopt.parallel._step import StepFn, make_gradients, make_step_fn
 from lbopt.transforms import require_transformation
@@ -136,6 +138,10 @@ def compile_step(
     fix = "give a function (params, model_state, batch, rng)"
     require(callable(loss_fn), "loss_fn", loss_fn, fix, code="type")
     require_transformation("tx", tx)
+    if isinstance(tx, Diloco):
+        workers = LocalSteps(tx, mesh, options)
+        step = workers.make_step_fn(loss_fn, options)
+        return Step(_jitted(step, mesh, options, workers), mesh, options, workers)
     options.check_mesh(mesh)
 
     strategy = _reduction.choose(options.reduction, mesh, options.mapped, options.pmapped)
@@ -175,7 +181,9 @@ def _over_replicas(gradients: GradientFn, mesh: Mesh, strategy: Strategy) -> Gra
     )
 
 
-def _jitted(step: StepFn, mesh: Mesh, options: StepOptions, aggregation: Aggregation | None) -> Any:
+def _jitted(
+    step: StepFn, mesh: Mesh, options: StepOptions, aggregation: Aggregation | LocalSteps | None
+) -> Any:
     """Compile a step for states with the shardings that its shards and aggregator need."""
 
     def compiled(where: Any) -> Any:

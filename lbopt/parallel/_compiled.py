@@ -21,6 +21,7 @@ from lbopt.parallel._mesh import (
     replicated_sharding,
 )
 from lbopt.parallel._options import StepOptions
+from lbopt.parallel._rounds import LocalSteps
 from lbopt.parallel._state import TrainState, apart
 
 
@@ -35,7 +36,7 @@ class Step:
       compiled: The jitted or pmapped function.
       mesh: Devices that run it.
       options: Options of a training step; None for an evaluation step.
-      aggregation: The aggregator on the devices; None without one.
+      aggregation: The aggregator, or the workers of `diloco`, on the devices; None for neither.
       arrange: Function from a global batch to the batch that `compiled` takes.
 
     >>> import jax, jax.numpy as jnp, lbopt
@@ -54,7 +55,7 @@ class Step:
         compiled: Any,
         mesh: Mesh,
         options: StepOptions | None = None,
-        aggregation: Aggregation | None = None,
+        aggregation: Aggregation | LocalSteps | None = None,
         arrange: Callable[[types.Batch], types.Batch] = _as_it_is,
     ):
         self.mesh = mesh
@@ -98,7 +99,7 @@ class Step:
         """
         if self.aggregation is None:
             return state
-        state = state.replace(aggregator_state=self.aggregation.init(state.params))
+        state = state.replace(aggregator_state=self.aggregation.first_state(state))
         self.aggregation.check(state)
         self.aggregation.warn(state.params)
         return state
@@ -208,7 +209,7 @@ def _is_deleted(x: Any) -> bool:
 
 
 def state_sharding(
-    mesh: Mesh, state: TrainState, shard_update: bool, aggregation: Aggregation | None
+    mesh: Mesh, state: TrainState, shard_update: bool, aggregation: Aggregation | LocalSteps | None
 ) -> TrainState:
     """Return the sharding of each array of a training state, or of its shapes."""
     where = _shards.state_sharding(mesh, state, shard_update)

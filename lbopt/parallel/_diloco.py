@@ -1,0 +1,246 @@
+"""DiLoCo: an inner optimizer on every worker alone, and an outer one on what all share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lbopt import _scalars, types
+from lbopt.errors import UserError, require
+from lbopt.parallel._state import TrainState
+from lbopt.transforms import require_transformation
+
+
+class LocalState(NamedTuple):
+    """What the workers of `diloco` keep; it is the `aggregator_state` of a training state.
+
+    Attributes:
+      params: Parameters of each worker, [workers, ...].
+      model_state: Model state of each worker, [workers, ...].
+      opt_state: State of each worker's inner optimizer, [workers, ...].
+      present: bool [workers]; the next exchange leaves out the workers with False.
+      exchange: The aggregator's state of each fragment.
+
+    >>> import jax.numpy as jnp, lbopt, optax
+    >>> def loss_fn(params, model_state, batch, rng):
+    ...     return (batch["x"] @ params["w"]).mean(), (model_state, {})
+    >>> tx = diloco(optax.adam(0.1), every=4)
+    >>> step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(1))
+    >>> state = step.place(lbopt.TrainState.create({"w": jnp.zeros(2)}, {}, tx))
+    >>> state.aggregator_state.params["w"].shape  # one worker
+    (1, 2)
+    """
+
+    params: types.Params
+    model_state: types.ModelState
+    opt_state: Any
+    present: jax.Array
+    exchange: tuple[Any, ...]
+
+
+class Diloco(optax.GradientTransformationExtraArgs):
+    """The result of `diloco`. As a transformation, its state is that of the outer optimizer.
+
+    Attributes:
+      inner: The optimizer of each worker.
+      outer: The optimizer of the shared parameters.
+      every: Number of inner steps in a round.
+      num_fragments: Number of fragments of the parameters.
+      last_step: The step after which everything is exchanged; None for none.
+    """
+
+    inner: optax.GradientTransformation
+    outer: optax.GradientTransformationExtraArgs
+    every: int
+    num_fragments: int
+    last_step: int | None
+
+    def offsets(self) -> list[int]:
+        """Return, for each fragment, the remainder by `every` of the steps that exchange it."""
+        return [
+            self.every * (fragment + 1) // self.num_fragments % self.every
+            for fragment in range(self.num_fragments)
+        ]
+
+    def take(self, tree: types.PyTree, fragment: int) -> types.PyTree:
+        """Return a tree like the parameters with None in place of other fragments' leaves."""
+        leaves = jax.tree.leaves(tree)
+        structure: Any = jax.tree.structure(tree)
+        owners = self._owners(leaves)
+        return structure.unflatten(
+            [x if owner == fragment else None for x, owner in zip(leaves, owners, strict=True)]
+        )
+
+    def put(self, tree: types.PyTree, fragment: int, part: types.PyTree) -> types.PyTree:
+        """Return a tree like the parameters with new leaves of one fragment."""
+        leaves = jax.tree.leaves(tree)
+        structure: Any = jax.tree.structure(tree)
+        owners = self._owners(leaves)
+        new = iter(jax.tree.leaves(part))
+        return structure.unflatten(
+            [next(new) if owner == fragment else x for x, owner in zip(leaves, owners, strict=True)]
+        )
+
+    def _owners(self, leaves: list[Any]) -> list[int]:
+        """Deal leaves to the fragments, the largest first, each to the smallest fragment so far.
+
+        Leaves with a leading axis of workers are dealt in the same way.
+        """
+        fix = f"the parameters are {len(leaves)} arrays; give at most that many"
+        require(self.num_fragments <= len(leaves), "num_fragments", self.num_fragments, fix)
+        sizes = [math.prod(jnp.shape(x)) for x in leaves]
+        filled = [0] * self.num_fragments
+        owners = [0] * len(leaves)
+        for place in sorted(range(len(leaves)), key=lambda place: (-sizes[place], place)):
+            smallest = filled.index(min(filled))
+            owners[place] = smallest
+            filled[smallest] += max(1, sizes[place])
+        return owners
+
+
+def diloco(
+    inner: optax.GradientTransformation,
+    outer: optax.GradientTransformation | None = None,
+    every: int = 32,
+    *,
+    num_fragments: int = 1,
+    last_step: int | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Let each worker take steps of its own, and exchange the difference now and then (DiLoCo).
+
+    For `lbopt.make_train_step`. A worker is what the step's aggregator calls a replica: by default
+    a slice of a pod, or a device if there are no slices; `lbopt.Aggregate` chooses otherwise. With
+    theta the shared parameters (`state.params`), worker i starts at theta_i = theta, takes `every`
+    steps of `inner` on its own part of the batches, and then
+
+        d = mean_i (theta - theta_i) ;   theta <- outer step along d ;   theta_i <- theta
+
+    where the mean is the step's aggregator (`reduction`): the plain mean, `lbopt.ef`,
+    `lbopt.econtrol`, `lbopt.powersgd`, `lbopt.aps` and so on. Between two exchanges nothing crosses
+    the workers but the sums of the metrics. Evaluate and save `state.params`.
+
+    A worker whose parameters are not finite, or that `leave_out` names, is left out of the mean. It
+    goes on from the new theta, with the mean of the other workers' optimizer and model state. If no
+    worker is left, theta stays.
+
+    Args:
+      inner: The optimizer of each worker. Its state stays with the worker.
+      outer: The optimizer of the shared parameters, which gets d as the gradient; None for SGD with
+        learning rate 0.7 and Nesterov momentum 0.9.
+      every: Number of inner steps H between two exchanges. With 1 and without `outer`, the result
+        is `inner` itself, so that the step is the ordinary one.
+      num_fragments: Number of fragments of the parameters, of nearly equal size, that are exchanged
+        at different steps (streaming): at most `every`. Each is exchanged once in `every` steps.
+      last_step: The number of steps of the run: everything is exchanged after it. Without it, the
+        steps after the last exchange do not reach `state.params`.
+
+    Returns:
+      A transformation for `lbopt.make_train_step` and `lbopt.TrainState.create`; place the state
+      with `step.place`. Its own state is that of `outer`, a tuple of one for each fragment. The
+      workers' states are in `state.aggregator_state`, a `LocalState`.
+
+    Raises:
+      UserError: For an argument that is out of range. The step raises it for an option that does
+        not go with local steps. `update` raises it, since only a step has workers; for one worker
+        in your own loop see `lbopt.nesterov_outer`.
+
+    >>> import jax.numpy as jnp, lbopt, optax
+    >>> def loss_fn(params, model_state, batch, rng):
+    ...     return ((params["w"] - batch["x"]) ** 2).mean(), (model_state, {})
+    >>> tx = diloco(optax.sgd(0.25), optax.sgd(1.0), every=2)
+    >>> workers = lbopt.Aggregate(lbopt.aggregators.plain_mean(), replicas_per_device=2)
+    >>> step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(1), reduction=workers)
+    >>> state = step.place(lbopt.TrainState.create({"w": jnp.zeros(())}, {}, tx))
+    >>> batch = {"x": jnp.array([0.0, 4.0])}  # the first worker is drawn to 0, the second to 4
+    >>> for _ in range(2):
+    ...     state, metrics = step(state, batch)
+    ...     print(state.params["w"])
+    0.0
+    1.5
+
+    References:
+      Douillard et al., DiLoCo, arXiv:2311.08105v3, Algorithm 1 (outer Nesterov, 0.7 and 0.9).
+      Douillard et al., Streaming DiLoCo, arXiv:2501.18512v1: fragments at different steps; the
+      exchange here is not overlapped with inner steps.
+    """
+    require_transformation("inner", inner)
+    every = _scalars.whole("every", every)
+    num_fragments = _scalars.whole("num_fragments", num_fragments)
+    if last_step is not None:
+        last_step = _scalars.whole("last_step", last_step)
+    fix = f"each has a step of its own in a round of {every} steps; give at most {every}"
+    require(num_fragments <= every, "num_fragments", num_fragments, fix)
+    if every == 1 and outer is None:
+        return optax.with_extra_args_support(inner)
+
+    chosen = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
+    require_transformation("outer", chosen)
+
+    def init(params: types.Params) -> Any:
+        if num_fragments == 1:
+            return (chosen.init(params),)
+        return tuple(chosen.init(made.take(params, part)) for part in range(num_fragments))
+
+    def update(*arguments: Any, **extra_args: Any) -> Any:
+        del arguments, extra_args
+        fix = "only a step of lbopt.make_train_step has workers; use lbopt.nesterov_outer for one"
+        raise UserError("tx", made, fix, code="conflict")
+
+    made = Diloco(init, update)
+    made.inner = inner
+    made.outer = optax.with_extra_args_support(chosen)
+    made.every = every
+    made.num_fragments = num_fragments
+    made.last_step = last_step
+    return made
+
+
+def leave_out(state: TrainState, worker: int) -> TrainState:
+    """Leave a worker of `diloco` out of the next exchange; it goes on with the others after it.
+
+    Args:
+      state: A state that `step.place` or the step returned.
+      worker: Number of the worker, counted from 0.
+
+    Returns:
+      The state with that worker not `present`. The arrays of the given state stay valid.
+
+    Raises:
+      UserError: If the state has no workers, or no worker of this number.
+
+    >>> import jax.numpy as jnp, lbopt, optax
+    >>> def loss_fn(params, model_state, batch, rng):
+    ...     return (batch["x"] @ params["w"]).mean(), (model_state, {})
+    >>> tx = diloco(optax.adam(0.1), every=4)
+    >>> step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(1))
+    >>> state = step.place(lbopt.TrainState.create({"w": jnp.zeros(2)}, {}, tx))
+    >>> print(leave_out(state, 0).aggregator_state.present)
+    [False]
+    """
+    workers = state.aggregator_state
+    fix = "it has no workers of lbopt.diloco; give a state from step.place"
+    require(isinstance(workers, LocalState), "state", type(workers).__name__, fix, code="type")
+    number = _scalars.whole("worker", worker, low=0)
+    count = len(workers.present)
+    require(number < count, "worker", worker, f"there are {count}; give 0 to {count - 1}")
+    present = jax.device_put(
+        jnp.ones(count, bool).at[number].set(False) & workers.present, workers.present.sharding
+    )
+    return state.replace(aggregator_state=workers._replace(present=present))
+
+
+def first_worker(state: TrainState) -> Any:
+    """Return the optimizer's state: with `diloco`, that of the first worker of this process."""
+    workers = state.aggregator_state
+    if not isinstance(workers, LocalState):
+        return state.opt_state
+
+    def first(x: Any) -> Any:
+        here = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+        return (x.addressable_data(0) if here else x)[0]
+
+    return jax.tree.map(first, workers.opt_state)
