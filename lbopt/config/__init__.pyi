@@ -35,6 +35,7 @@ from ._data import (
     is_own as is_own,
     task_of as task_of,
 )
+from ._diloco import DilocoConfig as DilocoConfig, with_local_steps as with_local_steps
 from ._fields import check_flag as check_flag, default_of as default_of, unused as unused
 from ._foreign import MATRIX_OPTIMIZERS as MATRIX_OPTIMIZERS, free_arguments as free_arguments
 from ._from_text import OF_TEXT as OF_TEXT, FromText as FromText

@@ -29,6 +29,7 @@ GIVEN = Condition("given", lambda value: value is not None)
 NOT_EMPTY = Condition("set", bool)
 NOT_GLOBAL = Condition("not 'global'", lambda value: value != "global")
 NOT_ZERO = Condition("not 0", bool)
+MORE_THAN_ONE = Condition("more than 1", lambda value: value > 1)
 PLACE = Condition("module:function or file.py:function", is_place)
 
 When = Mapping[str, tuple[Any, ...] | Condition]

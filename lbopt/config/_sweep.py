@@ -291,6 +291,9 @@ class SweepConfig:
             for field in ("phase2", "init_from"):
                 value = getattr(trained, field)
                 require(value is None, field, value, fix, code="conflict")
+            every = trained.diloco.every
+            fix = "a trial has one worker; use lbopt train, or leave it 1"
+            require(every == 1, "diloco.every", every, fix, code="conflict")
             if self.trial_devices == "one":
                 _check_alone(trained)
             if trained.batch_schedule is not None:

@@ -20,6 +20,7 @@ from lbopt.config._batch_schedule import (
 )
 from lbopt.config._checks import at_least, require_name, require_place_or_choice, require_seed
 from lbopt.config._data import DataConfig, check_data, task_of
+from lbopt.config._diloco import DilocoConfig, check_diloco
 from lbopt.config._fields import NOT_EMPTY, only
 from lbopt.config._from_text import FromText
 from lbopt.config._loss import LossConfig, check_loss
@@ -143,6 +144,7 @@ class TrainConfig(FromText):
         export --format=safetensors, or a folder of Transformers, here or in a bucket
         (gs://BUCKET/PATH); heads that it does not have start fresh. None for fresh parameters.
       aggregator: Aggregator in place of the mean of the replicas' gradients.
+      diloco: Local steps of each worker, with an outer step between them.
       batch_schedule: Batch size over the run, which then starts with `global_batch_size`; None for
         the same batch throughout.
       phase2: Settings that change after the first `num_steps`; None for a run of one phase.
@@ -169,6 +171,7 @@ class TrainConfig(FromText):
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
     aggregator: AggregatorConfig = dataclasses.field(default_factory=AggregatorConfig)
+    diloco: DilocoConfig = dataclasses.field(default_factory=DilocoConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     eval_global_batch_size: int = 256
     log_every_steps: int = 10
@@ -237,6 +240,7 @@ class TrainConfig(FromText):
         step_options(self)
         _check_carried_state(self)
         check_batch_growth(self)
+        check_diloco(self)
         if self.phase2 is not None:
             _check_second_phase(self)
 

@@ -12,6 +12,8 @@ from ._diloco import (
     diloco as diloco,
     first_worker as first_worker,
     leave_out as leave_out,
+    rebuilt_workers as rebuilt_workers,
+    take_fragment as take_fragment,
 )
 from ._loss_form import mean_and_weight as mean_and_weight
 from ._mesh import (
@@ -43,7 +45,11 @@ from ._reduction import (
     Reduction as Reduction,
     on_one_device as on_one_device,
 )
-from ._rounds import LEFT_OUT as LEFT_OUT, LocalSteps as LocalSteps
+from ._rounds import (
+    EXCHANGE as EXCHANGE,
+    LEFT_OUT as LEFT_OUT,
+    LocalSteps as LocalSteps,
+)
 from ._shard_matrices import (
     deal_matrices as deal_matrices,
     shard_matrices as shard_matrices,

@@ -86,6 +86,12 @@ class Step:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._batch_sharding)
         return leaf
 
+    @property
+    def exchanges_per_step(self) -> float:
+        """Number of fragments that `diloco` exchanges in a step on average; 0 without it."""
+        workers = self.aggregation
+        return workers.exchanges_per_step if isinstance(workers, LocalSteps) else 0.0
+
     def state_sharding(self, state: TrainState) -> TrainState:
         """Return the sharding of each array of a training state, or of its shapes."""
         return state_sharding(self.mesh, state, self._options.sharded, self.aggregation)

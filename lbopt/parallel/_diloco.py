@@ -11,6 +11,7 @@ import optax
 
 from lbopt import _scalars, types
 from lbopt.errors import UserError, require
+from lbopt.parallel import _leaves
 from lbopt.parallel._state import TrainState
 from lbopt.transforms import require_transformation
 
@@ -68,38 +69,42 @@ class Diloco(optax.GradientTransformationExtraArgs):
 
     def take(self, tree: types.PyTree, fragment: int) -> types.PyTree:
         """Return a tree like the parameters with None in place of other fragments' leaves."""
-        leaves = jax.tree.leaves(tree)
-        structure: Any = jax.tree.structure(tree)
-        owners = self._owners(leaves)
-        return structure.unflatten(
-            [x if owner == fragment else None for x, owner in zip(leaves, owners, strict=True)]
-        )
+        return take_fragment(tree, fragment, self.num_fragments)
 
     def put(self, tree: types.PyTree, fragment: int, part: types.PyTree) -> types.PyTree:
         """Return a tree like the parameters with new leaves of one fragment."""
         leaves = jax.tree.leaves(tree)
-        structure: Any = jax.tree.structure(tree)
-        owners = self._owners(leaves)
+        owners = _owners(leaves, self.num_fragments)
         new = iter(jax.tree.leaves(part))
-        return structure.unflatten(
-            [next(new) if owner == fragment else x for x, owner in zip(leaves, owners, strict=True)]
-        )
+        kept = [
+            next(new) if owner == fragment else x for x, owner in zip(leaves, owners, strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(tree), kept)
 
-    def _owners(self, leaves: list[Any]) -> list[int]:
-        """Deal leaves to the fragments, the largest first, each to the smallest fragment so far.
 
-        Leaves with a leading axis of workers are dealt in the same way.
-        """
-        fix = f"the parameters are {len(leaves)} arrays; give at most that many"
-        require(self.num_fragments <= len(leaves), "num_fragments", self.num_fragments, fix)
-        sizes = [math.prod(jnp.shape(x)) for x in leaves]
-        filled = [0] * self.num_fragments
-        owners = [0] * len(leaves)
-        for place in sorted(range(len(leaves)), key=lambda place: (-sizes[place], place)):
-            smallest = filled.index(min(filled))
-            owners[place] = smallest
-            filled[smallest] += max(1, sizes[place])
-        return owners
+def take_fragment(tree: types.PyTree, fragment: int, num_fragments: int) -> types.PyTree:
+    """Return a tree like the parameters with None in place of other fragments' leaves.
+
+    Trees whose leaves have a leading axis of workers are divided in the same way.
+    """
+    leaves = jax.tree.leaves(tree)
+    owners = _owners(leaves, num_fragments)
+    kept = [x if owner == fragment else None for x, owner in zip(leaves, owners, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(tree), kept)
+
+
+def _owners(leaves: list[Any], num_fragments: int) -> list[int]:
+    """Deal leaves to the fragments, the largest first, each to the smallest fragment so far."""
+    fix = f"the parameters are {len(leaves)} arrays; give at most that many"
+    require(num_fragments <= len(leaves), "num_fragments", num_fragments, fix)
+    sizes = [math.prod(jnp.shape(x)) for x in leaves]
+    filled = [0] * num_fragments
+    owners = [0] * len(leaves)
+    for place in sorted(range(len(leaves)), key=lambda place: (-sizes[place], place)):
+        smallest = filled.index(min(filled))
+        owners[place] = smallest
+        filled[smallest] += max(1, sizes[place])
+    return owners
 
 
 def diloco(
@@ -231,6 +236,29 @@ def leave_out(state: TrainState, worker: int) -> TrainState:
         jnp.ones(count, bool).at[number].set(False) & workers.present, workers.present.sharding
     )
     return state.replace(aggregator_state=workers._replace(present=present))
+
+
+def rebuilt_workers(state: LocalState, num_workers: int) -> LocalState:
+    """Return a state for another number of workers, each with the mean of those before.
+
+    Leaves without a mean, counts for instance, are those of the first worker. What the aggregators
+    remember stays; see `lbopt.aggregators.rebuilt_state`.
+
+    Args:
+      state: A state for any number of workers.
+      num_workers: The new number of workers.
+    """
+
+    def spread(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(_leaves.mean_of_rows(x), (num_workers, *x.shape[1:]))
+
+    return LocalState(
+        jax.tree.map(spread, state.params),
+        jax.tree.map(spread, state.model_state),
+        jax.tree.map(spread, state.opt_state),
+        jnp.ones(num_workers, bool),
+        state.exchange,
+    )
 
 
 def first_worker(state: TrainState) -> Any:

@@ -23,8 +23,9 @@ from lbopt.parallel._reduction import Aggregate, Reduced, Strategy, mean
 from lbopt.parallel._state import TrainState
 from lbopt.parallel._step import StepFn, make_gradients, make_step_fn
 
+# Scopes (`jax.named_scope`) of the conditionals of a step, which tell a plan how often they happen.
+EXCHANGE = "exchange"
 LEFT_OUT = "left_out"
-"""Scope (`jax.named_scope`) of the work of an exchange that leaves a worker out."""
 
 
 class LocalSteps:
@@ -59,6 +60,11 @@ class LocalSteps:
         assert self._aggregation.mesh is not None
         self.mesh = self._aggregation.mesh
         options.check_parts(self.within)
+
+    @property
+    def exchanges_per_step(self) -> float:
+        """Number of fragments that are exchanged in a step on average."""
+        return self.tx.num_fragments / self.tx.every
 
     def first_state(self, state: TrainState) -> LocalState:
         """Return the workers at the state's parameters; a pure function.
@@ -170,9 +176,12 @@ class LocalSteps:
         due = [state.step % tx.every == offset for offset in tx.offsets()]
         index = sum((part + 1) * is_due for part, is_due in enumerate(due))
         if tx.last_step is not None:
-            branches.append(functools.partial(self._exchange, fragments=every_one))
-            index = jnp.where(state.step == tx.last_step, tx.num_fragments + 1, index)
-        return jax.lax.switch(index, branches, state)
+            # Everything at once is the last branch, which a single fragment has already.
+            if tx.num_fragments > 1:
+                branches.append(functools.partial(self._exchange, fragments=every_one))
+            index = jnp.where(state.step == tx.last_step, len(branches) - 1, index)
+        with jax.named_scope(EXCHANGE):
+            return jax.lax.switch(index, branches, state)
 
     def _exchange(self, state: TrainState, fragments: Sequence[int]) -> TrainState:
         """End a round of fragments: one outer step from the workers' mean difference."""
@@ -188,15 +197,16 @@ class LocalSteps:
         # A worker that was left out goes on from the shared parameters.
         def mended(given: Any) -> Any:
             params, *states = given
-            with jax.named_scope(LEFT_OUT):
-                params = jax.tree.map(
-                    lambda rows, x: _where(sound, rows, x[None]), params, state.params
-                )
-                return params, *self._mean_where_unsound(states, sound, num_sound)
+            params = jax.tree.map(
+                lambda rows, x: _where(sound, rows, x[None]), params, state.params
+            )
+            return params, *self._mean_where_unsound(states, sound, num_sound)
 
         workers = state.aggregator_state
         mine = (workers.params, workers.model_state, workers.opt_state)
-        params, model_state, opt_state = jax.lax.cond(whole, lambda given: given, mended, mine)
+        with jax.named_scope(LEFT_OUT):
+            mine = jax.lax.cond(whole, lambda given: given, mended, mine)
+        params, model_state, opt_state = mine
 
         shared = state.model_state
         if self.tx.num_fragments - 1 in fragments:
@@ -232,11 +242,11 @@ class LocalSteps:
             # A worker that is left out stands for the mean of the others, so that it changes
             # neither the mean nor what an aggregator remembers of it.
             def filled(ways: types.PyTree) -> types.PyTree:
-                with jax.named_scope(LEFT_OUT):
-                    return self._mean_where_unsound(ways, sound, num_sound)
+                return self._mean_where_unsound(ways, sound, num_sound)
 
             whole = num_sound == self.num_replicas
-            ways = jax.lax.cond(whole, lambda ways: ways, filled, ways)
+            with jax.named_scope(LEFT_OUT):
+                ways = jax.lax.cond(whole, lambda ways: ways, filled, ways)
             before = workers.exchange[fragment]
             found = self._aggregation.on_device(ways, before, alike=True)
 

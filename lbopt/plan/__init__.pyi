@@ -1,4 +1,5 @@
 from ._bounds import Grid as Grid, Tile as Tile, dp_limit as dp_limit, grid as grid, tile as tile
+from ._collectives import bytes_between_slices as bytes_between_slices
 from ._costs import estimated_cycles as estimated_cycles, hbm_bytes as hbm_bytes
 from ._document import plan_document as plan_document
 from ._hardware import CHIPS as CHIPS

@@ -35,7 +35,8 @@ class Collective:
       dtype: The dtype as HLO spells it.
       num_bytes: Total bytes on one device: the reduced arrays, the gathered results, or the
         exchanged arrays.
-      count: Number of executed instructions; one may carry several arrays.
+      count: Number of executed instructions; one may carry several arrays. A fraction of what only
+        some steps execute.
       group_size: Number of devices in a group.
       source: The purpose: gradients, batch norm, update, parameters (gathered after the update),
         metrics or other.
@@ -46,7 +47,7 @@ class Collective:
     op: str
     dtype: str
     num_bytes: int
-    count: int
+    count: float
     group_size: int
     source: str
     group: tuple[int, ...]
@@ -54,7 +55,7 @@ class Collective:
 
 def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
     """Return the collectives of one call of a program, those with the most bytes first."""
-    sums: dict[tuple, list[int]] = collections.defaultdict(lambda: [0, 0])
+    sums: dict[tuple, list[float]] = collections.defaultdict(lambda: [0, 0])
     for run in program.executed:
         op = run.instruction.op.removesuffix("-start")
         if op not in OPS:
@@ -72,10 +73,20 @@ def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
             seen.add(key)
 
     found = [
-        Collective(op, dtype, num_bytes, times, size, source, group)
+        Collective(op, dtype, round(num_bytes), times, size, source, group)
         for (op, dtype, size, source, group), (num_bytes, times) in sums.items()
     ]
     return sorted(found, key=lambda one: -one.num_bytes)
+
+
+def bytes_between_slices(program: HloProgram) -> float:
+    """Return the bytes that a device sends to other slices in one call of a program.
+
+    The TPU compiler makes a sum over slices of sends through the hosts, each of a whole array.
+    """
+    sends = [run for run in program.executed if run.instruction.op == "send"]
+    between = [run for run in sends if "megascale" in run.instruction.rest]
+    return sum(run.times * run.instruction.arrays[0].num_bytes for run in between)
 
 
 def source_of(path: str) -> str:

@@ -40,7 +40,8 @@ def estimated_cycles(program: HloProgram) -> int:
 
     Collectives and some gradients of pooling have no estimate and count as 0.
     """
-    return sum(run.times * run.instruction.cycles for run in program.executed if not run.fused)
+    runs = (run for run in program.executed if not run.fused)
+    return round(sum(run.times * run.instruction.cycles for run in runs))
 
 
 def hbm_bytes(
@@ -59,11 +60,12 @@ def hbm_bytes(
       program: The compiled program.
       counts: Function that tells whether to count an instruction; all are counted by default.
     """
-    return sum(
+    moved = (
         run.times * _moved(program, run)
         for run in program.executed
         if not run.fused and counts(run.instruction)
     )
+    return round(sum(moved))
 
 
 def matrix_flops(program: HloProgram, multiplied: bool = True) -> int:
@@ -74,7 +76,9 @@ def matrix_flops(program: HloProgram, multiplied: bool = True) -> int:
       multiplied: Whether to multiply the operations in a loop by its trip count.
     """
     products = (run for run in program.executed if run.instruction.op in ("convolution", "dot"))
-    return sum((run.times if multiplied else 1) * _product_flops(program, run) for run in products)
+    return round(
+        sum((run.times if multiplied else 1) * _product_flops(program, run) for run in products)
+    )
 
 
 def _moved(program: HloProgram, run: Executed) -> int:

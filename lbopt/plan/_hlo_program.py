@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from lbopt.parallel import EXCHANGE, LEFT_OUT
+
 BYTES = {
     "pred": 1,
     "s4": 1,
@@ -144,13 +146,13 @@ class Executed:
 
     Attributes:
       instruction: The instruction.
-      times: Number of executions.
+      times: Number of executions; a fraction in a branch that only some steps take.
       computation: Name of the computation that holds the instruction.
       fused: Whether the instruction is inside a fusion, whose cost includes it.
     """
 
     instruction: Instruction
-    times: int
+    times: float
     computation: str
     fused: bool
 
@@ -160,6 +162,7 @@ class HloProgram:
 
     Args:
       text: Text of the HLO module.
+      exchanges_per_step: Number of fragments that `lbopt.diloco` exchanges in a step on average.
 
     Attributes:
       computations: Instructions of each computation, by name and in order.
@@ -167,7 +170,8 @@ class HloProgram:
       unknown_loops: Names of loops whose trip count could not be read; they are counted once.
     """
 
-    def __init__(self, text: str):
+    def __init__(self, text: str, exchanges_per_step: float = 0.0):
+        self.exchanges_per_step = exchanges_per_step
         self.computations: dict[str, Computation] = {}
         self.entry = ""
         current: Computation = {}
@@ -184,10 +188,14 @@ class HloProgram:
 
     @functools.cached_property
     def executed(self) -> list[Executed]:
-        """All instructions that a call executes; of a conditional, the branch with most cycles."""
+        """All instructions that a call executes on average.
+
+        Of a conditional that is the branch with most cycles. In a step of local steps the exchange
+        counts by how often it comes, with no worker left out.
+        """
         return list(self._walk(self.entry, 1, False))
 
-    def _walk(self, computation: str, times: int, fused: bool) -> Iterator[Executed]:
+    def _walk(self, computation: str, times: float, fused: bool) -> Iterator[Executed]:
         for instruction in self.computations.get(computation, {}).values():
             yield Executed(instruction, times, computation, fused)
             called = instruction.called
@@ -200,11 +208,28 @@ class HloProgram:
                 inner = called.get("to_apply") or called.get("calls") or ""
                 yield from self._walk(inner, times, fused)
             elif instruction.op == "conditional":
-                yield from self._walk(max(instruction.branches, key=self._cycles), times, fused)
+                for branch, share in self._shares(instruction).items():
+                    yield from self._walk(branch, times * share, fused)
 
-    def _cycles(self, computation: str) -> int:
+    def _shares(self, conditional: Instruction) -> dict[str, float]:
+        """Return how often each branch of a conditional is taken, without those that never are."""
+        branches = sorted(conditional.branches, key=self._work)
+        *_, scope, _ = ("", *conditional.path.split("/"))
+        if scope == LEFT_OUT:
+            return {branches[0]: 1.0}
+        if scope != EXCHANGE:
+            return {branches[-1]: 1.0}
+
+        # No exchange is the least work, and that of all fragments at the end of a run the most.
+        fragments = branches[1:-1] or branches[1:]
+        share = self.exchanges_per_step / len(fragments)
+        return {branches[0]: 1.0 - self.exchanges_per_step} | dict.fromkeys(fragments, share)
+
+    def _work(self, computation: str) -> int:
+        """Return the cycles of a computation, and of those that it runs, each counted once."""
         return sum(
-            instruction.cycles for instruction in self.computations.get(computation, {}).values()
+            instruction.cycles + sum(map(self._work, _called_by(instruction)))
+            for instruction in self.computations.get(computation, {}).values()
         )
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
@@ -301,6 +326,10 @@ def parse_shapes(text: str) -> list[Array]:
         for dtype, dims, layout in _SHAPE.findall(text)
         if dtype in BYTES
     ]
+
+
+def _called_by(instruction: Instruction) -> list[str]:
+    return instruction.branches if instruction.op == "conditional" else []
 
 
 def _closing(text: str) -> int:

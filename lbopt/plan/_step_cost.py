@@ -99,13 +99,16 @@ class StepCost:
         )
 
 
-def cost_of(lower: Any, topology: Topology, devices: Sequence[Any]) -> StepCost:
+def cost_of(
+    lower: Any, topology: Topology, devices: Sequence[Any], exchanges_per_step: float = 0.0
+) -> StepCost:
     """Lower and compile a step, and return its cost.
 
     Args:
       lower: Function that returns the step as JAX lowers it.
       topology: The topology to compile for.
       devices: The devices in the order of the mesh.
+      exchanges_per_step: Number of fragments that `lbopt.diloco` exchanges in a step on average.
 
     Raises:
       UserError: If the compiler refuses the step for another reason than memory.
@@ -127,10 +130,11 @@ def cost_of(lower: Any, topology: Topology, devices: Sequence[Any]) -> StepCost:
             code="installation",
         ) from error
     seconds = time.perf_counter() - begin
-    return read_cost(compiled, read_program(lowered, compiled), topology, devices, seconds)
+    program = read_program(lowered, compiled, exchanges_per_step)
+    return read_cost(compiled, program, topology, devices, seconds)
 
 
-def read_program(lowered: Any, compiled: Any) -> HloProgram:
+def read_program(lowered: Any, compiled: Any, exchanges_per_step: float = 0.0) -> HloProgram:
     """Return the program of a compiled function.
 
     jaxlib 0.10.2 cannot read every program that libtpu 0.0.51 makes for TPU7x. Such a function is
@@ -139,12 +143,13 @@ def read_program(lowered: Any, compiled: Any) -> HloProgram:
     Args:
       lowered: The function as JAX lowers it.
       compiled: The same function, compiled.
+      exchanges_per_step: Number of fragments that `lbopt.diloco` exchanges in a step on average.
 
     Raises:
       EnvironmentProblem: If the compiler does not write it either.
     """
     try:
-        return HloProgram(compiled.as_text())
+        return HloProgram(compiled.as_text(), exchanges_per_step)
     except jax.errors.JaxRuntimeError as error:
         with tempfile.TemporaryDirectory() as folder:
             lowered.compile(
@@ -162,7 +167,7 @@ def read_program(lowered: Any, compiled: Any) -> HloProgram:
                 "neither this jaxlib nor the compiler tells the program; install a newer jaxlib",
                 code="installation",
             ) from error
-        return HloProgram(texts[0])
+        return HloProgram(texts[0], exchanges_per_step)
 
 
 def read_cost(

@@ -92,7 +92,7 @@ def _phase(plan: Plan, phase: PhasePlan) -> Iterator[str]:
                 one.op,
                 one.dtype,
                 f"{one.num_bytes:,}",
-                f"{one.count}",
+                f"{one.count:g}",
                 f"{one.group_size}",
                 one.source,
                 f"{1e6 * _interconnect.seconds_of(plan.topology, plan.devices, one):,.0f}",

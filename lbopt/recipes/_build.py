@@ -33,6 +33,7 @@ from lbopt.config import (
     resolve_schedule,
     scale_optimizer,
     scaled_modules,
+    with_local_steps,
 )
 from lbopt.data import TrainBatches
 from lbopt.data.from_config import load_source
@@ -319,11 +320,14 @@ def build_one_batch(
     labels = scaled_modules(config.aggregator)
     of_leaves = (problem.stacked, labels, problem.known_roles)
     optimizer = scale_optimizer(config.optimizer, config.schedule, size)
-    tx = make_optimizer(optimizer, schedule, None, size, *of_leaves)
-    opt_state = jax.eval_shape(tx.init, problem.params)
+    inner = make_optimizer(optimizer, schedule, None, size, *of_leaves)
+    opt_state = jax.eval_shape(inner.init, problem.params)
     fix = "arrays of its state have size zero, which no checkpoint can hold; use another"
     fits = all(leaf.size for leaf in jax.tree.leaves(opt_state))
     require(fits, "optimizer.name", config.optimizer.name, fix, code="conflict")
+    tx = with_local_steps(config.diloco, inner, resolved.num_steps)
+    with errors.under("diloco"):
+        jax.eval_shape(tx.init, problem.params)
     train_step = _make_step.make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
 
     # A later phase continues the stream of examples where the first one ends.

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from lbopt import types
 from lbopt.config import MATRIX_OPTIMIZERS, TrainConfig, naming_step, step_options
-from lbopt.parallel import Step, compile_step, shard_matrices, split_sharding
+from lbopt.parallel import Diloco, Step, compile_step, shard_matrices, split_sharding
 
 
 def make_step(
@@ -33,7 +33,8 @@ def make_step(
       trains: False if the step is only asked for the layout of the state.
     """
     options = step_options(config, stacked, trains)
-    if config.optimizer.name in MATRIX_OPTIMIZERS and mesh.size > 1 and options.backend != "pmap":
+    dealt = config.optimizer.name in MATRIX_OPTIMIZERS and not isinstance(tx, Diloco)
+    if dealt and mesh.size > 1 and options.backend != "pmap":
         # The same numbers and states, with each matrix treated by one device.
         split = functools.partial(split_sharding, mesh) if options.shard_update else None
         tx = shard_matrices(tx, mesh, param_shardings=split)

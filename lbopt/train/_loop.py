@@ -16,7 +16,7 @@ from lbopt._regular import read_regular
 from lbopt.data import train_iterator
 from lbopt.errors import EnvironmentProblem, Preempted, UserError, require
 from lbopt.job import STARTING_PATIENCE, Job, PreemptionWatch, SoloJob
-from lbopt.parallel import TrainState, put_batch
+from lbopt.parallel import TrainState, first_worker, put_batch
 from lbopt.train._ahead import PhaseAhead
 from lbopt.train._checkpoint import Checkpoints
 from lbopt.train._checksums import all_finite
@@ -382,7 +382,7 @@ class _PhaseLoop:
 
         Ends the run if the optimizer has skipped too many updates in a row.
         """
-        pairs, applied = jax.device_get((step_metrics, optimizer_metrics(state.opt_state)))
+        pairs, applied = jax.device_get((step_metrics, optimizer_metrics(first_worker(state))))
         _check_skipped(self.run, step, applied)
         self._warn_of_stalled(step, applied)
         found = {**metrics.means([pairs]), **applied}

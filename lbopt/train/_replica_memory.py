@@ -1,4 +1,4 @@
-"""Aggregator state restored for another number of replicas or slices."""
+"""State of aggregators, and of local steps, restored for another number of replicas or slices."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ from lbopt.aggregators import AggregatorState, rebuilt_state
 from lbopt.parallel import (
     DATA_AXIS,
     WITHIN_AXIS,
+    LocalState,
     TrainState,
     leaf_as_rows,
     leaf_from_rows,
+    rebuilt_workers,
     shape_of_rows,
     split_sharding,
+    take_fragment,
 )
 from lbopt.train._seal import BEFORE_AGGREGATORS
 
 
 def count(state: TrainState) -> int | None:
     """Return the number of replicas whose memory a state (or its shapes) holds; None for none."""
-    leaves = jax.tree.leaves(_local(state))
+    workers = state.aggregator_state
+    if isinstance(workers, LocalState):
+        return workers.present.shape[0]
+    leaves = jax.tree.leaves(_locals(state))
     return leaves[0].shape[0] if leaves else None
 
 
 def slices_of(state: TrainState) -> int:
     """Return the number of slices of each replica's memory of a leaf, by the leaf's sharding."""
-    for leaf in jax.tree.leaves(_local(state)):
+    for leaf in jax.tree.leaves(_locals(state)):
         sharding = leaf.sharding
         if isinstance(sharding, NamedSharding) and WITHIN_AXIS in sharding.spec:
             return sharding.mesh.shape[WITHIN_AXIS]
@@ -68,15 +74,14 @@ def shapes_for(like: TrainState, replicas: int | None, slices: int | None) -> An
         return like
 
     # Their numbers need not fit the mesh, so the arrays are split over all devices in a row.
-    devices = jax.tree.leaves(_local(like))[0].sharding.mesh.devices.reshape(-1)
+    devices = _mesh_of(like).devices.reshape(-1)
     mesh = jax.sharding.Mesh(devices, (DATA_AXIS,))
 
     def split(shape: tuple[int, ...], x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=split_sharding(mesh, shape))
 
-    if same_slices:
-        local = jax.tree.map(lambda x: split((replicas, *x.shape[1:]), x), _local(like))
-        return _with_memory(like, local=local)
+    def rows(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return split((replicas, *x.shape[1:]), x)
 
     def saved(shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape if slices_saved == 1 else shape_of_rows(shape, slices_saved)
@@ -87,12 +92,19 @@ def shapes_for(like: TrainState, replicas: int | None, slices: int | None) -> An
     def saved_mirror(x: jax.ShapeDtypeStruct, param: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return split(saved(param.shape), x)
 
-    memory = like.aggregator_state
-    return _with_memory(
-        like,
-        local=_by_parameter(saved_local, memory.local, like.params),
-        mirrored=_by_parameter(saved_mirror, memory.mirrored, like.params),
-    )
+    def of_memory(memory: AggregatorState, params: types.Params) -> AggregatorState:
+        if same_slices:
+            return memory._replace(local=jax.tree.map(rows, memory.local))
+        return memory._replace(
+            local=_by_parameter(saved_local, memory.local, params),
+            mirrored=_by_parameter(saved_mirror, memory.mirrored, params),
+        )
+
+    found = _each_memory(like.aggregator_state, like.params, of_memory)
+    if isinstance(found, LocalState):
+        workers = jax.tree.map(rows, found._replace(exchange=()))
+        found = workers._replace(exchange=found.exchange)
+    return like.replace(aggregator_state=found)
 
 
 def as_now(state: Any) -> TrainState:
@@ -120,10 +132,10 @@ def fitted(
     slices_now = slices_of(like)
     slices_before = slices_now if slices is None else slices
     if before != now:
-        say(
-            f"warning: {before} replicas saved this state and there are {now} now: the "
-            "aggregator's memory of each was rebuilt, every replica has the mean"
-        )
+        rebuilt = "the aggregator's memory of each was rebuilt, every replica has the mean"
+        if isinstance(like.aggregator_state, LocalState):
+            rebuilt = "every worker goes on from the mean of those before"
+        say(f"warning: {before} replicas saved this state and there are {now} now: {rebuilt}")
     elif slices_before == slices_now:
         return state
 
@@ -135,13 +147,19 @@ def fitted(
     def cut_each_again(x: jax.Array, param: jax.Array) -> jax.Array:
         return jax.vmap(lambda of_replica: cut_again(of_replica, param))(x)
 
-    def rebuild(memory: AggregatorState) -> AggregatorState:
+    def of_memory(memory: AggregatorState, params: types.Params) -> AggregatorState:
         if slices_before != slices_now:
             memory = memory._replace(
-                local=_by_parameter(cut_each_again, memory.local, like.params),
-                mirrored=_by_parameter(cut_again, memory.mirrored, like.params),
+                local=_by_parameter(cut_each_again, memory.local, params),
+                mirrored=_by_parameter(cut_again, memory.mirrored, params),
             )
         return memory if before == now else rebuilt_state(memory, now)
+
+    def rebuild(memory: Any) -> Any:
+        found = _each_memory(memory, like.params, of_memory)
+        if isinstance(found, LocalState) and before != now:
+            found = rebuilt_workers(found, now)
+        return found
 
     shardings = jax.tree.map(lambda x: x.sharding, like.aggregator_state)
     rebuilt = jax.jit(rebuild, out_shardings=shardings)(state.aggregator_state)
@@ -158,11 +176,33 @@ def _by_parameter(change: Callable[[Any, Any], Any], memory: Any, params: types.
     return jax.tree.unflatten(structure, list(map(change, leaves, parameters)))
 
 
-def _local(state: TrainState) -> Any:
-    """Return the memory that an aggregator keeps of each replica; () without any."""
+def _each_memory(
+    memory: Any,
+    params: types.Params,
+    change: Callable[[AggregatorState, types.Params], AggregatorState],
+) -> Any:
+    """Map a function over the memory of an aggregator, or of each fragment of local steps."""
+    if not isinstance(memory, LocalState):
+        return change(memory, params)
+    count = len(memory.exchange)
+    return memory._replace(
+        exchange=tuple(
+            change(part, take_fragment(params, fragment, count))
+            for fragment, part in enumerate(memory.exchange)
+        )
+    )
+
+
+def _locals(state: TrainState) -> Any:
+    """Return the memories that aggregators keep of each replica; () without any."""
     memory = state.aggregator_state
+    if isinstance(memory, LocalState):
+        return [part.local for part in memory.exchange]
     return memory.local if isinstance(memory, AggregatorState) else ()
 
 
-def _with_memory(state: TrainState, **changed: Any) -> TrainState:
-    return state.replace(aggregator_state=state.aggregator_state._replace(**changed))
+def _mesh_of(like: TrainState) -> jax.sharding.Mesh:
+    """Return the mesh on which replicas keep arrays of their own."""
+    rows = like.aggregator_state
+    found: Any = rows.params if isinstance(rows, LocalState) else _locals(like)
+    return jax.tree.leaves(found)[0].sharding.mesh
