@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,9 +53,21 @@ def sums_of(leaves: Sequence[jax.Array]) -> list[jax.Array]:
     """Return the checksums of arrays, [2] uint32 each, without waiting for them.
 
     Each shape has a program of its own: a state has many leaves of few shapes, and one program for
-    all of them would take long to compile.
+    all of them would take long to compile. Sums of arrays that are split over CPU devices are
+    waited for, because many queued collectives deadlock on a few cores.
     """
-    return [sum_of(leaf) for leaf in leaves]
+    return [_ready(sum_of(leaf)) if _is_split_over_cpus(leaf) else sum_of(leaf) for leaf in leaves]
+
+
+def _ready(total: jax.Array) -> jax.Array:
+    return total.block_until_ready()
+
+
+def _is_split_over_cpus(leaf: Any) -> bool:
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_replicated:
+        return False
+    device: Any = next(iter(leaf.sharding.device_set))
+    return device.platform == "cpu"
 
 
 def all_finite(leaves: Sequence[jax.Array]) -> bool:

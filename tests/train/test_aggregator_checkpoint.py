@@ -8,6 +8,7 @@ import pytest
 
 import lbopt
 from lbopt.aggregators import randk, topk
+from lbopt.parallel import take_fragment
 from lbopt.train import Checkpoints, _replica_memory
 
 LABELS = {"out": "^out", "hidden": ""}
@@ -151,3 +152,63 @@ def test_other_groups_of_devices_have_what_was_remembered(before, after, tmp_pat
     )
 
     steps(other, back, range(2, 4))
+
+
+def make_workers(devices, over, fragments=2):
+    """Return a step of local steps with a memory in every fragment, and its first state."""
+    tx = lbopt.diloco(lbopt.lamb(0.01), every=2, num_fragments=fragments)
+    between = lbopt.Aggregate(MOMENTUM, over=over)
+    step = lbopt.make_train_step(
+        loss_fn, tx, lbopt.make_mesh(devices), reduction=between, donate=False
+    )
+    return step, step.place(lbopt.TrainState.create(params(), {}, tx))
+
+
+@pytest.mark.parametrize("over", ["replicas", 2])
+def test_workers_go_on_bit_for_bit_from_the_middle_of_a_round(over, tmp_path):
+    step, first = make_workers(4, over)
+    half = steps(step, first, range(3))
+    back = through_a_checkpoint(tmp_path, half, first)
+    jax.tree.map(np.testing.assert_array_equal, back, half)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        steps(step, back, range(3, 6)),
+        steps(step, half, range(3, 6)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((4, "replicas"), (2, "replicas")), ((2, "replicas"), (4, "replicas")), ((4, 2), (4, 4))],
+    ids=str,
+)
+def test_other_workers_go_on_from_the_mean_of_those_before(before, after, tmp_path):
+    step, first = make_workers(*before)
+    state = steps(step, first, range(3))
+    other, like = make_workers(*after)
+    said = []
+    back = through_a_checkpoint(tmp_path, state, like, said)
+    assert ["every worker goes on from the mean of those before" in line for line in said] == [True]
+    jax.tree.map(np.testing.assert_array_equal, back.params, state.params)
+    jax.tree.map(np.testing.assert_array_equal, back.opt_state, state.opt_state)
+
+    was = state.aggregator_state
+    now = back.aggregator_state
+    assert now.present.all()
+    for part in ("params", "opt_state"):
+        for x, y in zip(
+            *(jax.tree.leaves(getattr(each, part)) for each in (was, now)), strict=True
+        ):
+            whole = jnp.issubdtype(x.dtype, jnp.integer)
+            mean = np.asarray(x)[0] if whole else np.mean(np.asarray(x, np.float64), 0)
+            np.testing.assert_allclose(y, np.broadcast_to(mean, y.shape), rtol=1e-6, atol=1e-8)
+
+    # Each fragment's memory has the mean of what the replicas remembered of its leaves.
+    for fragment, (old, new) in enumerate(zip(was.exchange, now.exchange, strict=True)):
+        sizes = [x.size for x in jax.tree.leaves(take_fragment(state.params, fragment, 2))]
+        for x, y, size in zip(
+            *map(jax.tree.leaves, (old.local, new.local)), sizes * 2, strict=True
+        ):
+            mean, rows = (np.reshape(z, (len(z), -1))[:, :size] for z in (np.asarray(x), y))
+            np.testing.assert_allclose(rows, np.broadcast_to(mean.mean(0), rows.shape), 1e-6, 1e-8)
+    steps(other, back, range(3, 6))
