@@ -50,7 +50,7 @@ def get_config(arg: str = "") -> SweepConfig:
 
     config = SweepConfig(
         name=f"growing_bert{':' * bool(arg)}{arg}",
-        about=About(paper="Seesaw 2510.14717, Malladi et al. 2205.10287v3", status="not yet run"),
+        about=About(paper="Seesaw 2510.14717, Malladi et al. 2205.10287v3", status="measured here"),
         train=TrainConfig(
             name="growing_bert",
             data=DataConfig("pydoc_mlm"),

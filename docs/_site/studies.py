@@ -21,6 +21,7 @@ STUDIES = (
     "diffusion_digits-epochs",
     "precision_digits",
     "precision_digits-same",
+    "growing_bert",
 )
 """The summaries that are committed; each one's page is the name up to the first hyphen."""
 CLAIMS = {
@@ -48,6 +49,16 @@ CLAIMS = {
     "aps_keeps_accuracy": (
         "8-bit gradients with auto-precision scaling (APS) keep the accuracy of 32 bits"
     ),
+    "growing_batch_keeps_score_seesaw": (
+        "A batch that doubles where the learning rate has halved (Seesaw) keeps the loss of a "
+        "constant batch in fewer steps"
+    ),
+    "growing_batch_keeps_score_steps": (
+        "A batch that doubles early keeps the loss of a constant batch in fewer steps"
+    ),
+    "growing_batch_keeps_score_ramp": (
+        "A batch that grows steadily keeps the loss of a constant batch in fewer steps"
+    ),
 }
 """What each claim of a study says."""
 FACTS = (
@@ -61,6 +72,7 @@ FACTS = (
     "format_table",
     "gain",
     "gained",
+    "growth_table",
     "limit",
     "limits_within",
     "number",
@@ -337,6 +349,25 @@ def waterfall_table(name):
             told = "yes" if one["told_apart"] else "no"
         rows.append((one["arm"], percent(one["mean"], 2), gained, told))
     header = ("arm", "test accuracy, %", "gain, points (95 % interval)", "told apart from noise")
+    return table(header, rows)
+
+
+def growth_table(name):
+    """Return the table of a study of growing batches: steps and test loss beside the constant."""
+    points = {one["arm"]: one["points"][0] for one in study(name)["arms"]}
+    constant, *_ = points.values()
+    rows = [
+        (
+            label,
+            f"{one['steps']:,.0f}",
+            f"{100 * (1 - one['steps'] / constant['steps']):.0f} %",
+            f"{one['test_loss_mean']:.3f} ± {one['test_loss_std']:.3f}",
+            f"{100 * (one['test_loss_mean'] / constant['test_loss_mean'] - 1):+.2f} %",
+            f"{one['learning_rate']:g}",
+        )
+        for label, one in points.items()
+    ]
+    header = ("arm", "steps", "fewer steps", "test loss", "beside constant", "learning rate")
     return table(header, rows)
 
 
