@@ -87,10 +87,15 @@ class Step:
         return leaf
 
     @property
-    def exchanges_per_step(self) -> float:
-        """Number of fragments that `diloco` exchanges in a step on average; 0 without it."""
+    def exchanges(self) -> tuple[int, int]:
+        """Number of fragments of `diloco`, and of the steps in which each is exchanged once.
+
+        (0, 1) without local steps.
+        """
         workers = self.aggregation
-        return workers.exchanges_per_step if isinstance(workers, LocalSteps) else 0.0
+        if not isinstance(workers, LocalSteps):
+            return 0, 1
+        return workers.tx.num_fragments, workers.tx.every
 
     def state_sharding(self, state: TrainState) -> TrainState:
         """Return the sharding of each array of a training state, or of its shapes."""

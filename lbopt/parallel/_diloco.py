@@ -262,7 +262,16 @@ def rebuilt_workers(state: LocalState, num_workers: int) -> LocalState:
 
 
 def first_worker(state: TrainState) -> Any:
-    """Return the optimizer's state: with `diloco`, that of the first worker of this process."""
+    """Return the optimizer's state: with `diloco`, that of the first worker of this process.
+
+    Args:
+      state: A state of any step.
+
+    >>> import jax.numpy as jnp, lbopt
+    >>> state = lbopt.TrainState.create({"w": jnp.zeros(2)}, {}, lbopt.lars(0.1))
+    >>> first_worker(state) is state.opt_state  # no local steps
+    True
+    """
     workers = state.aggregator_state
     if not isinstance(workers, LocalState):
         return state.opt_state

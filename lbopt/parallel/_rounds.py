@@ -61,11 +61,6 @@ class LocalSteps:
         self.mesh = self._aggregation.mesh
         options.check_parts(self.within)
 
-    @property
-    def exchanges_per_step(self) -> float:
-        """Number of fragments that are exchanged in a step on average."""
-        return self.tx.num_fragments / self.tx.every
-
     def first_state(self, state: TrainState) -> LocalState:
         """Return the workers at the state's parameters; a pure function.
 

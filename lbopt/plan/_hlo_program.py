@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import pathlib
 import re
 from collections.abc import Iterator, Mapping
 
@@ -162,7 +163,8 @@ class HloProgram:
 
     Args:
       text: Text of the HLO module.
-      exchanges_per_step: Number of fragments that `lbopt.diloco` exchanges in a step on average.
+      exchanges: Number of fragments of `lbopt.diloco`, and of the steps in which each is exchanged
+        once; (0, 1) without local steps.
 
     Attributes:
       computations: Instructions of each computation, by name and in order.
@@ -170,8 +172,8 @@ class HloProgram:
       unknown_loops: Names of loops whose trip count could not be read; they are counted once.
     """
 
-    def __init__(self, text: str, exchanges_per_step: float = 0.0):
-        self.exchanges_per_step = exchanges_per_step
+    def __init__(self, text: str, exchanges: tuple[int, int] = (0, 1)):
+        self.exchanges = exchanges
         self.computations: dict[str, Computation] = {}
         self.entry = ""
         current: Computation = {}
@@ -214,23 +216,24 @@ class HloProgram:
     def _shares(self, conditional: Instruction) -> dict[str, float]:
         """Return how often each branch of a conditional is taken, without those that never are."""
         branches = sorted(conditional.branches, key=self._work)
-        *_, scope, _ = ("", *conditional.path.split("/"))
+        scope = pathlib.PurePosixPath(conditional.path).parent.name
         if scope == LEFT_OUT:
             return {branches[0]: 1.0}
         if scope != EXCHANGE:
             return {branches[-1]: 1.0}
 
         # No exchange is the least work, and that of all fragments at the end of a run the most.
-        fragments = branches[1:-1] or branches[1:]
-        share = self.exchanges_per_step / len(fragments)
-        return {branches[0]: 1.0 - self.exchanges_per_step} | dict.fromkeys(fragments, share)
+        num_fragments, every = self.exchanges
+        share = 1.0 / every
+        quiet = {branches[0]: 1.0 - num_fragments * share}
+        return quiet | dict.fromkeys(branches[1 : 1 + num_fragments], share)
 
-    def _work(self, computation: str) -> int:
-        """Return the cycles of a computation, and of those that it runs, each counted once."""
-        return sum(
-            instruction.cycles + sum(map(self._work, _called_by(instruction)))
-            for instruction in self.computations.get(computation, {}).values()
-        )
+    def _work(self, computation: str) -> tuple[int, int]:
+        """Return the cycles and the instructions of a computation and of the branches in it."""
+        own = list(self.computations.get(computation, {}).values())
+        inner = [self._work(branch) for one in own for branch in one.branches]
+        cycles = sum(one.cycles for one in own) + sum(found for found, _ in inner)
+        return cycles, len(own) + sum(found for _, found in inner)
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
         """Return the trip count of a loop; 1 if it is unknown.
@@ -326,10 +329,6 @@ def parse_shapes(text: str) -> list[Array]:
         for dtype, dims, layout in _SHAPE.findall(text)
         if dtype in BYTES
     ]
-
-
-def _called_by(instruction: Instruction) -> list[str]:
-    return instruction.branches if instruction.op == "conditional" else []
 
 
 def _closing(text: str) -> int:

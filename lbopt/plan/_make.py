@@ -232,7 +232,7 @@ def _plan_phase(
 ) -> PhasePlan:
     devices = list(run.mesh.devices.flat)
     say("the training step")
-    step = cost_of(run.lower, topology, devices, run.train_step.exchanges_per_step)
+    step = cost_of(run.lower, topology, devices, run.train_step.exchanges)
     forward = count_forward(config)
     size = run.global_batch_size
     example = run.batches.slice(0, 0, 1)

@@ -100,7 +100,7 @@ class StepCost:
 
 
 def cost_of(
-    lower: Any, topology: Topology, devices: Sequence[Any], exchanges_per_step: float = 0.0
+    lower: Any, topology: Topology, devices: Sequence[Any], exchanges: tuple[int, int] = (0, 1)
 ) -> StepCost:
     """Lower and compile a step, and return its cost.
 
@@ -108,7 +108,7 @@ def cost_of(
       lower: Function that returns the step as JAX lowers it.
       topology: The topology to compile for.
       devices: The devices in the order of the mesh.
-      exchanges_per_step: Number of fragments that `lbopt.diloco` exchanges in a step on average.
+      exchanges: See `HloProgram`.
 
     Raises:
       UserError: If the compiler refuses the step for another reason than memory.
@@ -130,11 +130,11 @@ def cost_of(
             code="installation",
         ) from error
     seconds = time.perf_counter() - begin
-    program = read_program(lowered, compiled, exchanges_per_step)
+    program = read_program(lowered, compiled, exchanges)
     return read_cost(compiled, program, topology, devices, seconds)
 
 
-def read_program(lowered: Any, compiled: Any, exchanges_per_step: float = 0.0) -> HloProgram:
+def read_program(lowered: Any, compiled: Any, exchanges: tuple[int, int] = (0, 1)) -> HloProgram:
     """Return the program of a compiled function.
 
     jaxlib 0.10.2 cannot read every program that libtpu 0.0.51 makes for TPU7x. Such a function is
@@ -143,13 +143,13 @@ def read_program(lowered: Any, compiled: Any, exchanges_per_step: float = 0.0) -
     Args:
       lowered: The function as JAX lowers it.
       compiled: The same function, compiled.
-      exchanges_per_step: Number of fragments that `lbopt.diloco` exchanges in a step on average.
+      exchanges: See `HloProgram`.
 
     Raises:
       EnvironmentProblem: If the compiler does not write it either.
     """
     try:
-        return HloProgram(compiled.as_text(), exchanges_per_step)
+        return HloProgram(compiled.as_text(), exchanges)
     except jax.errors.JaxRuntimeError as error:
         with tempfile.TemporaryDirectory() as folder:
             lowered.compile(
@@ -167,7 +167,7 @@ def read_program(lowered: Any, compiled: Any, exchanges_per_step: float = 0.0) -
                 "neither this jaxlib nor the compiler tells the program; install a newer jaxlib",
                 code="installation",
             ) from error
-        return HloProgram(texts[0], exchanges_per_step)
+        return HloProgram(texts[0], exchanges)
 
 
 def read_cost(

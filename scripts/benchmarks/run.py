@@ -32,6 +32,7 @@ BENCHMARKS = {
     "time with a second process",
     "aggregators": "time and sent bytes of every aggregator beside the plain mean, and HBM traffic "
     "of the quantiser, by the TPU compiler",
+    "diloco": "bytes between slices with local steps beside the plain step, by the TPU compiler",
     "growth": "stall of the training loop where the batch grows, beside compiling there",
     "sweep": "trials/s of lbopt's sweep beside one process per trial and a hand-written loop; "
     "batched trials on TPU, by the TPU compiler",
@@ -63,7 +64,7 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if names[0] == "step":
         os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    if names[0] in ("aggregators", "matrices", "models", "pod", "sweep", "update"):
+    if names[0] in ("aggregators", "diloco", "matrices", "models", "pod", "sweep", "update"):
         os.environ["JAX_PLATFORMS"] = "cpu"
         from lbopt.plan import prepare_environment
 

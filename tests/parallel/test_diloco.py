@@ -18,7 +18,8 @@ from tests.oracles import diloco as transcribed
 pytestmark = pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning")
 WORKERS = 4
 STEPS = 11
-RATE, MOMENTUM = 0.05, 0.8
+RATE = 0.05
+MOMENTUM = 0.8
 
 
 def loss_fn(params, model_state, batch, rng):
@@ -93,6 +94,7 @@ def test_a_worker_that_is_left_out_of_a_round_goes_on_in_the_next(how):
     change = lambda step, state: leave_out(state, 1) if asked and step == 2 else state  # noqa: E731
     given = batches() if asked else broken_in_step_two()
     found = trained(tx, 4, given=given, change=change)
+
     expected = transcribed.rounds(
         start()[0],
         batches(),
@@ -107,6 +109,7 @@ def test_a_worker_that_is_left_out_of_a_round_goes_on_in_the_next(how):
     for state, wanted in zip(found, expected, strict=True):
         for name, value in wanted.items():
             np.testing.assert_allclose(state.params[name], value, rtol=2e-5, atol=1e-6)
+
     assert found[4].aggregator_state.present.all()
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(found[3]))
 

@@ -3,11 +3,22 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+import lbopt
 from lbopt.errors import EnvironmentProblem
-from lbopt.plan import HloProgram, _collectives, _costs, open_topology, read_program
+from lbopt.parallel import with_shardings
+from lbopt.plan import (
+    HloProgram,
+    _collectives,
+    _costs,
+    bytes_between_slices,
+    open_topology,
+    read_program,
+)
 from lbopt.plan._hlo_program import parse_shapes
 
 pytestmark = pytest.mark.tpu_compiler
@@ -303,3 +314,31 @@ def test_a_program_that_jaxlib_cannot_read_is_read_all_the_same():
 
     with pytest.raises(EnvironmentProblem, match="neither this jaxlib nor the compiler"):
         read_program(Silent(), Unreadable())
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("last_step", [None, 99])
+def test_an_exchange_of_local_steps_counts_as_often_as_it_comes(fragments, last_step):
+    """Between two slices of v5e: the parameters once in eight steps, in one piece or in two."""
+    devices = topologies.get_topology_desc("v5e:2x2", platform="tpu", num_slices=2).devices
+    tx = lbopt.diloco(optax.adam(0.1), every=8, num_fragments=fragments, last_step=last_step)
+
+    def loss_fn(params, model_state, batch, rng):
+        hidden = jnp.tanh(batch["x"] @ params["first"])
+        return jnp.mean((hidden @ params["second"]) ** 2), (model_state, {})
+
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(devices=devices))
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)  # noqa: E731
+    params = {"first": shape(256, 1024), "second": shape(1024, 128)}
+    bare = jax.eval_shape(
+        lambda params: step.with_aggregator_state(lbopt.TrainState.create(params, {}, tx)), params
+    )
+    state = with_shardings(bare, step.state_sharding(bare))
+    compiled = step.lower(state, {"x": shape(64, 256)}).compile()
+    program = HloProgram(compiled.as_text(), step.exchanges)
+    sent = bytes_between_slices(program)
+
+    # Beside the parameters a device sends the number of workers that take part, one word padded.
+    word = 128 * 4 / 8 * fragments
+    assert sent == pytest.approx(step.aggregation.wire_bytes(params).sent + word)
+    assert step.aggregation.wire_bytes(params).sent == 4 * (256 * 1024 + 1024 * 128) / 4 / 8
