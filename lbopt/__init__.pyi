@@ -5,7 +5,7 @@ Every public name, and the package it is imported from when it is first used.
 """
 
 from .aggregators import aggregate, agvm, aps, econtrol, ef, ef21, float_quantize, powersgd
-from .api import Problem, run_plan, run_sweep, run_training, suggest
+from .api import Problem, coordinate_check, run_plan, run_sweep, run_training, suggest
 from .data import Dataset, Splits
 from .evaluation import evaluate
 from .interchange import load_huggingface
@@ -82,6 +82,7 @@ from .transforms import (
     scale_by_newton_schulz,
     scale_by_shampoo,
     scale_by_soap,
+    scale_by_transfer,
     scion,
     shampoo,
     skip_bad_updates,
@@ -90,6 +91,8 @@ from .transforms import (
     summarize_masks,
     track_ema,
     track_noise_scale,
+    transfer_init,
+    transfer_table,
     update_floor,
 )
 
@@ -115,6 +118,7 @@ __all__ = [
     "clip_by_global_norm",
     "compensate_rounding",
     "compress_state",
+    "coordinate_check",
     "describe",
     "diloco",
     "dion",
@@ -168,6 +172,7 @@ __all__ = [
     "scale_by_newton_schulz",
     "scale_by_shampoo",
     "scale_by_soap",
+    "scale_by_transfer",
     "scale_learning_rate",
     "scale_recipe",
     "scaling_plan",
@@ -186,6 +191,8 @@ __all__ = [
     "summarize_masks",
     "track_ema",
     "track_noise_scale",
+    "transfer_init",
+    "transfer_table",
     "update_floor",
     "warmup_schedule",
     "weights_only",

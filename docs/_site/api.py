@@ -49,6 +49,7 @@ MODULES = {
             "A problem": "Problem",
             "Runs": "run_training lbopt.api.TrainingResult run_plan",
             "Studies": "run_sweep lbopt.api.StudyResult suggest lbopt.cli.Advice",
+            "Another width": "coordinate_check lbopt.api.CoordinateCheck",
             "Another batch size": "scale_recipe lbopt.recipes.ScaledRecipe "
             "lbopt.recipes.ScaledNumber",
         },
@@ -70,6 +71,7 @@ MODULES = {
             "State and parameters of few bits": "compress_state round_stochastically "
             "compensate_rounding",
             "Gradients": "normalize_gradients clip_by_global_norm global_norm skip_bad_updates",
+            "Another width": "scale_by_transfer transfer_init transfer_table LeafTransfer",
             "Averages of the parameters": "track_ema ema_params evaluated_params "
             "has_evaluated_params",
             "Measurements": "monitor_layers optimizer_metrics is_per_layer summarize_masks "

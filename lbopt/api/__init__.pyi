@@ -1,3 +1,4 @@
+from ._coordinates import CoordinateCheck as CoordinateCheck, coordinate_check as coordinate_check
 from ._plan import run_plan as run_plan
 from ._problem import Problem as Problem
 from ._suggest import suggest as suggest

@@ -8,8 +8,9 @@ from lbopt import errors
 from lbopt._shown import show
 from lbopt.cli import _flags
 from lbopt.config import TrainConfig
+from lbopt.data.from_config import known_source
 from lbopt.errors import UserError, require
-from lbopt.recipes import scale_recipe
+from lbopt.recipes import make_problem, scale_recipe
 from lbopt.workdir import absolute_workdir, local_workdir, read_config, read_json_lines
 
 FLAGS = {
@@ -51,7 +52,16 @@ def run(argv: Sequence[str]) -> None:
             duration=1.0 if (duration := _number(given, "duration")) is None else duration,
             noise_scale=noise_scale,
         )
-    show(*str(scaled).split("\n"))
+    show(*str(scaled).split("\n"), *_width_lines(config))
+
+
+def _width_lines(config: TrainConfig) -> list[str]:
+    """Return what each kind of parameter takes from a narrower network; [] if it takes nothing."""
+    if not (config.model.base_size or config.model.base_widths):
+        return []
+    problem = make_problem(config.data, config.model, config.loss, 1, None, known_source)
+    assert problem.transfer is not None
+    return ["", *(f"width: {line}" for line in problem.transfer.lines(problem.params))]
 
 
 def _whole(text: str) -> int:

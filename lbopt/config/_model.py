@@ -11,6 +11,7 @@ from lbopt.config._checks import DTYPES, require_place_or_choice
 from lbopt.config._fields import NOT_GLOBAL, PLACE, only, only_default
 from lbopt.errors import require, require_choice
 from lbopt.models import (
+    BERT_SIZES,
     REMATS,
     STEMS,
     BatchNorm,
@@ -78,8 +79,12 @@ class ModelConfig:
         None for True on TPU and False elsewhere.
       fold_examples: Number of examples that are folded into one where channels are few, for the
         same function; None for 8 on a TPU that has a multiple of 64 examples, and 1 elsewhere.
-      width_coefficient: Channels as a multiple of those of resnet or of efficientnet-b0, or hidden
-        width as a multiple of that of lstm_lm.
+      base_size: Published size of bert on which the numbers of the recipe were found: learning
+        rates, eps, weight decay and the scale of the initial values of each parameter follow the
+        width (muP; see `lbopt.transfer_table`). "" for no such transfer.
+      base_widths: The same for mlp: the widths of the hidden layers there; () for none.
+      width_coefficient: Channels as a multiple of those of resnet or of efficientnet-b0, hidden
+        width as a multiple of that of lstm_lm, or heads of the same width as a multiple of bert's.
       depth_coefficient: Blocks as a multiple of those of efficientnet-b0.
       dropout_rate: Dropout before the head (efficientnet), of sublayers (bert) or between layers
         (lstm_lm).
@@ -114,11 +119,13 @@ class ModelConfig:
     batch_norm_unbiased_var: bool = only(False, name=("efficientnet", "resnet"))
     dtype: str = "float32"
     size: str = only("", name=tuple(_BY_SIZE))
+    base_size: str = only("", name=("bert",))
+    base_widths: tuple[int, ...] = only((), name=("mlp",))
     stem: str = only(AUTOMATIC_STEM, name=("resnet",))
     patch_convolutions: bool | None = only(None, name=("cnn",))
     fold_columns: bool | None = only(None, name=("resnet",))
     fold_examples: int | None = only(None, name=("efficientnet",))
-    width_coefficient: float | None = only(None, name=("efficientnet", "lstm_lm", "resnet"))
+    width_coefficient: float | None = only(None, name=("bert", "efficientnet", "lstm_lm", "resnet"))
     depth_coefficient: float | None = only(None, name=("efficientnet",))
     dropout_rate: float | None = only(None, name=("bert", "efficientnet", "lstm_lm"))
     attention_dropout_rate: float | None = only(None, name=("bert",))
@@ -141,6 +148,7 @@ def check_model(model: ModelConfig) -> None:
     if model.name in _BY_SIZE:
         _BY_SIZE[model.name](model.size)
     _check_widths(model)
+    _check_base(model)
     # Fields of other networks are checked too: a misspelt value is refused as such, and not as a
     # field without effect.
     require_choice("stem", model.stem, (AUTOMATIC_STEM, *STEMS))
@@ -162,6 +170,15 @@ def check_model(model: ModelConfig) -> None:
     for field in ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"):
         if getattr(model, field) is not None:
             require_drop_rate(field, getattr(model, field))
+
+
+def _check_base(model: ModelConfig) -> None:
+    if model.base_size:
+        require_choice("base_size", model.base_size, BERT_SIZES)
+    base = model.base_widths
+    fits = not base or (len(base) == len(model.widths) and min(base) > 0)
+    fix = f"give a width for each of the {len(model.widths)} {{widths}}, or none"
+    require(fits, "base_widths", base, fix, code="mismatch", also=["widths"])
 
 
 def _check_widths(model: ModelConfig) -> None:

@@ -20,6 +20,7 @@ from lbopt.transforms import (
     Labels,
     LambVariant,
     LarsVariant,
+    Transfer,
     clip_by_global_norm,
     compress_state,
     lamb,
@@ -262,6 +263,7 @@ def make_optimizer(
     stacked: types.Stacked = None,
     module_labels: Labels | None = None,
     known_roles: types.PyTree = None,
+    transfer: Transfer | None = None,
 ) -> optax.GradientTransformation:
     """Build the optimizer of a config.
 
@@ -277,6 +279,7 @@ def make_optimizer(
       module_labels: Modules whose updates AGVM scales; None for none.
       known_roles: Roles of parameters for the masks, from `masks.module_roles` for instance; None
         if names tell them.
+      transfer: The narrower network whose numbers these are; None if they are the network's own.
 
     Raises:
       UserError: Naming a field of the config, "optimizer.b1" for instance.
@@ -300,7 +303,7 @@ def make_optimizer(
             links.append(clip_by_global_norm(max_norm, clip_eps(config)))
     with _naming(config):
         build = _BUILDERS.get(config.name, _of_others)
-        leaves = _leaves(config, stacked, known_roles)
+        leaves = _leaves(config, stacked, known_roles)._replace(transfer=transfer)
         tx = build(config, learning_rate, weight_decay, leaves)
     if config.state_format is not None:
         with errors.under("optimizer", format="optimizer.state_format"):
@@ -368,12 +371,14 @@ class _Leaves(NamedTuple):
       adapted: Mask of those with a trust ratio.
       stacked: Those that are stacks of layers.
       known_roles: Roles that names need not tell; None for none.
+      transfer: The narrower network whose numbers these are; None for none.
     """
 
     decayed: types.Mask
     adapted: types.Mask
     stacked: types.Stacked
     known_roles: types.PyTree
+    transfer: Transfer | None = None
 
 
 def _leaves(config: OptimizerConfig, stacked: types.Stacked, known_roles: types.PyTree) -> _Leaves:
@@ -517,11 +522,12 @@ def _with_squares(inner: optax.GradientTransformation) -> optax.GradientTransfor
     return optax.GradientTransformation(inner.init, update_fn)
 
 
-def _adam_moments(config: OptimizerConfig) -> optax.GradientTransformation:
+def _adam_moments(config: OptimizerConfig, leaves: _Leaves) -> optax.GradientTransformation:
     for field in ("b1", "b2"):  # Optax takes any number
         _scalars.require_decay_rate(field, getattr(config, field))
     _scalars.require_at_least("eps", config.eps, 0)
-    return _with_squares(optax.scale_by_adam(config.b1, config.b2, config.eps))
+    tx = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    return _with_squares(tx if leaves.transfer is None else leaves.transfer.around(tx))
 
 
 def _add_decay(
@@ -553,9 +559,9 @@ def _of_others(
 def _adam(
     config: OptimizerConfig, learning_rate, weight_decay, leaves: _Leaves
 ) -> optax.GradientTransformation:
-    del weight_decay, leaves
+    del weight_decay
     return optax.chain(
-        _adam_moments(config),
+        _adam_moments(config, leaves),
         scale_by_learning_rate(learning_rate),
     )
 
@@ -564,7 +570,7 @@ def _adamw(
     config: OptimizerConfig, learning_rate, weight_decay, leaves: _Leaves
 ) -> optax.GradientTransformation:
     return optax.chain(
-        _adam_moments(config),
+        _adam_moments(config, leaves),
         _add_decay(config, weight_decay, leaves),
         scale_by_learning_rate(learning_rate),
     )

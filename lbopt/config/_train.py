@@ -44,6 +44,8 @@ _WHOLE_BATCH = {
     "optimizer.track_noise_scale": (False,),
 }
 """Values of fields with which a loss sees the whole batch of a step at once."""
+TRANSFERRED = ("adam", "adamw")
+"""Optimizers whose numbers can be taken from a narrower network."""
 TRACKERS = ("mlflow", "wandb")
 STATUSES = ("measured here", "planned by the TPU compiler", "not yet run")
 
@@ -241,6 +243,7 @@ class TrainConfig(FromText):
         _check_carried_state(self)
         check_batch_growth(self)
         check_diloco(self)
+        _check_transfer(self)
         if self.phase2 is not None:
             _check_second_phase(self)
 
@@ -370,6 +373,19 @@ def check_batch_growth(config: TrainConfig) -> None:
         fix = "{num_microsteps} says how many; leave one of the two at its default"
         also = {"num_microsteps": "parallel.num_microsteps"}
         require(free, "microstep_size", changes.microstep_size, fix, code="conflict", also=also)
+
+
+def _check_transfer(config: TrainConfig) -> None:
+    """Check that the optimizer can take the numbers of a narrower network, if it shall."""
+    model = config.model
+    field = "base_size" if model.base_size else "base_widths"
+    base = getattr(model, field)
+    name = config.optimizer.name
+    fix = f"how {{optimizer}} = {name!r} follows the width is not known; use one of "
+    fix += f"{', '.join(TRANSFERRED)}, or leave it out"
+    known = not base or name in TRANSFERRED
+    also = {"optimizer": "optimizer.name"}
+    require(known, f"model.{field}", base, fix, code="conflict", also=also)
 
 
 def _check_model_fits_data(config: TrainConfig) -> None:

@@ -89,6 +89,8 @@ class Bert(nn.Module):
         (as "attention", and the inner feed-forward layer); "layer" (whole layers).
       remat_layers: Number of layers to which `remat` applies, from the first; None for all. Must be
         None with `scan`.
+      readout_scale: Factor of what the decoder makes of the word embedding, 1 / m for a network
+        that takes the numbers of one an m-th as wide (see `lbopt.transfer_table`).
       dtype: Dtype of matmuls and of activations between layers; parameters, softmax, norms and
         logits are fp32.
 
@@ -117,6 +119,7 @@ class Bert(nn.Module):
     scan: bool = False
     remat: str = "none"
     remat_layers: int | None = None
+    readout_scale: float = 1.0
     dtype: Any = jnp.float32
 
     @nn.compact
@@ -208,6 +211,8 @@ class Bert(nn.Module):
             "prediction_bias", nn.initializers.zeros_init(), (self.vocab_size,), jnp.float32
         )
         decoded = words.decode(y, self.dtype)
+        if self.readout_scale != 1.0:
+            decoded *= self.readout_scale
         return decoded + jax.lax.broadcast_to_rank(bias, decoded.ndim)
 
     def _next_sentence(self, x_BLD: jax.Array) -> jax.Array:

@@ -318,7 +318,7 @@ def build_one_batch(
         check_batch_fits(config, problem, mesh)
     _patterns.check_patterns(config, problem)
     labels = scaled_modules(config.aggregator)
-    of_leaves = (problem.stacked, labels, problem.known_roles)
+    of_leaves = (problem.stacked, labels, problem.known_roles, problem.transfer)
     optimizer = scale_optimizer(config.optimizer, config.schedule, size)
     inner = make_optimizer(optimizer, schedule, None, size, *of_leaves)
     opt_state = jax.eval_shape(inner.init, problem.params)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from lbopt import _user_code, errors, stacks, types
 from lbopt.config import AUTOMATIC_STEM, ModelConfig
 from lbopt.models import (
+    BERT_SIZES,
     CNN,
     LSTM_SIZES,
     MLP,
@@ -25,6 +27,7 @@ from lbopt.models import (
     make_model,
     make_resnet,
 )
+from lbopt.transforms import Transfer
 
 
 def make_network(model: ModelConfig, outputs: int, head: str = "pretraining") -> nn.Module:
@@ -36,6 +39,31 @@ def make_network(model: ModelConfig, outputs: int, head: str = "pretraining") ->
       head: Name of BERT's head; other networks ignore it.
     """
     return _BUILDERS[model.name](model, outputs, head)
+
+
+def base_model(model: ModelConfig) -> ModelConfig | None:
+    """Return the network from which a config transfers its numbers; None if it does not."""
+    if model.base_size:
+        return dataclasses.replace(
+            model, size=model.base_size, base_size="", width_coefficient=None
+        )
+    if model.base_widths:
+        return dataclasses.replace(model, widths=model.base_widths, base_widths=())
+    return None
+
+
+def transfer_of(model: ModelConfig, base_params: types.Params, stacked: types.Stacked) -> Transfer:
+    """Return how a network takes the numbers of a narrower one.
+
+    Args:
+      model: Config of the network.
+      base_params: Shapes of the narrower network's parameters.
+      stacked: The parameters that are stacks of layers.
+    """
+    # BERT starts from one standard deviation, and its last norm belongs to the output.
+    kinds = {"prediction_norm": "fixed"} if model.name == "bert" else {}
+    init = "constant" if model.name == "bert" else "fan_in"
+    return Transfer(base_params, cast(Any, kinds), cast(Any, init), stacked)
 
 
 def own_model(model: ModelConfig, outputs: int) -> Model:
@@ -136,8 +164,16 @@ def _efficientnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
 
 
 def _bert(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    published = BERT_SIZES[model.size]
+    num_heads = max(1, round(published.num_heads * (model.width_coefficient or 1.0)))
+    width = num_heads * published.width // published.num_heads
+    readout_scale = BERT_SIZES[model.base_size].width / width if model.base_size else 1.0
+
     return make_bert(
         model.size,
+        num_heads=num_heads,
+        width=width,
+        readout_scale=readout_scale,
         vocab_size=outputs,
         head=head,
         max_length=model.max_length,

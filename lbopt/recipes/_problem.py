@@ -7,10 +7,12 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from lbopt import errors, losses, masks, types
+from lbopt import errors, losses, masks, tree, types
 from lbopt._user_code import is_place
 from lbopt.config import BATCH_NORMED, TASKS, DataConfig, LossConfig, ModelConfig
 from lbopt.data import DAMAGED, Dataset, Splits
@@ -30,6 +32,7 @@ from lbopt.recipes import (
 )
 from lbopt.recipes._task import Task
 from lbopt.replicas import Replicas
+from lbopt.transforms import Transfer
 
 _TASKS = {
     "classification": _classification,
@@ -63,6 +66,9 @@ class LoadedProblem(NamedTuple):
       main_metric: Name of the metric by which a study judges a model.
       trivial_loss: Loss of outputs that do not look at the input; None if unknown.
       known_roles: Roles of parameters that the types of the model's layers tell; None for none.
+      transfer: The narrower network whose numbers the model takes; None for none.
+      activations: (params, model_state, batch) -> the results of all modules by path, without
+        training; None for a model of the user's own.
     """
 
     init: Any
@@ -78,6 +84,8 @@ class LoadedProblem(NamedTuple):
     main_metric: str = "loss"
     trivial_loss: float | None = None
     known_roles: types.PyTree = None
+    transfer: Transfer | None = None
+    activations: Callable[..., dict[str, jax.Array]] | None = None
 
     def check_metric(self, field: str, name: str) -> None:
         """Raise `UserError` unless `name` is a metric of the evaluation, "eval/loss" for instance.
@@ -119,9 +127,12 @@ def make_problem(
     task = _MAKERS[kind](network, source, loss)
     one = source.splits.train.take(np.arange(1))
     example = task.inputs(one)
+    transfer = _transfer(model, source, kind, example)
 
     def init(key: jax.Array) -> tuple[types.Params, types.ModelState]:
         params, model_state = network.init(key, example)
+        if transfer is not None:
+            params = transfer.scaled(params)
         return params, {**model_state, **(task.first_state(params) if task.first_state else {})}
 
     # The model is traced, not initialised: it is refused before anything is allocated.
@@ -158,18 +169,58 @@ def make_problem(
         task.main_metric,
         task.trivial_loss,
         known_roles=None if module is None else masks.module_roles(module, stacked),
+        transfer=transfer,
+        activations=None if own else functools.partial(_activations, model, source, kind, task),
     )
+
+
+def _activations(
+    model: ModelConfig,
+    source: Source,
+    kind: str,
+    task: Task,
+    params: types.Params,
+    model_state: types.ModelState,
+    batch: types.Batch,
+) -> dict[str, jax.Array]:
+    """Return the results of all modules for a batch: "output" is that of the network."""
+    variables = {"params": params, **model_state}
+    options = {"capture_intermediates": True, "mutable": ["intermediates"]}
+    module = _linen(model, source, kind)
+    _, kept = module.apply(variables, task.inputs(batch), train=False, **options)
+
+    # A module's path ends with "__call__" and the number of the call.
+    named = tree.by_name(kept["intermediates"])
+    tidy = {
+        name.replace("/__call__/0", "").replace("__call__/0", "output"): x
+        for name, x in named.items()
+    }
+    return {name: x for name, x in tidy.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+
+
+def _transfer(model: ModelConfig, source: Source, kind: str, example: Any) -> Transfer | None:
+    """Return the narrower network whose numbers a config takes; None if it takes none."""
+    narrow = _networks.base_model(model)
+    if narrow is None:
+        return None
+    base = _network(narrow, source, kind)
+    shapes = jax.eval_shape(lambda: base.init(jax.random.key(0), example))[0]
+    return _networks.transfer_of(model, shapes, _networks.stacked(model, shapes))
 
 
 def _network(model: ModelConfig, source: Source, task: str) -> Model:
     if is_place(model.name):
         return _networks.own_model(model, source.outputs)
-    head = "question_answering" if task == "question_answering" else "pretraining"
     several = len(source.features) > 1
     fix = f"{model.name} takes one array, and {{features}} are {source.features}; name one"
     also = {"features": "data.features"}
     require(not several, "model.name", model.name, fix, code="conflict", also=also)
-    return from_linen(_networks.make_network(model, source.outputs, head))
+    return from_linen(_linen(model, source, task))
+
+
+def _linen(model: ModelConfig, source: Source, task: str) -> nn.Module:
+    head = "question_answering" if task == "question_answering" else "pretraining"
+    return _networks.make_network(model, source.outputs, head)
 
 
 def _metric_names(task: Task, shapes: Any, dataset: Dataset) -> tuple[str, ...]:

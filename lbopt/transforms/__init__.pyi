@@ -99,6 +99,13 @@ from ._second_order import (
 from ._shampoo import ShampooState as ShampooState, scale_by_shampoo as scale_by_shampoo
 from ._skipping import SkipState as SkipState, skip_bad_updates as skip_bad_updates
 from ._soap import SoapState as SoapState, scale_by_soap as scale_by_soap
+from ._transfer import (
+    LeafTransfer as LeafTransfer,
+    Transfer as Transfer,
+    scale_by_transfer as scale_by_transfer,
+    transfer_init as transfer_init,
+    transfer_table as transfer_table,
+)
 from ._trust_ratio import (
     CLIP_MODES as CLIP_MODES,
     scale_by_layerwise_trust_ratio as scale_by_layerwise_trust_ratio,

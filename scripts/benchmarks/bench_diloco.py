@@ -14,7 +14,7 @@ import pairs
 from jax.experimental import topologies
 
 from lbopt.cli import call_get_config
-from lbopt.config import AggregatorConfig, DilocoConfig, TrainConfig
+from lbopt.config import AggregatorConfig, DilocoConfig, ParallelConfig, TrainConfig
 from lbopt.data.from_config import known_source
 from lbopt.plan import HloProgram, bytes_between_slices
 from lbopt.recipes import build_run
@@ -66,7 +66,8 @@ def _config() -> TrainConfig:
     config = call_get_config(RECIPE)
     config.global_batch_size = BATCH
     config.model.size = "base"
-    config.parallel.reduce_dtype = None
+    config.parallel = ParallelConfig()
+    config.phase2 = None
     return config
 
 

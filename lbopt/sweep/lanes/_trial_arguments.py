@@ -138,7 +138,8 @@ def make_tx(
         return make_optimizer(phase.train.optimizer, schedule, decay, size, *of_leaves)
 
     problem = cell.problem
-    of_leaves = (problem.stacked, scaled_modules(cell.train.aggregator), problem.known_roles)
+    labels = scaled_modules(cell.train.aggregator)
+    of_leaves = (problem.stacked, labels, problem.known_roles, problem.transfer)
     if phase is not None:
         return adjustable(make_growing, Arguments.blank(cell))
     return adjustable(make, Arguments.blank(cell))

@@ -1,0 +1,83 @@
+"""Activations over the width: flat where numbers are transferred, and not without."""
+
+import pytest
+from refusal import refused
+
+import lbopt
+from lbopt.config import ModelConfig
+
+WIDTHS = (64, 256, 1024)
+
+
+def mlps(base):
+    return {
+        width: lbopt.Problem("digits", ModelConfig("mlp", (width, width), base_widths=base))
+        for width in WIDTHS
+    }
+
+
+def berts(base):
+    return {
+        64 * heads: lbopt.Problem(
+            "pydoc_mlm",
+            ModelConfig(
+                "bert",
+                size="tiny",
+                base_size=base,
+                width_coefficient=heads / 2,
+                max_length=64,
+                dropout_rate=0.0,
+                attention_dropout_rate=0.0,
+            ),
+        )
+        for heads in (2, 4, 8)
+    }
+
+
+CASES = {"mlp": (mlps, (64, 64), (), 0.01, 64), "bert": (berts, "tiny", "", 0.003, 8)}
+
+
+@pytest.mark.everyday("mlp")
+@pytest.mark.parametrize("name", CASES)
+def test_steps_have_the_same_size_at_every_width(name):
+    make, base, none, rate, size = CASES[name]
+    checks = [
+        lbopt.coordinate_check(make(each), "adamw", rate, global_batch_size=size)
+        for each in (base, none)
+    ]
+    with_transfer, without = (check.slopes() for check in checks)
+    # Two logits of eight examples say little about their size, and nor does what they are made of.
+    last = {
+        layer: slopes[-1]
+        for layer, slopes in with_transfer.items()
+        if "next_sentence" not in layer and "pooler" not in layer
+    }
+    assert max(last.values()) < 0.15, last
+    assert min(last.values()) > -0.15, last
+    assert max(slopes[-1] for slopes in without.values()) > 0.7
+
+
+def test_the_figure_has_a_panel_for_each_step_and_a_line_for_each_layer():
+    check = lbopt.coordinate_check({8: mlps(())[64], 16: mlps(())[256]}, "adam", 0.01, num_steps=1)
+    panels = check.figure(["Dense_0", "head"]).axes
+    assert [len(panel.lines) for panel in panels] == [2, 2]
+
+
+def test_one_width_and_another_persons_model_are_refused():
+    with refused("problems", 1):
+        lbopt.coordinate_check({64: mlps(())[64]})
+
+
+def test_an_optimizer_without_a_rule_for_the_width_is_refused():
+    with refused("config.model.base_widths", (64, 64), "conflict"):
+        lbopt.config.TrainConfig(
+            data="digits",
+            model=ModelConfig("mlp", (128, 128), base_widths=(64, 64)),
+            optimizer="lamb",
+        ).validate()
+    with refused("config.model.base_widths", (64,), "mismatch"):
+        lbopt.config.TrainConfig(
+            data="digits",
+            model=ModelConfig("mlp", (128, 128), base_widths=(64,)),
+            optimizer="adam",
+        ).validate()

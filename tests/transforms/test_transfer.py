@@ -1,0 +1,149 @@
+"""Numbers of a narrow network for a wide one: the published table, Adam's eps, and the decay."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from refusal import refused
+
+import lbopt
+from lbopt.models import make_bert
+
+WIDTHS = (128, 512)
+M = WIDTHS[1] / WIDTHS[0]
+D = 3.0
+# Complete(d)P (arXiv:2512.22382v1), Table 1, with alpha = 1: learning rate, eps, weight decay.
+PUBLISHED = {
+    "embedding": (1, 1 / M, 1),
+    "hidden weights": (1 / M, 1 / (M * D), M),
+    "hidden biases and norms": (1, 1 / (M * D), 1),
+    "unembedding norm": (1, 1, 1),
+    "unembedding weights": (1 / M, 1, M),
+}
+LEAVES = {
+    "word_embedding/embedding": "embedding",
+    "position_embedding/embedding": "embedding",
+    "layer1/query/weight": "hidden weights",
+    "layer1/attention_output/kernel": "hidden weights",
+    "layer0/inner/kernel": "hidden weights",
+    "layer0/output/kernel": "hidden weights",
+    "layer0/inner/bias": "hidden biases and norms",
+    "layer0/query/bias": "hidden biases and norms",
+    "layer1/output_norm/scale": "hidden biases and norms",
+    "embedding_norm/bias": "hidden biases and norms",
+    "prediction_norm/scale": "unembedding norm",
+    "prediction_bias": "unembedding norm",
+    "next_sentence/kernel": "unembedding weights",
+}
+KINDS = {"prediction_norm": "fixed"}
+
+
+def bert(width, scan=False, num_layers=2):
+    heads = width // 64
+    options = {"num_layers": num_layers, "width": width, "num_heads": heads, "vocab_size": 50}
+    model = make_bert("tiny", **options, max_length=16, scan=scan)
+    inputs = {"input_ids": jnp.zeros((1, 8), int)}
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), inputs, train=False))["params"]
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_multipliers_are_the_published_ones(leaf):
+    table = lbopt.transfer_table(bert(WIDTHS[1]), bert(WIDTHS[0]), depth=D, kinds=KINDS)
+    found = table[leaf]
+    assert (found.learning_rate, found.eps, found.weight_decay) == pytest.approx(
+        PUBLISHED[LEAVES[leaf]]
+    )
+
+
+def test_stacks_and_further_layers_are_those_of_the_base_network():
+    alone = lbopt.transfer_table(bert(WIDTHS[1]), bert(WIDTHS[0]))
+    deeper = lbopt.transfer_table(bert(WIDTHS[1], num_layers=4), bert(WIDTHS[0]))
+    stacked = lbopt.transfer_table(
+        bert(WIDTHS[1], True, 4), bert(WIDTHS[0], True), stacked=lbopt.stacked_paths("^layers/")
+    )
+    assert alone["layer1/output/kernel"] == deeper["layer3/output/kernel"]
+    assert alone["layer1/output/kernel"] == stacked["layers/output/kernel"]
+    assert len({*alone.values()}) == len({*stacked.values()}) == len({*deeper.values()})
+
+
+def test_axes_tell_inputs_from_outputs_in_the_conventions_of_libraries():
+    def torch_like(width):
+        shapes = {"fc": (width, 8), "deep": (2 * width, width), "out": (3, width)}
+        return {name: {"weight": np.zeros(shape)} for name, shape in shapes.items()}
+
+    table = lbopt.transfer_table(torch_like(64), torch_like(16))
+    assert [found.kind for found in table.values()] == ["hidden", "input", "output"]
+
+
+def tree(width, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = {"first": (8, width), "second": (width, width), "head": (width, 3)}
+    return {
+        name: {"kernel": jnp.asarray(rng.normal(size=shape), jnp.float32)}
+        for name, shape in shapes.items()
+    }
+
+
+def test_steps_are_adamw_with_numbers_for_each_leaf():
+    """Optax's AdamW, one for each leaf, with learning rate, eps and decay from the table."""
+    numbers = {"learning_rate": 0.01, "eps": 1e-2, "weight_decay": 0.1}
+    table = lbopt.transfer_table(tree(64), tree(16))
+    separate = optax.partition(
+        {
+            name: optax.adamw(
+                numbers["learning_rate"] * found.learning_rate,
+                eps=numbers["eps"] * found.eps,
+                weight_decay=numbers["weight_decay"] * found.weight_decay,
+            )
+            for name, found in table.items()
+        },
+        {name: {"kernel": f"{name}/kernel"} for name in tree(64)},
+    )
+    ours = optax.chain(
+        lbopt.scale_by_transfer(tree(16), optax.scale_by_adam(eps=numbers["eps"])),
+        optax.add_decayed_weights(numbers["weight_decay"]),
+        optax.scale(-numbers["learning_rate"]),
+    )
+
+    ends = []
+    for tx in (separate, ours):
+        params = tree(64)
+        state = tx.init(params)
+        for seed in range(1, 4):
+            grads = jax.tree.map(lambda g: g * 1e-2, tree(64, seed))
+            updates, state = tx.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        ends.append(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-9), *ends)
+
+
+@pytest.mark.parametrize(("init", "base_variance"), [("constant", "same"), ("fan_in", "1 / in")])
+def test_variances_are_those_of_the_table_of_mup(init, base_variance):
+    """Table 3 of arXiv:2203.03466: hidden 1 / fan-in, output 1 / fan-in squared, input constant."""
+    m = 16
+
+    def drawn(width):
+        found = tree(width)
+        if base_variance == "same":
+            return found
+        return jax.tree.map(lambda x: x / x.shape[0] ** 0.5, found)
+
+    scaled = lbopt.transfer_init(drawn(16 * m), drawn(16), init)
+    stds = {
+        name: float(jnp.std(scaled[name]["kernel"]) / jnp.std(drawn(16)[name]["kernel"]))
+        for name in scaled
+    }
+    assert stds == pytest.approx({"first": 1, "second": m**-0.5, "head": 1 / m}, rel=0.2)
+
+
+def test_what_cannot_be_compared_is_refused():
+    with refused("params/first/kernel", (8, 64), "mismatch"):
+        lbopt.transfer_table(tree(64), {"other": np.zeros(3)})
+    with refused("params/first/kernel", (8, 64), "mismatch"):
+        lbopt.transfer_table(tree(64), {**tree(16), "first": {"kernel": np.zeros(8)}})
+    unknown = {"matrix": np.zeros((4, 8))}
+    with refused("params/matrix", [1.0, 2.0], "missing"):
+        lbopt.transfer_table(unknown, {"matrix": np.zeros((4, 4))})
+    table = lbopt.transfer_table(unknown, {"matrix": np.zeros((4, 4))}, kinds={"matrix": "input"})
+    assert table["matrix"].kind == "input"
