@@ -136,6 +136,8 @@ class OptimizerConfig:
         "bf16_stochastic" (see `lbopt.compress_state`); None for their dtypes.
       track_noise_scale: Whether the gradient noise scale is logged; needs microsteps or several
         replicas.
+      noise_scale_per_layer: Whether that of each parameter is logged too, and that of the gains and
+        shifts of normalization layers alone.
       monitor_layers: Whether every layer's weight norm, update norm and their quotient are logged.
       options: Other arguments of a matrix optimizer, of one of Optax, or of your own; dtypes by
         name.
@@ -172,6 +174,7 @@ class OptimizerConfig:
     nu_dtype: str = only("float32", name=("lamb", "lans"))
     state_format: str | None = None
     track_noise_scale: bool = False
+    noise_scale_per_layer: bool = only(False, track_noise_scale=(True,))
     monitor_layers: bool = False
     options: dict[str, Any] = only_default(dict, name=_FOREIGN)
 
@@ -296,7 +299,10 @@ def make_optimizer(
     links = []
     if config.track_noise_scale:
         assert global_batch_size is not None, "track_noise_scale needs the batch size"
-        links.append(track_noise_scale(global_batch_size))
+        per_layer = config.noise_scale_per_layer
+        links.append(
+            track_noise_scale(global_batch_size, per_layer=per_layer, known_roles=known_roles)
+        )
     # The clip of the step's whole gradient is a link, so that the guard sees the norm before it.
     if max_norm is not None and config.clip_stage == "accumulated":
         with errors.under("optimizer", max_norm="optimizer.max_grad_norm"):

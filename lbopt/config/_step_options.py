@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import jax.numpy as jnp
 
@@ -56,10 +56,14 @@ def step_options(
             clip=_clip_of(config.optimizer),
             reduction=reduction,
             shard_update=config.parallel.shard_update,
-            measure_noise=config.optimizer.track_noise_scale and trains,
+            measure_noise=_measures_noise(config.optimizer) if trains else False,
             # Layers of lbopt draw by the number of the example; others by the key alone.
             key_per_replica=is_place(config.model.name),
         )
+
+
+def _measures_noise(optimizer: OptimizerConfig) -> bool | Literal["layers"]:
+    return "layers" if optimizer.noise_scale_per_layer else optimizer.track_noise_scale
 
 
 def naming_step() -> contextlib.AbstractContextManager[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -45,7 +45,7 @@ def make_train_step(
     clip: GradientClip | None = StepOptions.clip,
     reduction: Reduction | Aggregator | None = StepOptions.reduction,
     shard_update: bool = StepOptions.shard_update,
-    measure_noise: bool = StepOptions.measure_noise,
+    measure_noise: bool | Literal["layers"] = StepOptions.measure_noise,
     key_per_replica: bool = StepOptions.key_per_replica,
     donate: bool = StepOptions.donate,
 ) -> Step:
@@ -79,7 +79,8 @@ def make_train_step(
         parameters ("jit" only). Place the first state with `step.place`; all states of one step
         have the same shapes.
       measure_noise: Whether to pass the squared gradient norms of the batch's slices (microsteps,
-        and replicas if they are mapped) to the optimizer, for `lbopt.track_noise_scale`. Without
+        and replicas if they are mapped) to the optimizer, for `lbopt.track_noise_scale`; "layers"
+        passes those of each leaf too, for its `per_layer`. Without
         microsteps the "jit" backend maps replicas for it.
       key_per_replica: Whether each mapped replica has its own random key, so that a loss which
         samples for the examples it sees does not sample the same on all replicas. False for losses

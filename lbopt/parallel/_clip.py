@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from lbopt import _scalars, types
+from lbopt import _scalars, tree, types
 from lbopt.errors import require_choice
 from lbopt.parallel._gradients import Gradients, MicrobatchFn, MicrobatchSquares
 from lbopt.transforms import clip_by_global_norm, global_norm
 
+PER_LAYER = "layers"
+"""The measurement of each leaf's noise, and not only of all together."""
 CLIP_STAGES = ("replica", "mean", "accumulated")
 
 
@@ -67,7 +70,7 @@ def clip_at(
 
 def treat_microbatch(
     clip: GradientClip | None,
-    measure_noise: bool,
+    measure_noise: bool | str,
     reduce: Callable[[Gradients], types.Params],
     axis_name: str | None,
 ) -> MicrobatchFn:
@@ -75,7 +78,8 @@ def treat_microbatch(
 
     Args:
       clip: Clip of the step; stage "accumulated" has no effect here.
-      measure_noise: Whether to measure the squared norm of each microbatch's gradient.
+      measure_noise: Whether to measure the squared norm of each microbatch's gradient; "layers" for
+        each leaf's too.
       reduce: Function from a replica's `Gradients` to the mean over replicas, for stage "mean".
       axis_name: Axis over which replicas are mapped; None if they are not mapped.
     """
@@ -95,22 +99,34 @@ def treat_microbatch(
             if gradients.weight is not None:
                 gradients = gradients._replace(weight=jax.lax.psum(gradients.weight, axis_name))
 
-        squares = _squares(gradients.grads, gradients.weight, copies) if measure_noise else None
+        squares = None
+        if measure_noise:
+            by_leaf = measure_noise == PER_LAYER
+            squares = _squares(gradients.grads, gradients.weight, copies, by_leaf)
         return gradients._replace(squares=squares)
 
     return treated
 
 
-def _squares(grads: types.Params, weight: jax.Array | None, copies: int) -> MicrobatchSquares:
+def _squares(
+    grads: types.Params, weight: jax.Array | None, copies: int, by_leaf: bool
+) -> MicrobatchSquares:
     """Return the share of one of `copies` equal replicas in the sums over microbatches."""
     square = jnp.square(global_norm(grads)).astype(jnp.float32)
+    leaves: Any = ()
+    if by_leaf:
+        leaves = jax.tree.map(lambda g: tree.square_norm(g).astype(jnp.float32), grads)
     share = jnp.ones(()) / copies
-    if weight is None:
-        return MicrobatchSquares(square / copies, share, share)
-    return MicrobatchSquares(weight * square / copies, weight / copies, share)
+    weight = jnp.ones(()) if weight is None else weight
+    return MicrobatchSquares(
+        weight * square / copies,
+        weight / copies,
+        share,
+        jax.tree.map(lambda square: weight * square / copies, leaves),
+    )
 
 
-def noise_arguments(squares: MicrobatchSquares | None) -> dict[str, jax.Array]:
+def noise_arguments(squares: MicrobatchSquares | None) -> dict[str, Any]:
     """Return measured norms as keyword arguments of an optimizer with `lbopt.track_noise_scale`.
 
     For n slices of the batch with unequal weights the squares are averaged by weight. Their mean is
@@ -118,7 +134,11 @@ def noise_arguments(squares: MicrobatchSquares | None) -> dict[str, jax.Array]:
     """
     if squares is None:
         return {}
-    return {
+    found = {
         "small_square_norm": squares.total / squares.weight,
         "num_small": squares.microbatches,
     }
+    if jax.tree.leaves(squares.leaves):
+        means = jax.tree.map(lambda total: total / squares.weight, squares.leaves)
+        found["small_square_norms"] = means
+    return found

@@ -23,11 +23,14 @@ class MicrobatchSquares(NamedTuple):
       weight: Sum of the weights, fp32 scalar; each weight is 1 if all microbatches have equal
         weight.
       microbatches: Number of microbatches, fp32 scalar.
+      leaves: The same sum as `total` for each leaf, a pytree like the parameters; () if they are
+        not measured.
     """
 
     total: jax.Array
     weight: jax.Array
     microbatches: jax.Array
+    leaves: types.PyTree = ()
 
 
 class Gradients(NamedTuple):

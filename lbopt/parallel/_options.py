@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from lbopt import _scalars
 from lbopt.aggregators import Aggregator
 from lbopt.errors import UserError, require, require_choice
-from lbopt.parallel._clip import GradientClip
+from lbopt.parallel._clip import PER_LAYER, GradientClip
 from lbopt.parallel._mesh import check_mesh
 from lbopt.parallel._reduction import Aggregate, ReduceScatter, Reduction, require_floating
 
@@ -33,7 +33,7 @@ class StepOptions:
     clip: GradientClip | None = None
     reduction: Reduction | None = None
     shard_update: bool = False
-    measure_noise: bool = False
+    measure_noise: bool | Literal["layers"] = False
     key_per_replica: bool = True
     donate: bool = True
 
@@ -55,7 +55,7 @@ class StepOptions:
     def mapped(self) -> bool:
         """Whether each replica differentiates its own slice of the batch, under either backend."""
         by_clip = self.clip is not None and self.clip.stage == "replica"
-        by_noise = self.measure_noise and self.num_microsteps == 1
+        by_noise = bool(self.measure_noise) and self.num_microsteps == 1
         return self.pmapped or self.reduction is not None or by_clip or by_noise
 
     @property
@@ -83,7 +83,7 @@ class StepOptions:
         require(
             not (self.measure_noise and one),
             "measure_noise",
-            True,
+            self.measure_noise,
             fix,
             code="conflict",
             also=["num_microsteps"],
@@ -98,6 +98,7 @@ class StepOptions:
         for field in ("shard_update", "measure_noise", "key_per_replica", "donate"):
             value = getattr(self, field)
             is_flag = isinstance(value, bool | np.bool_ | int) and value in (0, 1)
+            is_flag = is_flag or (field == "measure_noise" and value == PER_LAYER)
             require(is_flag, field, value, "give True or False", code="type")
         is_clip = self.clip is None or isinstance(self.clip, GradientClip)
         require(is_clip, "clip", self.clip, "give a lbopt.GradientClip, or None", code="type")

@@ -79,14 +79,25 @@ def collectives(program: HloProgram, num_devices: int) -> list[Collective]:
     return sorted(found, key=lambda one: -one.num_bytes)
 
 
-def bytes_between_slices(program: HloProgram) -> float:
+def bytes_between_slices(program: HloProgram, num_slices: int) -> float:
     """Return the bytes that a device sends to other slices in one call of a program.
 
-    The TPU compiler makes a sum over slices of sends through the hosts, each of a whole array.
+    The TPU compiler makes an exchange over slices of sends through the hosts, which name its kind
+    and carry a whole array. What of that array goes to other slices is that of ring algorithms.
     """
-    sends = [run for run in program.executed if run.instruction.op == "send"]
-    between = [run for run in sends if "megascale" in run.instruction.rest]
-    return sum(run.times * run.instruction.arrays[0].num_bytes for run in between)
+    others = num_slices - 1
+    shares = {
+        "ALL_REDUCE": 2 * others / num_slices,
+        "ALL_TO_ALL": others / num_slices,
+        "REDUCE_SCATTER": others / num_slices,
+        "ALL_GATHER": others,
+    }
+    total = 0.0
+    for run in program.executed:
+        kind = re.search(r'megascale_transfer_type="(\w+)"', run.instruction.rest)
+        if run.instruction.op == "send" and kind is not None:
+            total += run.times * shares[kind[1]] * run.instruction.arrays[0].num_bytes
+    return total
 
 
 def source_of(path: str) -> str:

@@ -15,11 +15,18 @@ from lbopt.transforms._clipping import ClipState
 from lbopt.transforms._lans import LansState
 from lbopt.transforms._learning_rate import LearningRateState
 from lbopt.transforms._module_scale import ModuleScaleState
-from lbopt.transforms._noise_scale import NoiseScaleState
+from lbopt.transforms._noise_scale import LayerNoiseState, NoiseScaleState
 from lbopt.transforms._skipping import SkipState
 from lbopt.transforms._trust_ratio import TrustRatioState
 
-PER_LAYER = ("trust_ratio", "weight_norm", "update_norm", "update_over_weight", "stalled")
+PER_LAYER = (
+    "noise_scale",
+    "trust_ratio",
+    "weight_norm",
+    "update_norm",
+    "update_over_weight",
+    "stalled",
+)
 """First parts of the names in `optimizer_metrics` that have one value per layer."""
 
 
@@ -171,7 +178,8 @@ def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
 
     Returns:
       Name -> scalar. The names, where the transform is in the chain, are `learning_rate`,
-      `gradient_norm` (global, before the clip), `noise_scale` (examples), `skipped/nonfinite`,
+      `gradient_norm` (global, before the clip), `noise_scale` (examples; with `per_layer` also
+      `noise_scale_of_norms` and `noise_scale/<path>`), `skipped/nonfinite`,
       `skipped/spikes`, `skipped/limit_reached`, `agvm_scale/<module>`, `agvm_phi/<module>`, and for
       each parameter path `trust_ratio/<path>`, `weight_norm/<path>`, `update_norm/<path>`,
       `update_over_weight/<path>` and `stalled/<path>`. Layers of a stack are numbered: `<path>[3]`.
@@ -229,6 +237,14 @@ def _noise(state: NoiseScaleState) -> list[MetricGroup]:
     return [{"noise_scale": state.noise_scale()}]
 
 
+def _noise_of_layers(state: LayerNoiseState) -> list[MetricGroup]:
+    found = {"noise_scale": state.whole.noise_scale()}
+    if isinstance(state.norms, NoiseScaleState):
+        found["noise_scale_of_norms"] = state.norms.noise_scale()
+    layers = {path: layer.noise_scale() for path, layer in state.layers.items()}
+    return [found | _per_layer("noise_scale", layers)]
+
+
 def _scales(state: ModuleScaleState) -> list[MetricGroup]:
     scales = {f"agvm_scale/{module}": value for module, value in state.scale.items()}
     return [scales | {f"agvm_phi/{module}": value for module, value in state.phi.items()}]
@@ -258,6 +274,7 @@ _GROUPS: dict[type, Callable[[Any], list[MetricGroup]]] = {
     TrustRatioState: _ratios,
     LayerNormsState: _norms,
     NoiseScaleState: _noise,
+    LayerNoiseState: _noise_of_layers,
     ModuleScaleState: _scales,
     # Its two ratios are visited in their order, which a dictionary of its fields would reverse.
     LansState: lambda state: [],

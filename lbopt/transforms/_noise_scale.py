@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import _scalars, tree, types
+from lbopt import _scalars, masks, tree, types
 from lbopt.errors import UserError
 from lbopt.transforms import _arguments
 
@@ -78,8 +79,25 @@ class NoiseScaleState(NamedTuple):
         return jnp.where(positive, self.trace / jnp.where(positive, self.square_norm, 1), jnp.inf)
 
 
+class LayerNoiseState(NamedTuple):
+    """Running means for all parameters, for the norms among them, and for each leaf.
+
+    Attributes:
+      whole: All parameters together.
+      norms: The gains and shifts of normalization layers together; () if there are none.
+      layers: Path of a leaf -> its means.
+    """
+
+    whole: NoiseScaleState
+    norms: Any
+    layers: dict[str, NoiseScaleState]
+
+
 def track_noise_scale(
-    global_batch_size: int, decay: float = 0.95
+    global_batch_size: int,
+    decay: float = 0.95,
+    per_layer: bool = False,
+    known_roles: types.PyTree = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Keep an estimate of the simple noise scale tr(Sigma) / |G|^2, in examples.
 
@@ -95,12 +113,18 @@ def track_noise_scale(
     Args:
       global_batch_size: Number of examples behind each gradient, >= 2.
       decay: Decay rate of both running means, in [0, 1).
+      per_layer: Whether to keep it for each leaf too, and for the gains and shifts of normalization
+        layers alone, which follow the noise scale of all and are few numbers (arXiv:2411.00999).
+      known_roles: Roles that names need not tell, for the normalization layers; see
+        `lbopt.masks.with_known_roles`.
 
     Returns:
       A transform whose `update` takes two more arguments by name: `small_square_norm`, the mean
       squared norm of the gradients of n equal slices of the batch, and `num_small`, n >= 2.
       `make_train_step` passes them with `measure_noise=True`. `optimizer_metrics` shows
-      `noise_scale`.
+      `noise_scale`. With `per_layer`, `update` takes `small_square_norms` too, the same for each
+      leaf, a pytree like the parameters (`measure_noise="layers"`), and there are
+      `noise_scale_of_norms` and `noise_scale/<path>`.
 
     Raises:
       UserError: For an argument that is out of range, or if `update` misses its arguments.
@@ -120,47 +144,97 @@ def track_noise_scale(
     _scalars.require_at_least("global_batch_size", global_batch_size, 2)
     _scalars.require_decay_rate("decay", decay)
 
-    def init_fn(params: types.Params) -> NoiseScaleState:
-        del params
-        return NoiseScaleState(
-            jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+    def init_fn(params: types.Params) -> Any:
+        if not per_layer:
+            return _blank()
+        norms = _blank() if any(_are_norms(params, known_roles)) else ()
+        return LayerNoiseState(
+            _blank(), norms, {name: _blank() for name in tree.leaf_names(params)}
         )
 
     def update_fn(
         updates: optax.Updates,
-        state: NoiseScaleState,
+        state: Any,
         params: types.Params | None = None,
         *,
         small_square_norm: jax.Array | None = None,
         num_small: float | jax.Array | None = None,
+        small_square_norms: types.PyTree = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, NoiseScaleState]:
+    ) -> tuple[optax.Updates, Any]:
         del params, extra_args
-        if small_square_norm is None or num_small is None:
-            fix = (
-                "track_noise_scale needs {norm} and {number}; pass both to update, or build the "
-                "step by make_train_step with measure_noise=True"
-            )
-            also = {"norm": "small_square_norm", "number": "num_small"}
-            field = "num_small" if num_small is None else "small_square_norm"
-            raise UserError(field, None, fix, code="missing", also=also)
-
+        needed = {"small_square_norm": small_square_norm, "num_small": num_small}
+        if per_layer:
+            needed["small_square_norms"] = small_square_norms
+        _require_given(needed)
         tree.check_inexact(updates, "updates")
-        _arguments.require_state(state, NoiseScaleState)
-        big = tree.total(map(tree.square_norm, jax.tree.leaves(updates)))
-        small = jnp.asarray(small_square_norm, big.dtype)
-        found = estimate_noise(small, big, num_small, global_batch_size)
-        estimate = NoiseEstimate(*(x.astype(jnp.float32) for x in found))
+        _arguments.require_state(state, LayerNoiseState if per_layer else NoiseScaleState)
+        squares = [tree.square_norm(leaf) for leaf in jax.tree.leaves(updates)]
 
-        # The first estimate replaces the zeros of `init`, which would bias the means.
-        keep = jnp.where(state.count == 0, 0.0, decay)
-        means = (
-            keep * old + (1 - keep) * new for old, new in zip(state[1:], estimate, strict=True)
-        )
-        after = NoiseScaleState(optax.safe_increment(state.count), *means)
+        def after(old: NoiseScaleState, big: jax.Array, small: Any) -> NoiseScaleState:
+            small = jnp.asarray(small, big.dtype)
+            found = estimate_noise(small, big, cast(Any, num_small), global_batch_size)
+            return _averaged(old, found, decay)
 
-        # A gradient that is not finite leaves the means as they are.
-        is_known = jnp.isfinite(estimate.square_norm) & jnp.isfinite(estimate.trace)
-        return updates, jax.tree.map(lambda new, old: jnp.where(is_known, new, old), after, state)
+        whole = state.whole if per_layer else state
+        whole = after(whole, tree.total(squares), small_square_norm)
+        if not per_layer:
+            return updates, whole
+
+        smalls = jax.tree.leaves(small_square_norms)
+        layers = {
+            name: after(state.layers[name], big, small)
+            for name, big, small in zip(tree.leaf_names(updates), squares, smalls, strict=True)
+        }
+        norms = state.norms
+        if isinstance(norms, NoiseScaleState):
+            chosen = _are_norms(updates, known_roles)
+            pairs = [
+                pair
+                for pair, is_norm in zip(zip(squares, smalls, strict=True), chosen, strict=True)
+                if is_norm
+            ]
+            bigs, few = zip(*pairs, strict=True)
+            norms = after(norms, tree.total(bigs), sum(few))
+        return updates, LayerNoiseState(whole, norms, layers)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _blank() -> NoiseScaleState:
+    return NoiseScaleState(
+        jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+    )
+
+
+def _are_norms(params: types.Params, known_roles: types.PyTree) -> list[bool]:
+    """Return, for each leaf, whether it is a gain or a shift of a normalization layer."""
+    roles = masks.explain_roles(params, known_roles)
+    return [found.role == "norm" for found in roles.values()]
+
+
+def _require_given(needed: Mapping[str, Any]) -> None:
+    """Raise `UserError` if an argument of `update` is missing."""
+    missing = [name for name, value in needed.items() if value is None]
+    if not missing:
+        return
+    how = "'layers'" if "small_square_norms" in needed else "True"
+    fix = (
+        f"track_noise_scale needs {' and '.join(f'{{{name}}}' for name in needed)}; pass them to "
+        f"update, or build the step by make_train_step with measure_noise={how}"
+    )
+    raise UserError(missing[-1], None, fix, code="missing", also={name: name for name in needed})
+
+
+def _averaged(state: NoiseScaleState, found: NoiseEstimate, decay: float) -> NoiseScaleState:
+    """Return the running means after one more estimate."""
+    estimate = NoiseEstimate(*(x.astype(jnp.float32) for x in found))
+
+    # The first estimate replaces the zeros of `init`, which would bias the means.
+    keep = jnp.where(state.count == 0, 0.0, decay)
+    means = (keep * old + (1 - keep) * new for old, new in zip(state[1:], estimate, strict=True))
+    after = NoiseScaleState(optax.safe_increment(state.count), *means)
+
+    # A gradient that is not finite leaves the means as they are.
+    is_known = jnp.isfinite(estimate.square_norm) & jnp.isfinite(estimate.trace)
+    return jax.tree.map(lambda new, old: jnp.where(is_known, new, old), after, state)

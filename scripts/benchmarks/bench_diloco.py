@@ -59,13 +59,14 @@ def _sent(aggregator: AggregatorConfig, local: DilocoConfig) -> tuple[float, flo
     promised = 0.0
     if step.aggregation is not None:
         promised = step.aggregation.wire_bytes(training.shapes().params).sent
-    return bytes_between_slices(program) / 1e6, promised / 1e6
+    return bytes_between_slices(program, SLICES) / 1e6, promised / 1e6
 
 
 def _config() -> TrainConfig:
     config = call_get_config(RECIPE)
     config.global_batch_size = BATCH
     config.model.size = "base"
+    config.model.scan_layers = True
     config.parallel = ParallelConfig()
     config.phase2 = None
     return config

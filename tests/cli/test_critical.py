@@ -161,8 +161,12 @@ def test_refusals(flag, field, workdirs):
 
 
 DIMS = 256
-"""Inputs of the planted regression, Gaussian and independent."""
+"""Inputs of the planted regressions, Gaussian and independent."""
 EXAMPLES = 512
+SLOPE = 0.2404
+"""Mean derivative of the logistic function at a Gaussian of standard deviation START."""
+START = 0.4
+"""Distance from the optimum of the logistic regression at which branches start."""
 
 
 def distance(size, rate, noise):
@@ -177,19 +181,47 @@ def distance(size, rate, noise):
     return found
 
 
-@pytest.mark.parametrize("sigma", [1.0, 3.0])
-def test_branches_recover_a_planted_noise_scale(sigma):
+def linear(random, x, sigma):
+    """Return (problem, rate unit, first kernel, squared relative distance of a kernel)."""
+    target = random.normal(size=DIMS)
+    target = (target / np.linalg.norm(target)).astype(np.float32)
+    y = x @ target + random.normal(scale=sigma, size=len(x)).astype(np.float32)
+    problem = lbopt.Problem({"x": x, "y": y[:, None]}, nn.Dense(1, use_bias=False))
+    start = np.zeros((DIMS, 1), np.float32)
+    return problem, 1.0, start, lambda kernel: np.sum((kernel[:, 0] - target) ** 2)
+
+
+def logistic(random, x, sigma):
+    """Return the same for labels that are drawn by a fair coin, whatever x is.
+
+    The optimum is 0, where the covariance of the gradient is that of x over 4. In units of the
+    slope, the gradient of the difference of the two logits' weights is that of a linear regression
+    with noise of variance 1 / 4 over the slope's square.
+    """
+    del sigma
+    label = random.integers(2, size=len(x)).astype(np.int32)
+    problem = lbopt.Problem({"x": x, "label": label}, nn.Dense(2, use_bias=False))
+    way = random.normal(size=DIMS)
+    half = (START / 2 * way / np.linalg.norm(way)).astype(np.float32)
+    start = np.stack([-half, half], 1)
+    return problem, 1 / SLOPE, start, lambda kernel: np.sum(np.diff(kernel) ** 2) / START**2
+
+
+@pytest.mark.parametrize(
+    ("make", "sigma"),
+    [(linear, 1.0), (linear, 3.0), (logistic, 0.5 / SLOPE / START)],
+    ids=["linear", "linear, noisy", "logistic"],
+)
+def test_branches_recover_a_planted_noise_scale(make, sigma):
     """Over the same examples, how much the batch matters depends on the noise scale alone."""
     planted = DIMS + 1 + DIMS * sigma**2
     random = np.random.default_rng(0)
     x = random.normal(size=(2**15, DIMS)).astype(np.float32)
-    target = random.normal(size=DIMS)
-    target = (target / np.linalg.norm(target)).astype(np.float32)
-    y = x @ target + random.normal(scale=sigma, size=len(x)).astype(np.float32)
+    problem, unit, start, far = make(random, x, sigma)
 
-    problem = lbopt.Problem({"x": x, "y": y[:, None]}, nn.Dense(1, use_bias=False))
     rate = 0.5 / (1 + planted / 32)  # the best at batch 32
-    schedule = ScheduleConfig(rate, scaling_rule="sqrt", decay="constant", warmup_rule="none")
+    schedule = ScheduleConfig(rate * unit, scaling_rule="sqrt", decay="constant")
+    schedule.warmup_rule = "none"
     schedule.base_batch_size = 32
     plain = OptimizerConfig("momentum", momentum=0.0)
     config = train_config(problem, plain, schedule, global_batch_size=32)
@@ -202,18 +234,18 @@ def test_branches_recover_a_planted_noise_scale(sigma):
         found = []
         for repeat in range(repeats):
             here = jax.tree.map(jnp.copy, state)
-            here = here.replace(params=jax.tree.map(jnp.zeros_like, here.params))
+            here = here.replace(params=jax.tree.map(lambda _: jnp.array(start), here.params))
             batches = branch.batches.moved(repeat * EXAMPLES, branch.num_steps)
             for step in range(branch.num_steps):
                 here, _ = branch.train_step(here, put_batch(branch.mesh, batches[step]))
             (weights,) = jax.tree.leaves(here.params)
-            found.append(np.sum((np.asarray(weights, np.float64)[:, 0] - target) ** 2))
+            found.append(far(np.asarray(weights, np.float64)))
         return np.mean(found)
 
     for size in (128, 512):
         further = ends(size) - ends(32)
         low = 1.0
-        high = 1e5
+        high = 1e6
         while high / low > 1.001:
             middle = math.sqrt(low * high)
             gap = distance(size, rate * math.sqrt(size / 32), middle) - distance(32, rate, middle)

@@ -160,8 +160,9 @@ def test_batch_norm_over_groups_of_replicas_runs_with_a_clip_per_replica(problem
 )
 def test_noise_is_measured_from_the_parts(backend, microsteps, parts, start):
     loss_fn, create, batch = start
-    tx = optax.chain(lbopt.track_noise_scale(32), optax.sgd(1.0))
+    tx = optax.chain(lbopt.track_noise_scale(32, per_layer=True), optax.sgd(1.0))
     state = create(tx)
+    ends = np.cumsum([leaf.size for leaf in jax.tree.leaves(state.params)])
 
     mapped = backend == "pmap" or microsteps == 1
     examples = [part for row in parts_of(32, REPLICAS if mapped else 1, microsteps) for part in row]
@@ -176,13 +177,21 @@ def test_noise_is_measured_from_the_parts(backend, microsteps, parts, start):
         lbopt.make_mesh(REPLICAS),
         backend,
         num_microsteps=microsteps,
-        measure_noise=True,
+        measure_noise="layers",
     )
     state, metrics = jax.block_until_ready(step(state, batch))
 
-    noise = state.opt_state[0]
+    noise = state.opt_state[0].whole
     assert np.isclose(noise.square_norm, (parts * big - mean_square) / (parts - 1), rtol=1e-4)
     assert np.isclose(noise.trace, (mean_square - big) * 32 / (parts - 1), rtol=1e-4)
+
+    by_leaf = [np.split(g, ends[:-1]) for g in small]
+    for number, found in enumerate(state.opt_state[0].layers.values()):
+        rows = [g[number] for g in by_leaf]
+        own_square = np.mean([g @ g for g in rows])
+        own_big = np.mean(rows, 0) @ np.mean(rows, 0)
+        wanted = (own_square - own_big) * 32 / (parts - 1)
+        np.testing.assert_allclose(found.trace, wanted, rtol=1e-3, atol=1e-7)
     assert set(metrics) == {"loss", "accuracy"}
 
 

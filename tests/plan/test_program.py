@@ -336,7 +336,7 @@ def test_an_exchange_of_local_steps_counts_as_often_as_it_comes(fragments, last_
     state = with_shardings(bare, step.state_sharding(bare))
     compiled = step.lower(state, {"x": shape(64, 256)}).compile()
     program = HloProgram(compiled.as_text(), step.exchanges)
-    sent = bytes_between_slices(program)
+    sent = bytes_between_slices(program, 2)
 
     # Beside the parameters a device sends the number of workers that take part, one word padded.
     word = 128 * 4 / 8 * fragments

@@ -61,6 +61,52 @@ def test_running_means_find_the_noise_scale():
     assert lbopt.optimizer_metrics(state) == {"noise_scale": state.noise_scale()}
 
 
+def test_every_leaf_has_the_noise_scale_that_was_planted_in_it():
+    """Three leaves with their own signal and noise; the norm's alone is that of its own leaves."""
+    rng = np.random.default_rng(3)
+    size = 4096
+    num_small = 8
+    planted = {
+        "dense/kernel": (1.0, 3.0, 40),
+        "norm/bias": (2.0, 1.0, 5),
+        "norm/scale": (0.5, 2.0, 5),
+    }
+    params = {
+        "dense": {"kernel": jnp.zeros((8, 5))},
+        "norm": {n: jnp.zeros(5) for n in ("bias", "scale")},
+    }
+    tx = lbopt.track_noise_scale(size, decay=0.99, per_layer=True)
+    state = tx.init(params)
+    update = jax.jit(
+        lambda g, state, small, smalls: tx.update(
+            g, state, small_square_norm=small, small_square_norms=smalls, num_small=num_small
+        )[1]
+    )
+    for _ in range(400):
+        draws = {
+            name: signal / n**0.5
+            + noise * rng.normal(size=(num_small, n)) / (size / num_small) ** 0.5
+            for name, (signal, noise, n) in planted.items()
+        }
+        smalls = {name: np.float32(np.mean(np.sum(g**2, 1))) for name, g in draws.items()}
+        shaped = lambda found: {  # noqa: E731
+            "dense": {"kernel": found["dense/kernel"]},
+            "norm": {"bias": found["norm/bias"], "scale": found["norm/scale"]},
+        }
+        means = {name: np.float32(g.mean(0)) for name, g in draws.items()}
+        means["dense/kernel"] = means["dense/kernel"].reshape(8, 5)
+        state = update(shaped(means), state, np.float32(sum(smalls.values())), shaped(smalls))
+
+    found = lbopt.optimizer_metrics(state)
+    signals = {name: signal**2 for name, (signal, _, _) in planted.items()}
+    traces = {name: n * noise**2 for name, (_, noise, n) in planted.items()}
+    norms = ["norm/bias", "norm/scale"]
+    expected = {f"noise_scale/{name}": traces[name] / signals[name] for name in planted}
+    expected["noise_scale"] = sum(traces.values()) / sum(signals.values())
+    expected["noise_scale_of_norms"] = sum(map(traces.get, norms)) / sum(map(signals.get, norms))
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(expected, rel=0.2)
+
+
 PARAMS = {"w": jnp.arange(1.0, 4.0)}
 WRAPPED = {
     "chain": lambda tx: optax.chain(tx, lbopt.lamb(0.1, variant="optax")),
