@@ -23,7 +23,14 @@ from lbopt.metrics import means
 from lbopt.parallel import TrainState, put_batch
 from lbopt.recipes import build_branch, build_run, scale_recipe
 from lbopt.train import Checkpoints, Run, restore_chosen, say
-from lbopt.workdir import absolute_workdir, local_workdir, read_config, read_json_lines, write_text
+from lbopt.workdir import (
+    CRITICAL_FILE,
+    absolute_workdir,
+    local_workdir,
+    read_config,
+    read_json_lines,
+    write_text,
+)
 
 FLAGS = {
     "workdir": "a folder of lbopt train, with the checkpoint to branch from",
@@ -33,8 +40,6 @@ FLAGS = {
     "rule": "scaling rule of the branches (default: that of the run)",
     "tolerance": "loss by which a branch may be above that of the run's own batch (default 0.01)",
 }
-FILE = "critical.jsonl"
-"""File of a workdir with a line for each measurement."""
 _FACTORS = "1,2,4,8,16"
 _STEPS = 32
 _WINDOW = 0.25
@@ -172,9 +177,10 @@ def run(argv: Sequence[str]) -> None:
             _whole(given, "examples"),
             tolerance,
         )
-        before = [dict(line) for line in read_json_lines(workdir / FILE, lambda line: None)]
+        file = workdir / CRITICAL_FILE
+        before = [dict(line) for line in read_json_lines(file, lambda line: None)]
         lines = [*before, dataclasses.asdict(found)]
-        write_text(workdir / FILE, "".join(json.dumps(line) + "\n" for line in lines))
+        write_text(file, "".join(json.dumps(line) + "\n" for line in lines))
     show(*found.lines())
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from lbopt._shown import shell_line
 from lbopt.errors import UserError
 from lbopt.report import _colours, _page
+from lbopt.report._branches import critical_section
 from lbopt.report._curves import draw, points_of
 from lbopt.report._run_words import batch_words, csv_of, scores, settings, spent
 from lbopt.workdir import PROFILE_FOLDER, broken_losses, checkpoint_root, read_json_lines
@@ -76,6 +77,7 @@ def write_training_report(workdir: pathlib.Path, saved: dict[str, Any]) -> pathl
     top, measured = _measured(workdir, lines, look)
     sections = [
         _time(workdir, lines, saved, look),
+        *critical_section(workdir, lines),
         _page.Section("Settings", definitions=settings(config)),
         *measured,
         *_profile(workdir),

@@ -12,6 +12,7 @@ from ._bucket import (
 )
 from ._data_files import place_of_data as place_of_data
 from ._folder import (
+    CRITICAL_FILE as CRITICAL_FILE,
     PROFILE_FOLDER as PROFILE_FOLDER,
     CompareConfigs as CompareConfigs,
     absolute_workdir as absolute_workdir,

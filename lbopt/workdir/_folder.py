@@ -23,6 +23,8 @@ from lbopt.workdir._lock import Shard, starting_lock
 
 PROFILE_FOLDER = "profile"
 """Folder of a workdir for the trace of `lbopt train --profile`."""
+CRITICAL_FILE = "critical.jsonl"
+"""File of a workdir with a line for each measurement of `lbopt critical`."""
 KINDS = {"train": "training run", "sweep": "sweep"}
 _LEFTOVER = re.compile(r"\..+\.(json|jsonl|txt|csv|html|png)\.\d+|\.seen-by-all-[0-9a-f]{32}")
 """Names of unfinished files of `write_bytes`, and of the files of `check_shared_workdir`."""

@@ -127,6 +127,11 @@ def test_the_command_prints_and_keeps_the_measurement(workdirs, capsys):
     # The run goes on as if nothing had been.
     assert (workdirs[""] / "metrics.jsonl").read_text().count("\n") == 32
 
+    assert main(["report", f"--workdir={workdirs['']}"]) == 0
+    page = (workdirs[""] / "report.html").read_text()
+    assert "at least 64" in page
+    assert "optimizer.track_noise_scale logs it" in page
+
 
 @pytest.mark.parametrize(
     ("losses", "critical", "beyond"),

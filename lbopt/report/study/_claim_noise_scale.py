@@ -6,14 +6,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from lbopt.report._agreement import WITHIN, disagrees
 from lbopt.report.study._arm_limit import small_batches, unknown_limits
 from lbopt.report.study._limit import CannotTell, Limit
 from lbopt.report.study._statistics import RankTest, rank_test
 from lbopt.report.study._study import ArmResults, Noise, Study
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
 
-WITHIN = 4.0
-"""A prediction is good within this factor; batch sizes are factors of 2 or 4 apart."""
 _AGREES = 0.5
 _CHANCE = 0.1
 _FEWEST = 3
@@ -57,8 +56,7 @@ class Prediction:
     @property
     def missed(self) -> bool:
         """Whether the prediction is off by more than `WITHIN` for every size between the bounds."""
-        near = self.least / WITHIN <= self.noise_scale <= WITHIN * self.most
-        return math.isfinite(self.noise_scale) and not near
+        return disagrees(self.noise_scale, self.least, self.most)
 
     @property
     def judged(self) -> bool:
