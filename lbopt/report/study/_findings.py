@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from lbopt.report._agreement import WITHIN
 from lbopt.report.study._arm_limit import (
     interval_text,
     of_seeds,
@@ -22,6 +23,8 @@ from lbopt.report.study._claim_noise_scale import (
 )
 from lbopt.report.study._claim_precision import aps_keeps_accuracy
 from lbopt.report.study._claim_warmup import constant_warmup_steps
+from lbopt.report.study._critical_batch import OVERHEAD
+from lbopt.report.study._critical_measures import disagreements, interval_words
 from lbopt.report.study._finding_search import search_findings
 from lbopt.report.study._limit import CannotTell, Limit
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric
@@ -259,7 +262,10 @@ def _steps_at_largest(study: Study) -> str:
 
 _COST = """{{ arm.name | name }} at least {{ "{:,.0f}".format(fit.min_steps) }} steps and
     {{ "{:,.0f}".format(fit.min_examples) }} examples, so a critical batch of
-    {{ "{:,.0f}".format(fit.critical_batch_size) }}"""
+    {{ "{:,.0f}".format(fit.critical_batch_size) }}
+    {%- if interval %} (95 % interval {{ interval }}){% endif %}"""
+_OVERHEAD = """batch {{ "{:,.0f}".format(fit.overhead_batch_size) }}
+    {%- if interval %} (95 % interval {{ interval }}){% endif %} for {{ arm.name | name }}"""
 
 
 def _target(study: Study) -> list[str]:
@@ -269,7 +275,8 @@ def _target(study: Study) -> list[str]:
 
     scaled = [(arm, arm.scaling) for arm in study.measured if arm.scaling]
     fitted = [arm for arm in study.measured if arm.critical_batch]
-    costs = [say(_COST, arm=arm, fit=arm.critical_batch) for arm in fitted]
+    costs = [_of_fit(_COST, arm, "critical_batch_size") for arm in fitted]
+    overheads = [_of_fit(_OVERHEAD, arm, "overhead_batch_size") for arm in fitted]
     missed = [
         f"{quoted(arm.name)} at {', '.join(map(str, sizes))}"
         for arm in study.measured
@@ -291,9 +298,26 @@ def _target(study: Study) -> list[str]:
             ],
         ),
         ("To the target need, by the fit of steps against batch", costs),
+        (
+            f"By that fit {100 * OVERHEAD:g} % more examples than at the smallest batch are needed "
+            "at",
+            overheads,
+        ),
+        (
+            f"Critical batch and noise scale disagree by more than a factor of {WITHIN:g}",
+            disagreements(study),
+        ),
         ("The median run did not reach the target", missed),
     ]
     return [f"{what}: {'; '.join(texts)}." for what, texts in found if texts]
+
+
+def _of_fit(template: str, arm: ArmResults, name: str) -> str:
+    """Return a clause on the fit of an arm, with the interval of one of its batch sizes."""
+    fit = arm.critical_batch
+    assert fit is not None
+    interval = interval_words(getattr(fit.intervals, name)) if fit.intervals else ""
+    return say(template, arm=arm, fit=fit, interval=interval)
 
 
 def missed_sizes(arm: ArmResults) -> list[int]:

@@ -14,8 +14,9 @@ from lbopt import _typed_json
 from lbopt.config import SearchConfig, SweepConfig
 from lbopt.report._colours import optimizer_look
 from lbopt.report.study._arm_limit import from_smallest, with_limit
+from lbopt.report.study._critical_batch import CriticalBatch, measure_critical_batch
 from lbopt.report.study._metric import ACCURACY, Metric, mean, metric_named, trivial_loss
-from lbopt.report.study._statistics import CriticalBatch, advantage, can_be, fit_critical_batch
+from lbopt.report.study._statistics import advantage, can_be
 from lbopt.report.study._steps_to_target import CellSteps, Scaling, measure_scaling
 from lbopt.report.study._study import (
     ArmResults,
@@ -33,6 +34,7 @@ from lbopt.report.study._study import (
     WaterfallStep,
     factors_of,
 )
+from lbopt.report.study._three_term_law import LawEstimate, NoLaw, fit_three_term_law
 from lbopt.sweep import (
     ExampleScores,
     FinishedTrial,
@@ -101,10 +103,13 @@ def _study(config: SweepConfig, metric: Metric, runs: Sequence[ScoredRun]) -> St
 
 
 def _judged(study: Study, arm: ArmResults) -> ArmResults:
-    """Return an arm with its limit, failure, scaling and critical batch."""
-    scaling = _scaling(study, arm)
-    critical = _critical_batch(arm.cells)
-    return dataclasses.replace(with_limit(study, arm), scaling=scaling, critical_batch=critical)
+    """Return an arm with its limit, failure, scaling, critical batch and three-term law."""
+    return dataclasses.replace(
+        with_limit(study, arm),
+        scaling=_scaling(study, arm),
+        critical_batch=_critical_batch(study, arm),
+        law=_law(study, arm),
+    )
 
 
 def _scaling(study: Study, arm: ArmResults) -> Scaling | None:
@@ -112,25 +117,61 @@ def _scaling(study: Study, arm: ArmResults) -> Scaling | None:
     cells = from_smallest(study, arm)
     if not study.has_target or not cells:
         return None
+    return measure_scaling(_cell_steps(cells), seed=(1, arm.place))
+
+
+def _critical_batch(study: Study, arm: ArmResults) -> CriticalBatch | None:
+    """Return the fit of the steps to the target, over the batch sizes that reached it."""
+    if not study.has_target or not arm.cells:
+        return None
+    return measure_critical_batch(_cell_steps(arm.cells), seed=(2, arm.place))
+
+
+def _cell_steps(cells: Iterable[CellResults]) -> list[CellSteps]:
     steps = [
         [math.inf if run.steps_to_target is None else run.steps_to_target for run in cell.final]
         for cell in cells
     ]
-    measured = [
+    return [
         CellSteps(cell.global_batch_size, np.array(each, float), round(cell.first.steps))
         for cell, each in zip(cells, steps, strict=True)
     ]
-    return measure_scaling(measured, seed=(1, arm.place))
 
 
-def _critical_batch(cells: Iterable[CellResults]) -> CriticalBatch | None:
-    """Return the fit of the median steps to the target, over the batch sizes that reached it."""
-    reached = [
-        (cell.global_batch_size, cell.target.steps_median)
-        for cell in cells
-        if cell.target and cell.target.steps_median
-    ]
-    return fit_critical_batch(*zip(*reached, strict=True)) if reached else None
+def _law(study: Study, arm: ArmResults) -> LawEstimate | None:
+    """Return the three-term law of the final losses on validation; None without a result."""
+    if not arm.cells:
+        return None
+    if study.has_target and study.config.train.stop_at_target:
+        return NoLaw("stops_at_target")
+    if arm.train.batch_schedule is not None or arm.train.phase2 is not None:
+        return NoLaw("batch_grows")
+    points = [point for cell in arm.cells for point in _final_losses(cell)]
+    return fit_three_term_law(*zip(*points, strict=True)) if points else NoLaw("few_losses")
+
+
+def _final_losses(cell: CellResults) -> list[tuple[float, float, float]]:
+    """Return (batch size, steps, mean validation loss) of a cell at each length of its runs.
+
+    The full length has the final runs. A shorter one has the best candidate of the search, since
+    each of its runs has the whole schedule.
+    """
+    losses: dict[float, list[float]] = {}
+    full = cell.means.validation_loss
+    if full is not None:
+        losses[cell.first.steps] = [full]
+
+    shorter: dict[tuple, list[FinishedTrial]] = {}
+    for run in cell.search:
+        if run.fidelity < 1:
+            shorter.setdefault((run.steps, factors_of(run)), []).append(run)
+    for (steps, _), runs in shorter.items():
+        found = mean(None if run.diverged else run.validation_loss for run in runs)
+        if found is not None and steps < cell.first.steps:
+            losses.setdefault(steps, []).append(found)
+
+    best = [(steps, min(each)) for steps, each in losses.items()]
+    return [(cell.global_batch_size, steps, loss) for steps, loss in best if loss > 0]
 
 
 # ---- cells

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import stats
 
 from lbopt.report.study._metric import Metric
 
 _FAMILY_WISE = 0.05
 _RESAMPLES = 2000
 _ORDERS = 10_000
-_FAR = 1000.0
 _ROUNDING = 1e-9
 
 
@@ -262,79 +261,6 @@ def log_slope(groups: Sequence[tuple[float, Sequence[float]]], index: int = 0) -
     low = slope - half
     high = slope + half
     return Slope(round(slope, 9), round(low, 9), round(high, 9), "batch sizes")
-
-
-# ---- the critical batch
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CriticalBatch:
-    """S = min_steps (1 + critical_batch_size / B), for S steps to the target at batch B.
-
-    Attributes:
-      min_steps: Steps that no batch, however large, gets below.
-      min_examples: Examples that no batch, however small, gets below; min_steps *
-        critical_batch_size.
-      critical_batch_size: Batch size that needs twice `min_steps` and twice `min_examples`.
-      r2: R^2 of log S.
-    """
-
-    min_steps: float
-    min_examples: float
-    critical_batch_size: float
-    r2: float
-
-
-def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> CriticalBatch | None:
-    """Fit steps to a target against the batch size.
-
-        (S / S_min - 1) (E / E_min - 1) = 1,  E = B S,  so  S = S_min (1 + B_crit / B),  B_crit =
-        E_min / S_min,
-
-    by least squares on log S, so that every batch has the same weight.
-
-    Args:
-      batch_sizes: B, in examples; several runs at one batch are several points.
-      steps: S, positive, for runs that reached the target.
-
-    Returns:
-      The fit; None for fewer than 3 batch sizes, or if B_crit is beyond all of them by a factor of
-      1000: perfect scaling throughout, or none at all.
-
-    >>> fit = fit_critical_batch([10, 100, 1000], [1100, 200, 110])
-    >>> round(fit.min_steps), round(fit.critical_batch_size), round(fit.r2, 6)
-    (100, 100, 1.0)
-
-    References:
-      McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162v1,
-      equations 2.11 and 2.12; restated by Kaplan et al., Scaling Laws for Neural Language Models,
-      arXiv 2001.08361v1, equations 5.1 and 5.2.
-    """
-    sizes = np.asarray(batch_sizes, float)
-    log_steps = np.log(np.asarray(steps, float))
-    if len(set(sizes)) < 3 or np.ptp(log_steps) == 0:
-        return None
-
-    def left(log_critical: float) -> np.ndarray:
-        """Return log S without the excess over S_min: their mean is the best log S_min."""
-        return log_steps - np.log1p(np.exp(log_critical) / sizes)
-
-    # The search starts at the best point of a grid, as the error is flat far from all batch sizes.
-    grid = np.linspace(np.log(sizes.min() / _FAR), np.log(sizes.max() * _FAR), 201)
-    best = int(np.argmin([np.var(left(one)) for one in grid]))
-    if best in (0, len(grid) - 1):
-        return None
-    found = optimize.minimize_scalar(
-        lambda one: np.var(left(one)),
-        bounds=(grid[best - 1], grid[best + 1]),
-        method="bounded",
-        options={"xatol": 1e-12},
-    )
-
-    critical = float(np.exp(found.x))
-    least = float(np.exp(np.mean(left(found.x))))
-    r2 = float(1 - np.var(left(found.x)) / np.var(log_steps))
-    return CriticalBatch(least, least * critical, critical, r2)
 
 
 def pooled_slope(pairs: Sequence[tuple[float, float]]) -> float | None:

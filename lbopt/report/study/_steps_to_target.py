@@ -132,7 +132,7 @@ def measure_scaling(
     """
     require(cells, "cells", cells, "give the steps at one batch size at least", code="missing")
     generator = np.random.Generator(np.random.Philox(seed))
-    resampled = [_resample_median(cell.steps, generator, num_resamples) for cell in cells]
+    resampled = [resample_medians(cell.steps, generator, num_resamples) for cell in cells]
 
     ends = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
     points = tuple(
@@ -162,9 +162,10 @@ def measure_scaling(
     return Scaling(points, savings, perfect_until)
 
 
-def _resample_median(
+def resample_medians(
     steps: np.ndarray, generator: np.random.Generator, num_resamples: int
 ) -> np.ndarray:
+    """Return the medians [num_resamples] of resampled seeds; infinite where one was missed."""
     drawn = generator.integers(len(steps), size=(num_resamples, len(steps)))
     return np.median(np.asarray(steps)[drawn], axis=1)
 

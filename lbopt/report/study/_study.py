@@ -7,10 +7,11 @@ import math
 from collections.abc import Sequence
 
 from lbopt.config import Arm, SearchConfig, SweepConfig, TrainConfig
+from lbopt.report.study._critical_batch import CriticalBatch
 from lbopt.report.study._limit import LimitEstimate
 from lbopt.report.study._metric import Metric, Spread
-from lbopt.report.study._statistics import CriticalBatch
 from lbopt.report.study._steps_to_target import Scaling
+from lbopt.report.study._three_term_law import LawEstimate
 from lbopt.sweep import ExampleScores, FinishedTrial
 from lbopt.sweep.search import Factors
 
@@ -258,6 +259,8 @@ class ArmResults:
       failure: Failure at the first batch size past the limit; None without a result there.
       scaling: Steps to the target as a function of the batch size; None for a study without one.
       critical_batch: Fit of the median steps to the target; None where there is none.
+      law: Fit of the final losses over batch size and steps, or the reason why there is none; None
+        without a result.
       twins: Number of earlier arms whose optimizer has the same colour.
     """
 
@@ -271,6 +274,7 @@ class ArmResults:
     failure: Failure | None = None
     scaling: Scaling | None = None
     critical_batch: CriticalBatch | None = None
+    law: LawEstimate | None = None
     twins: int = 0
 
     @property

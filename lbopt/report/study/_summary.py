@@ -7,10 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from lbopt.report.study._critical_batch import CriticalBatch
 from lbopt.report.study._limit import CannotTell, Limit, LimitEstimate
 from lbopt.report.study._metric import Metric
 from lbopt.report.study._steps_to_target import Scaling
 from lbopt.report.study._study import ArmResults, Candidate, CellResults, Noise, Study
+from lbopt.report.study._three_term_law import LawEstimate, NoLaw
 from lbopt.report.study._words import Claim
 
 
@@ -42,7 +44,8 @@ def _arm(arm: ArmResults, metric: Metric) -> dict[str, Any]:
         "limit_over_examples": arm.limit_over_examples,
         "failure": _record(arm.failure),
         "scaling": arm.scaling and _scaling(arm.scaling),
-        "critical_batch": _record(arm.critical_batch),
+        "critical_batch": arm.critical_batch and _critical_batch(arm.critical_batch),
+        "three_term_law": arm.law and _law(arm.law),
         "points": [_point(cell, metric) for cell in arm.cells],
     }
 
@@ -66,6 +69,22 @@ def _scaling(scaling: Scaling) -> dict[str, Any]:
         for found in (scaling.points, scaling.savings)
     )
     return {"points": points, "savings": savings, "perfect_until": _limit(scaling.perfect_until)}
+
+
+def _critical_batch(critical: CriticalBatch) -> dict[str, Any]:
+    """Return the fit and its intervals, pairs whose upper end is null if it is infinite."""
+    found = dataclasses.asdict(critical)
+    if critical.intervals is not None:
+        ends = dataclasses.asdict(critical.intervals)
+        found["intervals"] = {name: [_finite(end) for end in pair] for name, pair in ends.items()}
+    return found
+
+
+def _law(law: LawEstimate) -> dict[str, Any]:
+    """Return the law's outcome and its numbers, or the reason why there are none."""
+    if isinstance(law, NoLaw):
+        return {"outcome": "cannot_tell", "reason": law.reason}
+    return {"outcome": "law", **dataclasses.asdict(law)}
 
 
 def _point(cell: CellResults, metric: Metric) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from lbopt.config import SweepConfig
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.report import _page
 from lbopt.report.study import (
+    _critical_measures,
     _figure_diffusion,
     _figure_gradient,
     _figure_precision,
@@ -162,6 +163,7 @@ def _measured_sections(
         _page.Section("Claims of papers", [_NAMES], items=sentences) if claims else None,
         first if first.paragraphs or first.rows else None,
         *rest,
+        _critical_measures.critical(study),
         _figure_scores.limits(study, workdir),
         _figure_scores.training(study, workdir),
         _figure_gradient.noise(study, workdir),

@@ -262,9 +262,23 @@ def test_targets_are_said_reached_or_not():
     )
     assert (
         "To the target need, by the fit of steps against batch: a at least 30 steps and 3,000 "
-        "examples, so a critical batch of 100." in text
+        "examples, so a critical batch of 100 (95 % interval 100 to 100)." in text
+    )
+    assert (
+        "By that fit 20 % more examples than at the smallest batch are needed at: batch 39 "
+        "(95 % interval 39 to 39) for a." in text
     )
     assert "The median run did not reach the target: b at 256." in text
+
+
+@pytest.mark.parametrize(
+    ("scale", "said"), [(26.0, ""), (24.0, "100 and 24 for a"), (401.0, "100 and 401 for a")]
+)
+def test_a_noise_scale_beyond_a_factor_of_four_disagrees_with_the_critical_batch(scale, said):
+    steps = tuple(30 * (1 + 100 / size) for size in synthetic.SIZES)
+    text = found({"a": Truth(FLAT, steps_to_target=steps, noise_scale=(scale,) * 3)})
+    opening = "Critical batch and noise scale disagree by more than a factor of 4"
+    assert f"{opening}: {said}." in text if said else opening not in text
 
 
 def test_a_study_without_a_target_says_nothing_of_one():

@@ -14,7 +14,7 @@ from synthetic import Truth, legw, summarize
 
 from lbopt.config import config_to_json
 from lbopt.report import _page
-from lbopt.report.study import _top, read_study, write_study_report
+from lbopt.report.study import _critical_measures, _top, read_study, write_study_report
 from lbopt.report.study._figure_scores import FIGURE
 from lbopt.report.study._tables import results_table, terminal_table, trials_table
 from lbopt.report.study._write import TRIALS
@@ -128,6 +128,7 @@ def test_what_was_not_measured_has_no_section(plain):
     assert {file.name for file in workdir.glob("*.png")} == ALWAYS
     for heading in (
         "Steps to the target",
+        "Critical batch",
         "Ablation",
         "Diffusion",
         "Trust ratios",
@@ -158,6 +159,7 @@ def test_what_was_measured_has_one(everything):
     headings = [
         "Ablation",
         "Steps to the target",
+        "Critical batch",
         "Diffusion",
         "Trust ratios",
         "Learning rate and warmup",
@@ -289,6 +291,16 @@ def test_the_table_of_results_has_what_was_measured(everything, plain):
     assert (diverged["train %"], diverged["train loss"]) == ("", "")
 
     assert "noise scale" not in results_table(plain[2])[0]
+
+
+def test_the_measures_of_the_critical_batch_stand_side_by_side(everything):
+    _, _, study = everything
+    section = _critical_measures.critical(study)
+    rows = {row[0]: row[1:] for row in section.rows}
+    assert rows["lamb"] == ["203", "203 to 203", "60", "60 to 60", "90", "2.25"]
+    assert rows["momentum"] == ["not told", "", "", "", "90", ""]
+    assert rows["adam"] == ["not told", "", "", "", "", ""]
+    assert "agree within a factor of 4" in section.paragraphs[1]
 
 
 def test_no_score_is_shown_of_outputs_that_are_not_numbers():
