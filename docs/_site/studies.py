@@ -308,7 +308,10 @@ def _page_link(name):
 
 
 def steps_table(name):
-    """Return the table of arm x batch size: median steps to the target, and the critical batch."""
+    """Return the table of arm x batch size: median steps to the target, and the critical batch.
+
+    The critical batch has its 95 % interval if the summary has one.
+    """
     found = study(name)
     sizes = [one["global_batch_size"] for one in found["arms"][0]["points"]]
     rows = []
@@ -317,10 +320,19 @@ def steps_table(name):
             "not reached" if one["steps"] is None else f"{one['steps']:g}"
             for one in arm_["scaling"]["points"]
         ]
-        critical = arm_["critical_batch"]
-        fitted = "-" if critical is None else f"{critical['critical_batch_size']:.0f}"
-        rows.append((arm_["arm"], *steps, fitted))
+        rows.append((arm_["arm"], *steps, _critical_text(arm_["critical_batch"])))
     return table(("median steps", *(f"{size:,}" for size in sizes), "critical batch"), rows)
+
+
+def _critical_text(fit):
+    if fit is None:
+        return "-"
+    text = f"{fit['critical_batch_size']:,.0f}"
+    if not fit.get("intervals"):
+        return text
+    low, high = fit["intervals"]["critical_batch_size"]
+    end = "infinity" if high is None else f"{high:,.0f}"
+    return _unbroken(f"{text} ({low:,.0f} to {end})")
 
 
 def diffusion_table(name):

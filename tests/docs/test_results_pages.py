@@ -4,6 +4,7 @@ Numbers of these pages are made from the committed files when the site is built.
 a page says in words.
 """
 
+import copy
 import functools
 import json
 import pathlib
@@ -138,6 +139,17 @@ def test_the_five_optimizers_at_the_full_batch():
     assert lamb["learning_rate_factor"] == 1
     assert {one["learning_rate_factor"] for one in points.values()} == {0.25}
     assert studies.limits_within("digits_limit", "digits_limit-sse4_2")
+
+
+@pytest.mark.parametrize(("high", "shown"), [(1234.5, "1,234"), (None, "infinity")])
+def test_a_critical_batch_is_shown_with_the_interval_that_its_summary_has(high, shown, monkeypatch):
+    found = copy.deepcopy(studies.study("digits_limit-target"))
+    first = found["arms"][0]["critical_batch"]
+    first["intervals"] = {"critical_batch_size": [80.4, high]}
+    monkeypatch.setattr(studies, "study", lambda name: found)
+    lines = studies.steps_table("any").splitlines()
+    interval = f"{first['critical_batch_size']:,.0f} (80 to {shown})"
+    assert [interval in line.replace("\N{NO-BREAK SPACE}", " ") for line in lines].count(True) == 1
 
 
 def test_steps_to_the_target():
