@@ -178,7 +178,7 @@ def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
 
     Returns:
       Name -> scalar. The names, where the transform is in the chain, are `learning_rate`,
-      `gradient_norm` (global, before the clip), `noise_scale` (examples; with `per_layer` also
+      `gradient_norm` (global, before the clip), `noise_scale` (examples; of every layer also
       `noise_scale_of_norms` and `noise_scale/<path>`), `skipped/nonfinite`,
       `skipped/spikes`, `skipped/limit_reached`, `agvm_scale/<module>`, `agvm_phi/<module>`, and for
       each parameter path `trust_ratio/<path>`, `weight_norm/<path>`, `update_norm/<path>`,
