@@ -169,6 +169,9 @@ def run(argv: Sequence[str]) -> None:
         fix = "its batch was decided as it went; take a run of another kind"
         fits = growing is None or growing.kind != NOISE_SCALE
         require(fits, "--workdir", given["workdir"], fix, code="conflict")
+        fix = "its slices take local steps, which a branch does not; take a run of another kind"
+        every = config.diloco.every
+        require(every == 1, "--workdir", given["workdir"], fix, code="conflict")
         found = measure(
             config,
             workdir,

@@ -170,6 +170,9 @@ def assumptions(plan: Plan) -> list[str]:
     evaluations = [phase.evaluation for phase in plan.phases if phase.evaluation]
     if any(evaluation.num_batches is None for evaluation in evaluations):
         found.append("left out: evaluation, since the size of the corpus is not known")
+    every = plan.config.diloco.every
+    if every > 1:
+        found.append(f"what workers exchange once in {every} steps counts by that share in a step")
     if plan.config.data.name == "squad":
         found.append(
             "SQuAD's questions are counted as one window each; long contexts make a few per cent "

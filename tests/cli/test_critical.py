@@ -165,6 +165,18 @@ def test_refusals(flag, field, workdirs):
         _critical.run([f"--workdir={workdirs['']}", flag])
 
 
+def test_a_run_of_local_steps_is_refused(file, tmp_path):
+    options = [
+        "--config.diloco.every=4",
+        "--config.num_steps=8",
+        "--config.schedule.decay=constant",
+    ]
+    workdir = tmp_path / "run"
+    assert main(["train", f"--config={file}", f"--workdir={workdir}", *options]) == 0
+    with refused("--workdir", str(workdir), "conflict"):
+        _critical.run([f"--workdir={workdir}"])
+
+
 DIMS = 256
 """Inputs of the planted regressions, Gaussian and independent."""
 EXAMPLES = 512
