@@ -16,7 +16,7 @@ from lbopt.config import make_optimizer
 from lbopt.data.from_config import load_source
 from lbopt.errors import require
 from lbopt.parallel import TrainState, make_mesh, make_train_step
-from lbopt.recipes import make_problem
+from lbopt.recipes import check_size, make_problem
 from lbopt.report import new_panels, tidy
 
 
@@ -128,10 +128,15 @@ def coordinate_check(
                 global_batch_size=global_batch_size,
                 num_steps=num_steps,
             )
+            config.validate()
+        fix = "no noise is measured here; leave it False"
+        measures = config.optimizer.track_noise_scale
+        require(not measures, "optimizer.track_noise_scale", True, fix, code="conflict")
         problem = make_problem(config.data, config.model, config.loss, 1, None, load_source)
         fix = "its activations cannot be read; give one of lbopt's own"
         readable = problem.activations is not None
         require(readable, f"problems[{width}]", problems[width], fix, code="type")
+        check_size(problem, global_batch_size)
         tx = make_optimizer(
             config.optimizer,
             learning_rate,

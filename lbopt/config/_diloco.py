@@ -21,6 +21,9 @@ _NEEDED = {
     "parallel.shard_update": (False,),
     "parallel.reduce_dtype": (None,),
     "optimizer.ema_decay": (None,),
+    "optimizer.skip_limit": (None,),
+    "optimizer.track_noise_scale": (False,),
+    "stop_at_nan": (False,),
     "data.carry_state": (False,),
     "batch_schedule": (None,),
     "phase2": (None,),
@@ -34,7 +37,8 @@ class DilocoConfig:
 
     A worker is what `aggregator` calls a replica. Without an aggregator it is a slice of the pod,
     or a device if there are no slices, and the difference is their plain mean. After the last step
-    of the run everything is exchanged.
+    of the run everything is exchanged. The steps that an aggregator counts, `start_step` for
+    instance, are exchanges, and batch norm over the global batch is that of each worker.
 
     Attributes:
       every: Steps of a worker between two exchanges; with 1 there are no outer steps, and

@@ -175,6 +175,12 @@ def check_model(model: ModelConfig) -> None:
 def _check_base(model: ModelConfig) -> None:
     if model.base_size:
         require_choice("base_size", model.base_size, BERT_SIZES)
+    if model.name == "bert" and model.width_coefficient is not None:
+        heads = BERT_SIZES[model.size].num_heads
+        several = heads * model.width_coefficient
+        fix = f"size {model.size!r} has {heads} heads; give a multiple of 1 / {heads}"
+        whole = several >= 1 and several == round(several)
+        require(whole, "width_coefficient", model.width_coefficient, fix)
     base = model.base_widths
     fits = not base or (len(base) == len(model.widths) and min(base) > 0)
     fix = f"give a width for each of the {len(model.widths)} {{widths}}, or none"

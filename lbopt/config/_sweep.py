@@ -199,7 +199,7 @@ class SweepConfig:
         _checks.check_types(self)
         _checks.check_numbers(self)
         with _checks.naming("config.train", TrainConfig):
-            self.train.check()
+            self.train.check(of_arms=True)
 
         require_name("name", self.name)
         require_choice("about.status", self.about.status, STATUSES)

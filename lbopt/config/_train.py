@@ -198,8 +198,12 @@ class TrainConfig(FromText):
         with _checks.naming("config", TrainConfig):
             self.check()
 
-    def check(self) -> None:
-        """Do what `validate` does, naming fields without "config."."""
+    def check(self, of_arms: bool = False) -> None:
+        """Do what `validate` does, naming fields without "config.".
+
+        Args:
+          of_arms: Whether the arms of a study bring their own optimizers.
+        """
         _checks.check_types(self)
         _checks.check_numbers(self)
         _check_length(self)
@@ -243,7 +247,8 @@ class TrainConfig(FromText):
         _check_carried_state(self)
         check_batch_growth(self)
         check_diloco(self)
-        _check_transfer(self)
+        if not of_arms:
+            _check_transfer(self)
         if self.phase2 is not None:
             _check_second_phase(self)
 
@@ -386,6 +391,9 @@ def _check_transfer(config: TrainConfig) -> None:
     known = not base or name in TRANSFERRED
     also = {"optimizer": "optimizer.name"}
     require(known, f"model.{field}", base, fix, code="conflict", also=also)
+    fix = "it compares gradients by a second moment that the width has scaled; leave it out"
+    unscaled = not base or not config.aggregator.of_adam
+    require(unscaled, "aggregator.of_adam", True, fix, code="conflict")
 
 
 def _check_model_fits_data(config: TrainConfig) -> None:

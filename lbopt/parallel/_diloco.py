@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import _scalars, types
+from lbopt import _scalars, tree, types
 from lbopt.errors import UserError, require
 from lbopt.parallel import _leaves
 from lbopt.parallel._state import TrainState
@@ -67,30 +68,30 @@ class Diloco(optax.GradientTransformationExtraArgs):
             for fragment in range(self.num_fragments)
         ]
 
-    def take(self, tree: types.PyTree, fragment: int) -> types.PyTree:
+    def take(self, whole: types.PyTree, fragment: int) -> types.PyTree:
         """Return a tree like the parameters with None in place of other fragments' leaves."""
-        return take_fragment(tree, fragment, self.num_fragments)
+        return take_fragment(whole, fragment, self.num_fragments)
 
-    def put(self, tree: types.PyTree, fragment: int, part: types.PyTree) -> types.PyTree:
+    def put(self, whole: types.PyTree, fragment: int, part: types.PyTree) -> types.PyTree:
         """Return a tree like the parameters with new leaves of one fragment."""
-        leaves = jax.tree.leaves(tree)
+        leaves = jax.tree.leaves(whole)
         owners = _owners(leaves, self.num_fragments)
         new = iter(jax.tree.leaves(part))
         kept = [
             next(new) if owner == fragment else x for x, owner in zip(leaves, owners, strict=True)
         ]
-        return jax.tree.unflatten(jax.tree.structure(tree), kept)
+        return jax.tree.unflatten(jax.tree.structure(whole), kept)
 
 
-def take_fragment(tree: types.PyTree, fragment: int, num_fragments: int) -> types.PyTree:
+def take_fragment(whole: types.PyTree, fragment: int, num_fragments: int) -> types.PyTree:
     """Return a tree like the parameters with None in place of other fragments' leaves.
 
     Trees whose leaves have a leading axis of workers are divided in the same way.
     """
-    leaves = jax.tree.leaves(tree)
+    leaves = jax.tree.leaves(whole)
     owners = _owners(leaves, num_fragments)
     kept = [x if owner == fragment else None for x, owner in zip(leaves, owners, strict=True)]
-    return jax.tree.unflatten(jax.tree.structure(tree), kept)
+    return jax.tree.unflatten(jax.tree.structure(whole), kept)
 
 
 def _owners(leaves: list[Any], num_fragments: int) -> list[int]:
@@ -128,14 +129,18 @@ def diloco(
     `lbopt.econtrol`, `lbopt.powersgd`, `lbopt.aps` and so on. Between two exchanges nothing crosses
     the workers but the sums of the metrics. Evaluate and save `state.params`.
 
-    A worker whose parameters are not finite, or that `leave_out` names, is left out of the mean. It
-    goes on from the new theta, with the mean of the other workers' optimizer and model state. If no
-    worker is left, theta stays.
+    A worker whose parameters or model state are not finite, or that `leave_out` names, is left out
+    of the mean. It goes on from the new theta, with the mean of the other workers' optimizer and
+    model state. If no worker is left, theta stays, and numbers that are not finite start again.
+
+    What a step does with "the batch" is done by each worker with its own part: batch norm over the
+    global batch, random keys (whatever `key_per_replica` says), and `lbopt.track_noise_scale`,
+    whose `global_batch_size` is then the worker's. An aggregator's steps are exchanges.
 
     Args:
       inner: The optimizer of each worker. Its state stays with the worker.
       outer: The optimizer of the shared parameters, which gets d as the gradient; None for SGD with
-        learning rate 0.7 and Nesterov momentum 0.9.
+        learning rate 0.7 and Nesterov momentum 0.9. It sees one fragment at a time.
       every: Number of inner steps H between two exchanges. With 1 and without `outer`, the result
         is `inner` itself, so that the step is the ordinary one.
       num_fragments: Number of fragments of the parameters, of nearly equal size, that are exchanged
@@ -232,33 +237,55 @@ def leave_out(state: TrainState, worker: int) -> TrainState:
     number = _scalars.whole("worker", worker, low=0)
     count = len(workers.present)
     require(number < count, "worker", worker, f"there are {count}; give 0 to {count - 1}")
-    present = jax.device_put(
-        jnp.ones(count, bool).at[number].set(False) & workers.present, workers.present.sharding
-    )
+    present = jnp.ones(count, bool).at[number].set(False) & workers.present
+    if isinstance(workers.present, jax.Array):
+        present = jax.device_put(present, workers.present.sharding)
     return state.replace(aggregator_state=workers._replace(present=present))
 
 
-def rebuilt_workers(state: LocalState, num_workers: int) -> LocalState:
-    """Return a state for another number of workers, each with the mean of those before.
+def rebuilt_workers(state: LocalState, num_workers: int, params: types.Params) -> LocalState:
+    """Return a state for another number of workers, each with the mean of the sound ones before.
 
-    Leaves without a mean, counts for instance, are those of the first worker. What the aggregators
-    remember stays; see `lbopt.aggregators.rebuilt_state`.
+    A worker that is not present or not finite does not count; if none counts, the parameters are
+    the shared ones. Leaves without a mean, counts for instance, are those of the first worker. What
+    the aggregators remember stays; see `lbopt.aggregators.rebuilt_state`.
 
     Args:
       state: A state for any number of workers.
       num_workers: The new number of workers.
+      params: The shared parameters.
     """
+    sound = state.present & finite_rows((state.params, state.model_state))
+    count = jnp.maximum(sound.sum(), 1)
 
-    def spread(x: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(_leaves.mean_of_rows(x), (num_workers, *x.shape[1:]))
+    def spread(x: jax.Array, last: Any = None) -> jax.Array:
+        found = x[0]
+        if _leaves.has_mean(x):
+            wide = x.astype(tree.wide_dtype(x.dtype))
+            mean = where_rows(sound, wide, jnp.zeros_like(wide)).sum(0) / count
+            kept = jnp.where(jnp.isfinite(x[0]), x[0], 0) if last is None else last
+            found = jnp.where(sound.any(), mean.astype(x.dtype), kept)
+        return jnp.broadcast_to(found, (num_workers, *x.shape[1:]))
 
     return LocalState(
-        jax.tree.map(spread, state.params),
+        jax.tree.map(spread, state.params, params),
         jax.tree.map(spread, state.model_state),
         jax.tree.map(spread, state.opt_state),
         jnp.ones(num_workers, bool),
         state.exchange,
     )
+
+
+def finite_rows(rows: types.PyTree) -> jax.Array:
+    """Return, bool [r], whether all floating-point numbers of each row are finite."""
+    leaves = [x for x in jax.tree.leaves(rows) if _leaves.has_mean(x)]
+    each = [jnp.isfinite(x).reshape(len(x), -1).all(1) for x in leaves]
+    return functools.reduce(jnp.logical_and, each)
+
+
+def where_rows(chosen: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
+    """Return rows of one array where a flag of `chosen`, bool [r], holds, else of the other."""
+    return jnp.where(chosen.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
 
 
 def first_worker(state: TrainState) -> Any:

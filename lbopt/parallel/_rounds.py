@@ -16,7 +16,7 @@ from lbopt.aggregators import Group, WireBytes, cast_like, plain_mean, remembere
 from lbopt.errors import UserError
 from lbopt.parallel import _leaves
 from lbopt.parallel._aggregation import REPLICA_AXIS, WITHIN_AXIS, Aggregation, check_same_shapes
-from lbopt.parallel._diloco import Diloco, LocalState
+from lbopt.parallel._diloco import Diloco, LocalState, finite_rows, where_rows
 from lbopt.parallel._mesh import check_mesh, num_slices
 from lbopt.parallel._options import StepOptions
 from lbopt.parallel._reduction import Aggregate, Reduced, Strategy, mean
@@ -182,7 +182,8 @@ class LocalSteps:
         """End a round of fragments: one outer step from the workers' mean difference."""
         workers: LocalState = state.aggregator_state
         group = self._group()
-        sound = workers.present[group.numbers()] & _finite_rows(workers.params)
+        own = (workers.params, workers.model_state)
+        sound = workers.present[group.numbers()] & finite_rows(own)
         num_sound = group.sum(sound.astype(jnp.int32))
         whole = num_sound == self.num_replicas
 
@@ -191,11 +192,17 @@ class LocalSteps:
 
         # A worker that was left out goes on from the shared parameters.
         def mended(given: Any) -> Any:
-            params, *states = given
+            params, model_state, opt_state = given
             params = jax.tree.map(
-                lambda rows, x: _where(sound, rows, x[None]), params, state.params
+                lambda rows, x: where_rows(sound, rows, x[None]), params, state.params
             )
-            return params, *self._mean_where_unsound(states, sound, num_sound)
+            # Without any sound worker there is no mean: what is not finite starts again.
+            blank = jax.tree.map(jnp.zeros_like, self.tx.inner.init(state.params))
+            return (
+                params,
+                self._mean_where_unsound(model_state, sound, num_sound, state.model_state),
+                self._mean_where_unsound(opt_state, sound, num_sound, blank),
+            )
 
         workers = state.aggregator_state
         mine = (workers.params, workers.model_state, workers.opt_state)
@@ -208,6 +215,9 @@ class LocalSteps:
             with jax.named_scope(replicas.STATE):
                 rows = jax.tree.map(_leaves.mean_of_rows, model_state)
                 shared = _leaves.over_replicas(REPLICA_AXIS, rows)
+                shared = jax.tree.map(
+                    functools.partial(jnp.where, num_sound > 0), shared, state.model_state
+                )
                 model_state = jax.tree.map(
                     lambda rows, x: (
                         jnp.broadcast_to(x, rows.shape) if _leaves.has_mean(x) else rows
@@ -237,7 +247,8 @@ class LocalSteps:
             # A worker that is left out stands for the mean of the others, so that it changes
             # neither the mean nor what an aggregator remembers of it.
             def filled(ways: types.PyTree) -> types.PyTree:
-                return self._mean_where_unsound(ways, sound, num_sound)
+                still = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), ways)
+                return self._mean_where_unsound(ways, sound, num_sound, still)
 
             whole = num_sound == self.num_replicas
             with jax.named_scope(LEFT_OUT):
@@ -271,22 +282,25 @@ class LocalSteps:
         )
 
     def _mean_where_unsound(
-        self, rows: types.PyTree, sound: jax.Array, num_sound: jax.Array
+        self, rows: types.PyTree, sound: jax.Array, num_sound: jax.Array, fallback: types.PyTree
     ) -> types.PyTree:
         """Return rows [r, ...] with the mean of all sound ones in place of the others.
 
-        Leaves without a mean stay.
+        Leaves without a mean stay. If no worker is sound, finite numbers stay too, and the others
+        are those of `fallback`, a tree without the leading axis.
         """
         count = jnp.maximum(num_sound, 1)
 
-        def one(x: jax.Array) -> jax.Array:
+        def one(x: jax.Array, last: jax.Array) -> jax.Array:
             if not _leaves.has_mean(x):
                 return x
             wide = x.astype(tree.wide_dtype(x.dtype))
-            average = self._group().sum(_where(sound, wide, jnp.zeros_like(wide))) / count
-            return _where(sound, x, average[None].astype(x.dtype))
+            average = self._group().sum(where_rows(sound, wide, jnp.zeros_like(wide))) / count
+            mended = where_rows(sound, x, average[None].astype(x.dtype))
+            alone = jnp.where(jnp.isfinite(x), x, last[None].astype(x.dtype))
+            return jnp.where(num_sound > 0, mended, alone)
 
-        return jax.tree.map(one, rows)
+        return jax.tree.map(one, rows, fallback)
 
     def _parts(self, params: types.Params) -> list[types.Params]:
         return [self.tx.take(params, fragment) for fragment in range(self.tx.num_fragments)]
@@ -313,14 +327,3 @@ def _check_options(options: StepOptions) -> None:
 
 def _as_rows(count: int, x: Any) -> jax.Array:
     return jnp.broadcast_to(x, (count, *jnp.shape(x)))
-
-
-def _where(rows: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
-    """Return rows of one array where a flag of `rows` holds, and of the other elsewhere."""
-    return jnp.where(rows.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
-
-
-def _finite_rows(rows: types.PyTree) -> jax.Array:
-    """Return, bool [r], whether all numbers of each row are finite."""
-    each = [jnp.isfinite(x).reshape(len(x), -1).all(1) for x in jax.tree.leaves(rows)]
-    return functools.reduce(jnp.logical_and, each)

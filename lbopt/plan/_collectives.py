@@ -84,6 +84,10 @@ def bytes_between_slices(program: HloProgram, num_slices: int) -> float:
 
     The TPU compiler makes an exchange over slices of sends through the hosts, which name its kind
     and carry a whole array. What of that array goes to other slices is that of ring algorithms.
+
+    Args:
+      program: A program for several slices of TPUs.
+      num_slices: Number of slices.
     """
     others = num_slices - 1
     shares = {

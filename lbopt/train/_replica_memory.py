@@ -155,14 +155,14 @@ def fitted(
             )
         return memory if before == now else rebuilt_state(memory, now)
 
-    def rebuild(memory: Any) -> Any:
+    def rebuild(memory: Any, shared: types.Params) -> Any:
         found = _each_memory(memory, like.params, of_memory)
         if isinstance(found, LocalState) and before != now:
-            found = rebuilt_workers(found, now)
+            found = rebuilt_workers(found, now, shared)
         return found
 
     shardings = jax.tree.map(lambda x: x.sharding, like.aggregator_state)
-    rebuilt = jax.jit(rebuild, out_shardings=shardings)(state.aggregator_state)
+    rebuilt = jax.jit(rebuild, out_shardings=shardings)(state.aggregator_state, state.params)
     return state.replace(aggregator_state=rebuilt)
 
 

@@ -182,7 +182,8 @@ def optimizer_metrics(opt_state: Any) -> dict[str, jax.Array]:
       `noise_scale_of_norms` and `noise_scale/<path>`), `skipped/nonfinite`,
       `skipped/spikes`, `skipped/limit_reached`, `agvm_scale/<module>`, `agvm_phi/<module>`, and for
       each parameter path `trust_ratio/<path>`, `weight_norm/<path>`, `update_norm/<path>`,
-      `update_over_weight/<path>` and `stalled/<path>`. Layers of a stack are numbered: `<path>[3]`.
+      `update_over_weight/<path>` and `stalled/<path>`. Layers of a stack are numbered, `<path>[3]`,
+      but for the noise scale, which is one number a stack.
       A second value of one name in the same state is called `learning_rate_1`,
       `trust_ratio_1/<path>`, and so on.
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lbopt import _scalars, masks, stacks, tree, types
+from lbopt import _scalars, errors, masks, stacks, tree, types
 from lbopt.errors import UserError, require, require_choice
 from lbopt.transforms import _arguments, _per_path
 
@@ -77,7 +77,7 @@ def transfer_table(
         multiplied by 1 / depth, which no optimizer can do; this is for networks that normalize
         before each branch.
       kinds: Regular expression -> kind of the leaves whose path it is found in; the first counts.
-        None for what shapes and names tell. A last norm before the output layer is "fixed".
+        None for what shapes and names tell. Name a last norm before the output layer as "fixed".
       stacked: Leaves that are stacks of layers, as in `lbopt.lamb`.
       known_roles: Roles that names need not tell, as in `lbopt.masks.with_known_roles`.
 
@@ -108,18 +108,44 @@ def transfer_table(
       arXiv:2512.22382v1, Table 1.
     """
     _scalars.require_above("depth", depth, 0)
-    shapes = {name: jnp.shape(leaf) for name, leaf in tree.by_name(params).items()}
+    patterns = dict(kinds or {})
+    with errors.about("kinds", kinds):
+        tree.check_patterns(tuple(patterns) or ("",))
+    for pattern, kind in patterns.items():
+        require_choice(f"kinds[{pattern!r}]", kind, KINDS)
+
+    growths = _growths(params, base_params, stacked)
+    unused = [pattern for pattern in patterns if not any(re.search(pattern, n) for n in growths)]
+    fix = f"{unused} is found in no path ({tree.some(list(growths))}); correct it"
+    require(not unused, "kinds", kinds, fix, code="mismatch")
+    deeper_alone = depth != 1 and all(set(growth) <= {1.0} for growth in growths.values())
+    fix = "nothing is wider than in the base network; multiply eps by 1 / depth for all layers"
+    require(not deeper_alone, "depth", depth, fix, code="conflict")
+
+    roles = masks.explain_roles(params, known_roles)
+    structure: Any = jax.tree.structure(params)
+    axes = structure.flatten_up_to(masks.matrix_dimension_numbers(params, stacked, known_roles))
+    found = {}
+    for (name, growth), numbers in zip(growths.items(), axes, strict=True):
+        told = next((kind for regex, kind in patterns.items() if re.search(regex, name)), None)
+        kind, width = _kind_of(name, roles[name].role, growth, numbers, told)
+        found[name] = _multipliers(kind, width, depth)
+    return found
+
+
+def _growths(
+    params: types.Params, base_params: types.Params, stacked: types.Stacked
+) -> dict[str, list[float]]:
+    """Return how many times as long each axis of each leaf is; 1 for axes that count layers."""
     base = {name: jnp.shape(leaf) for name, leaf in tree.by_name(base_params).items()}
     alike: dict[str, set[tuple[int, ...]]] = collections.defaultdict(set)
     for name, shape in base.items():
         alike[_LAYER_NUMBER.sub("#", name)].add(shape)
     layer_axes = tree.by_name(stacks.resolve_stacked(stacked, params))
-    roles = masks.explain_roles(params, known_roles)
-    for pattern, kind in (kinds or {}).items():
-        require_choice(f"kinds[{pattern!r}]", kind, KINDS)
 
     found = {}
-    for name, shape in shapes.items():
+    for name, leaf in tree.by_name(params).items():
+        shape = jnp.shape(leaf)
         others = {base[name]} if name in base else alike[_LAYER_NUMBER.sub("#", name)]
         fix = "the base network has no such leaf; build it by the same code with another width"
         require(others, f"params/{name}", shape, fix, code="mismatch")
@@ -127,47 +153,49 @@ def transfer_table(
         require(len(others) == 1, f"params/{name}", shape, fix, code="mismatch")
         (narrow,) = others
         fix = f"it has the shape {narrow} in the base network; give the same network, narrower"
-        require(len(narrow) == len(shape), f"params/{name}", shape, fix, code="mismatch")
+        fits = len(narrow) == len(shape) and 0 not in narrow
+        require(fits, f"params/{name}", shape, fix, code="mismatch")
         skipped = int(layer_axes[name] or 0)
-        growth = [new / old for new, old in zip(shape[skipped:], narrow[skipped:], strict=True)]
-        told = next((kind for regex, kind in (kinds or {}).items() if re.search(regex, name)), None)
-        kind, width = _kind_of(name, roles[name].role, growth, told)
-        found[name] = _multipliers(kind, width, depth)
+        growth = [new / old for new, old in zip(shape, narrow, strict=True)]
+        found[name] = [1.0] * skipped + growth[skipped:]
     return found
 
 
-def _kind_of(name: str, role: str, growth: list[float], told: Kind | None) -> tuple[Kind, float]:
+def _kind_of(
+    name: str, role: str, growth: list[float], numbers: Any, told: Kind | None
+) -> tuple[Kind, float]:
     """Return the kind of a leaf and how many times as wide it is.
 
     Args:
       name: Path of the leaf.
       role: Its role.
       growth: How many times as long each axis is.
+      numbers: The axes of a hidden weight, as `optax.contrib.MuonDimensionNumbers`; None for other
+        leaves.
       told: The kind that the caller gave; None for none.
     """
-    grown = [axis for axis, times in enumerate(growth) if times != 1]
-    if told == "fixed" or not grown:
+    if told == "fixed" or set(growth) <= {1.0}:
         return told or "fixed", 1.0
-    product = math.prod(growth[axis] for axis in grown)
-    if role in ("bias", "norm", "vector") or len(growth) == 1:
-        return told or "vector", product
+    if role in ("bias", "norm", "vector"):
+        return told or "vector", math.prod(growth)
     if role == "embedding":
-        return told or "input", product
-    if len(grown) >= 2 and len({growth[axis] for axis in grown}) == 1:
-        return told or "hidden", growth[grown[0]]
-    if told is not None:
-        return told, max(growth[axis] for axis in grown)
+        return told or "input", math.prod(growth)
+    if len(growth) == 2 and growth[0] == growth[1]:
+        return told or "hidden", growth[0]
 
-    # A `weight` (PyTorch, Equinox) has its outputs first, a `kernel` (Flax) last.
+    # A `weight` (PyTorch, Equinox) has its outputs first, a `kernel` (Flax) last; Flax's queries
+    # have more than one axis of outputs.
     last = name.rpartition("/")[2]
     output = {"kernel": len(growth) - 1, "w": len(growth) - 1, "weight": 0}.get(last)
-    if output is None:
+    if output is None and told is None:
         fix = "its name does not tell which axis is the output; name its kind in {kinds}"
         raise UserError(f"params/{name}", growth, fix, code="missing", also=["kinds"])
-    inputs = [growth[axis] for axis in grown if axis != output]
-    if not inputs:
-        return "input", growth[output]
-    return ("hidden" if output in grown else "output"), max(inputs)
+    outputs = {output} if numbers is None else {*numbers.output_axis}
+    width = math.prod(times for axis, times in enumerate(growth) if axis not in outputs)
+    wide = math.prod(times for axis, times in enumerate(growth) if axis in outputs)
+    if width == 1:
+        return told or "input", wide
+    return told or ("output" if wide == 1 else "hidden"), width
 
 
 def _multipliers(kind: Kind, m: float, depth: float) -> LeafTransfer:

@@ -1,10 +1,11 @@
 """Activations over the width: flat where numbers are transferred, and not without."""
 
+import flax.linen as nn
 import pytest
 from refusal import refused
 
 import lbopt
-from lbopt.config import ModelConfig
+from lbopt.config import Arm, ModelConfig, SweepConfig, TrainConfig
 
 WIDTHS = (64, 256, 1024)
 
@@ -63,20 +64,39 @@ def test_the_figure_has_a_panel_for_each_step_and_a_line_for_each_layer():
     assert [len(panel.lines) for panel in panels] == [2, 2]
 
 
-def test_one_width_and_another_persons_model_are_refused():
+def test_what_cannot_be_checked_is_refused():
     with refused("problems", 1):
         lbopt.coordinate_check({64: mlps(())[64]})
+    with refused("model.base_widths", (64, 64), "conflict"):
+        lbopt.coordinate_check(mlps((64, 64)), "lamb")
+    with refused("global_batch_size", 5000, "mismatch"):
+        lbopt.coordinate_check(mlps(()), global_batch_size=5000)
+    own = lbopt.Problem("digits", nn.Dense(10))
+    with refused("problems[1]", own, "type"):
+        lbopt.coordinate_check({1: own, 2: own})
+
+
+def test_the_arms_of_a_study_bring_the_optimizer_that_follows_the_width():
+    train = TrainConfig(data="digits", model=ModelConfig("mlp", (128,), base_widths=(64,)))
+    fields = {"train": train, "global_batch_sizes": (64,)}
+    SweepConfig(arms=(Arm("Adam", "adam", 0.01),), **fields).validate()
+    with refused("config.train.model.base_widths", (64,), "conflict"):
+        SweepConfig(arms=(Arm("LAMB", "lamb", 0.01),), **fields).validate()
 
 
 def test_an_optimizer_without_a_rule_for_the_width_is_refused():
     with refused("config.model.base_widths", (64, 64), "conflict"):
-        lbopt.config.TrainConfig(
+        TrainConfig(
             data="digits",
             model=ModelConfig("mlp", (128, 128), base_widths=(64, 64)),
             optimizer="lamb",
         ).validate()
+    with refused("config.model.width_coefficient", 0.25):
+        TrainConfig(
+            data="pydoc_mlm", model=ModelConfig("bert", size="tiny", width_coefficient=0.25)
+        ).validate()
     with refused("config.model.base_widths", (64,), "mismatch"):
-        lbopt.config.TrainConfig(
+        TrainConfig(
             data="digits",
             model=ModelConfig("mlp", (128, 128), base_widths=(64,)),
             optimizer="adam",

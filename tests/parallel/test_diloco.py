@@ -12,7 +12,7 @@ from refusal import refused
 import lbopt
 from lbopt.aggregators import identity, plain_mean, topk
 from lbopt.models import CNN, MLP
-from lbopt.parallel import LocalState, _mesh, first_worker, leave_out
+from lbopt.parallel import LocalState, _mesh, first_worker, leave_out, rebuilt_workers
 from tests.oracles import diloco as transcribed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*sends.*:UserWarning")
@@ -135,16 +135,57 @@ def test_what_a_left_out_worker_would_have_sent_does_not_matter(aggregator):
         assert np.abs(one[-1].params[name] - counted[-1].params[name]).max() > 1e-4
 
 
-def test_without_any_worker_the_parameters_stay():
-    tx = lbopt.diloco(inner(), every=4)
+@pytest.mark.parametrize("how", ["asked for", "not finite"])
+def test_without_any_worker_all_goes_on_from_the_last_exchange(how):
+    """What is finite stays: the numbers of `inject_hyperparams`, and with them the training."""
+    asked = how == "asked for"
+    tx = lbopt.diloco(optax.inject_hyperparams(optax.sgd)(RATE, MOMENTUM), every=4)
+
+    def change(step, state):
+        for worker in range(WORKERS) if asked and step == 5 else ():
+            state = leave_out(state, worker)
+        return state
+
     given = batches()
-    given[4]["x"][:] = np.nan
-    found = trained(tx, 4, 8, given)
+    if not asked:
+        given[4]["x"][:] = np.nan
+    found = trained(tx, 4, 9, given, change)
+    before = found[3]
+    after = found[7]
+    workers = after.aggregator_state
     for name in start()[0]:
-        np.testing.assert_array_equal(found[7].params[name], found[3].params[name])
-        np.testing.assert_array_equal(
-            found[7].aggregator_state.params[name][2], found[3].params[name]
-        )
+        np.testing.assert_array_equal(after.params[name], before.params[name])
+        np.testing.assert_array_equal(workers.params[name][2], before.params[name])
+        assert np.isfinite(workers.opt_state.inner_state[0].trace[name]).all()
+        assert (found[8].aggregator_state.params[name][0] != before.params[name]).any()
+    assert after.model_state["mean"] == before.model_state["mean"]
+    assert np.isfinite(workers.model_state["mean"]).all()
+    for value, wanted in (("learning_rate", RATE), ("momentum", MOMENTUM)):
+        assert workers.opt_state.hyperparams[value] == pytest.approx([wanted] * WORKERS)
+
+
+def test_a_worker_whose_model_state_is_not_finite_is_left_out_too():
+    """Its optimizer has skipped the gradient, so that its parameters are finite."""
+    tx = lbopt.diloco(lbopt.skip_bad_updates(inner()), every=4)
+    found = trained(tx, 4, 4, broken_in_step_two(4))[3]
+    assert np.isfinite(found.model_state["mean"])
+    assert np.isfinite(found.aggregator_state.model_state["mean"]).all()
+
+
+def test_other_workers_do_not_start_from_a_broken_one():
+    tx = lbopt.diloco(inner(), every=4)
+    state = trained(tx, 4, 3, broken_in_step_two(3))[2]
+    workers = state.aggregator_state
+    assert not np.isfinite(workers.params["first"][1]).all()
+    for number, rows in ((2, [0, 2, 3]), (3, [0, 3])):
+        left = workers._replace(present=np.arange(WORKERS) != 2) if number == 3 else workers
+        rebuilt = rebuilt_workers(left, number, state.params)
+        mean = workers.params["first"][rows].mean(0)
+        np.testing.assert_allclose(rebuilt.params["first"], [mean] * number, rtol=1e-6)
+
+    nobody = rebuilt_workers(workers._replace(present=np.zeros(4, bool)), 2, state.params)
+    np.testing.assert_array_equal(nobody.params["first"][1], state.params["first"])
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(nobody))
 
 
 def test_the_model_state_is_that_of_all_workers_after_a_round():

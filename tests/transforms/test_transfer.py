@@ -76,6 +76,24 @@ def test_axes_tell_inputs_from_outputs_in_the_conventions_of_libraries():
     assert [found.kind for found in table.values()] == ["hidden", "input", "output"]
 
 
+def test_all_inputs_of_a_kernel_count_and_those_of_queries_are_one():
+    """Flax's attention: [in, heads, dim] for a query, [heads, dim, out] for the output."""
+
+    def attention(heads, dim, classes):
+        width = heads * dim
+        shapes = {"query": (width, heads, dim), "out": (heads, dim, width)}
+        shapes["logits"] = (heads, dim, classes)
+        return {name: {"kernel": np.zeros(shape)} for name, shape in shapes.items()}
+
+    table = lbopt.transfer_table(attention(4, 64, 10), attention(2, 32, 10))
+    found = {name: (each.kind, each.width) for name, each in table.items()}
+    assert found == {
+        "query/kernel": ("hidden", 4),
+        "out/kernel": ("hidden", 4),
+        "logits/kernel": ("output", 4),
+    }
+
+
 def tree(width, seed=0):
     rng = np.random.default_rng(seed)
     shapes = {"first": (8, width), "second": (width, width), "head": (width, 3)}
@@ -142,6 +160,12 @@ def test_what_cannot_be_compared_is_refused():
         lbopt.transfer_table(tree(64), {"other": np.zeros(3)})
     with refused("params/first/kernel", (8, 64), "mismatch"):
         lbopt.transfer_table(tree(64), {**tree(16), "first": {"kernel": np.zeros(8)}})
+    with refused("depth", 2.0, "conflict"):
+        lbopt.transfer_table(tree(16), tree(16), depth=2.0)
+    with refused("kinds", {"nowhere": "input"}, "mismatch"):
+        lbopt.transfer_table(tree(64), tree(16), kinds={"nowhere": "input"})
+    with refused("kinds", {"(": "input"}):
+        lbopt.transfer_table(tree(64), tree(16), kinds={"(": "input"})
     unknown = {"matrix": np.zeros((4, 8))}
     with refused("params/matrix", [1.0, 2.0], "missing"):
         lbopt.transfer_table(unknown, {"matrix": np.zeros((4, 4))})

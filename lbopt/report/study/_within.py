@@ -11,7 +11,7 @@ from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, say
 
 _FAMILY_WISE = 0.05
 _WORST = """at batch {{ one.size }} the difference of {{ one.arm | name }} to {{ other }} is
-    {{ "%+.2f" % one.low }} to {{ "%+.2f" % one.high }} {{ units }}"""
+    {{ "%+.2f" % low }} to {{ "%+.2f" % high }} {{ units }}"""
 _TOO_FEW = """the seeds are too few for an interval
     {%- for arm, size in cells %}{{ "," if not loop.first }} of {{ arm | name }} at {{ size }}
     {%- endfor %}"""
@@ -77,8 +77,14 @@ def stay_within(
     kept = told and not untold and all(one.low >= -limit for one in told)
     verdict = NOT_HELD if lost else HELD if kept else UNKNOWN
     worst = min(lost or told, key=lambda one: one.low, default=None)
+    told_worst = ""
+    if worst:
+        # The difference of scores, which is above 0 for a worse one where lower is better.
+        better = (worst.low, worst.high)
+        low, high = sorted(-end for end in better) if metric.lower_is_better else better
+        told_worst = say(_WORST, one=worst, other=called, units=metric.units, low=low, high=high)
     return verdict, [
-        say(_WORST, one=worst, other=called, units=metric.units) if worst else "",
+        told_worst,
         say(_TOO_FEW, cells=untold) if untold and not lost else "",
         (_TOGETHER.format(len(pairs)) if len(pairs) > 1 else _ALONE) if worst else "",
     ]
