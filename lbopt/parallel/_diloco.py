@@ -295,7 +295,7 @@ def first_worker(state: TrainState) -> Any:
       state: A state of any step.
 
     >>> import jax.numpy as jnp, lbopt
-    >>> state = lbopt.TrainState.create({"w": jnp.zeros(2)}, {}, lbopt.lars(0.1))
+    >>> state = lbopt.TrainState.create({"w": jnp.zeros((2, 2))}, {}, lbopt.lars(0.1))
     >>> first_worker(state) is state.opt_state  # no local steps
     True
     """
