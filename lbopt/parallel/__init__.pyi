@@ -49,6 +49,7 @@ from ._rounds import (
     EXCHANGE as EXCHANGE,
     LEFT_OUT as LEFT_OUT,
     LocalSteps as LocalSteps,
+    devices_per_worker as devices_per_worker,
 )
 from ._shard_matrices import (
     deal_matrices as deal_matrices,

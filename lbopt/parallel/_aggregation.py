@@ -71,7 +71,7 @@ class Aggregation:
     ):
         self.aggregator = aggregator
         self.replicas_per_device = replicas_per_device
-        self.within = _devices_summed_first(mesh, over)
+        self.within = devices_summed_first(mesh, over)
         field = "reduction.replicas_per_device"
         fix = "devices that are summed first have one replica each; give 1"
         alone = self.within == 1 or replicas_per_device == 1
@@ -263,7 +263,7 @@ def check_same_shapes(what: Any, num_replicas: int, wanted: Any, got: Any, fix: 
             raise UserError(f"aggregator_state/{name}", reason=reason, code="mismatch")
 
 
-def _devices_summed_first(mesh: Mesh | None, over: Any) -> int:
+def devices_summed_first(mesh: Mesh | None, over: Any) -> int:
     """Return how many neighbouring devices are summed before the aggregator sees them."""
     if over == "replicas":
         return 1

@@ -15,7 +15,13 @@ from lbopt import errors, replicas, tree, types
 from lbopt.aggregators import Group, WireBytes, cast_like, plain_mean, remembered_state, widened
 from lbopt.errors import UserError
 from lbopt.parallel import _leaves
-from lbopt.parallel._aggregation import REPLICA_AXIS, WITHIN_AXIS, Aggregation, check_same_shapes
+from lbopt.parallel._aggregation import (
+    REPLICA_AXIS,
+    WITHIN_AXIS,
+    Aggregation,
+    check_same_shapes,
+    devices_summed_first,
+)
 from lbopt.parallel._diloco import Diloco, LocalState, finite_rows, where_rows
 from lbopt.parallel._mesh import check_mesh, num_slices
 from lbopt.parallel._options import StepOptions
@@ -46,10 +52,7 @@ class LocalSteps:
     def __init__(self, tx: Diloco, mesh: Mesh, options: StepOptions):
         _check_options(options)
         check_mesh(mesh, mapped=True)
-        found = options.reduction
-        if not isinstance(found, Aggregate):
-            over = "slices" if num_slices(mesh) > 1 else "replicas"
-            found = Aggregate(plain_mean(), over=over)
+        found = _between_workers(mesh, options)
         self.tx = tx
         self.replicas_per_device = found.replicas_per_device
         self._aggregation = Aggregation(
@@ -307,6 +310,26 @@ class LocalSteps:
 
     def _group(self) -> Group:
         return Group(self.num_replicas, REPLICA_AXIS)
+
+
+def devices_per_worker(mesh: Mesh, options: StepOptions) -> int:
+    """Return the number of devices of each worker of `diloco`.
+
+    Args:
+      mesh: A one-axis mesh.
+      options: Options of the step.
+
+    Raises:
+      UserError: If the reduction does not fit the mesh.
+    """
+    return devices_summed_first(mesh, _between_workers(mesh, options).over)
+
+
+def _between_workers(mesh: Mesh, options: StepOptions) -> Aggregate:
+    """Return the reduction between workers: the step's, or the mean over slices or devices."""
+    if isinstance(options.reduction, Aggregate):
+        return options.reduction
+    return Aggregate(plain_mean(), over="slices" if num_slices(mesh) > 1 else "replicas")
 
 
 def _check_options(options: StepOptions) -> None:

@@ -29,10 +29,12 @@ from lbopt.config import (
     make_schedule,
     naming,
     naming_phase2,
+    naming_step,
     resolve_batch_schedule,
     resolve_schedule,
     scale_optimizer,
     scaled_modules,
+    step_options,
     with_local_steps,
 )
 from lbopt.data import TrainBatches
@@ -42,6 +44,7 @@ from lbopt.parallel import (
     TrainState,
     available_devices,
     check_divisible,
+    devices_per_worker,
     local_parts,
     make_mesh,
     split_seed,
@@ -386,11 +389,12 @@ def check_batch_fits(
         _problem.check_size(problem, size)
     simulated = config.aggregator.replicas_per_device
     check_divisible(size, mesh.size * simulated, microsteps)
-    _problem.check_batch(
-        config.model,
-        Replicas(mesh.size, grid=torus_grid(mesh), simulated=simulated),
-        size // (microsteps * simulated),
-    )
+    here = Replicas(mesh.size, grid=torus_grid(mesh), simulated=simulated)
+    if config.diloco.every > 1:  # batch norm sees the devices of one worker
+        with naming_step():
+            here = Replicas(devices_per_worker(mesh, step_options(config)))
+    seen = size * here.count // (mesh.size * simulated * microsteps)
+    _problem.check_batch(config.model, here, seen)
     if problem is None:
         return
 

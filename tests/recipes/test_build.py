@@ -11,6 +11,7 @@ from refusal import refused
 import lbopt
 from lbopt.cli import _flags, call_get_config, config_files
 from lbopt.config import (
+    AggregatorConfig,
     OptimizerConfig,
     SweepConfig,
     TrainConfig,
@@ -270,3 +271,18 @@ def test_the_study_runs_the_settings_of_the_measured_rows():
             row.num_epochs,
             "measured here",
         )
+
+
+def test_batch_norm_over_the_batch_is_that_of_a_worker_of_local_steps():
+    """Four workers on one device: without local steps no statistics are shared there."""
+    workers = AggregatorConfig("mean", replicas_per_device=4)
+    config = TrainConfig(data="digits", model="cnn", optimizer="adam", aggregator=workers)
+    config.global_batch_size = 64
+    config.parallel.num_devices = 1
+    with refused("config.model.batch_norm_scope", "global", "mismatch"):
+        _build.build_run(config)
+    config.diloco.every = 2
+    assert _build.build_run(config).train_step.aggregation.num_replicas == 4
+    config.model.batch_norm_scope = "replicas:2"
+    with refused("config.model.batch_norm_scope", "replicas:2", "mismatch"):
+        _build.build_run(config)
