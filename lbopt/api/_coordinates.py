@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from lbopt.report import new_panels, tidy
 
 @dataclasses.dataclass(frozen=True)
 class CoordinateCheck:
-    """Sizes of activations of the same network at several widths, over the first steps.
+    """Sizes of activations of the same network at several widths; a notebook shows its figure.
 
     Where numbers transfer over the width (muP), every line of `figure` is flat after every step, or
     falls towards 0 before the first one.
@@ -76,6 +77,11 @@ class CoordinateCheck:
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right center", fontsize="small")
         return figure
+
+    def _repr_png_(self) -> bytes:
+        picture = io.BytesIO()
+        self.figure().savefig(picture)
+        return picture.getvalue()
 
 
 def coordinate_check(

@@ -62,6 +62,7 @@ def test_the_figure_has_a_panel_for_each_step_and_a_line_for_each_layer():
     check = lbopt.coordinate_check({8: mlps(())[64], 16: mlps(())[256]}, "adam", 0.01, num_steps=1)
     panels = check.figure(["Dense_0", "head"]).axes
     assert [len(panel.lines) for panel in panels] == [2, 2]
+    assert check._repr_png_().startswith(b"\x89PNG")
 
 
 def test_what_cannot_be_checked_is_refused():
