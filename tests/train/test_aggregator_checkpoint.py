@@ -78,20 +78,26 @@ def through_a_checkpoint(folder, state, like, said=None):
         )
 
 
-@pytest.mark.everyday("momentum-2")
-@pytest.mark.parametrize(
-    ("name", "over"), [*((name, "replicas") for name in AGGREGATORS), ("momentum", 2)]
-)
-def test_resumed_it_goes_on_bit_for_bit(name, over, tmp_path):
-    step, first = make(AGGREGATORS[name], over=over)
+def resumed_bit_for_bit(step, first, folder):
+    """Check that a state goes on from a checkpoint as it does without; return the state."""
     half = steps(step, first, range(3))
-    back = through_a_checkpoint(tmp_path, half, first)
+    back = through_a_checkpoint(folder, half, first)
     jax.tree.map(np.testing.assert_array_equal, back, half)
     jax.tree.map(
         np.testing.assert_array_equal,
         steps(step, back, range(3, 6)),
         steps(step, half, range(3, 6)),
     )
+    return half
+
+
+@pytest.mark.everyday("momentum-2")
+@pytest.mark.parametrize(
+    ("name", "over"), [*((name, "replicas") for name in AGGREGATORS), ("momentum", 2)]
+)
+def test_resumed_it_goes_on_bit_for_bit(name, over, tmp_path):
+    step, first = make(AGGREGATORS[name], over=over)
+    half = resumed_bit_for_bit(step, first, tmp_path)
     assert any(
         np.any(x != y)
         for x, y in zip(
@@ -166,15 +172,7 @@ def make_workers(devices, over, fragments=2):
 
 @pytest.mark.parametrize("over", ["replicas", 2])
 def test_workers_go_on_bit_for_bit_from_the_middle_of_a_round(over, tmp_path):
-    step, first = make_workers(4, over)
-    half = steps(step, first, range(3))
-    back = through_a_checkpoint(tmp_path, half, first)
-    jax.tree.map(np.testing.assert_array_equal, back, half)
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        steps(step, back, range(3, 6)),
-        steps(step, half, range(3, 6)),
-    )
+    resumed_bit_for_bit(*make_workers(4, over), tmp_path)
 
 
 @pytest.mark.parametrize(
