@@ -172,15 +172,20 @@ def check_model(model: ModelConfig) -> None:
             require_drop_rate(field, getattr(model, field))
 
 
+def check_heads(model: ModelConfig) -> None:
+    """Raise `UserError` for a width of BERT that is no whole number of heads."""
+    if model.name != "bert" or model.width_coefficient is None:
+        return
+    heads = BERT_SIZES[model.size].num_heads
+    several = heads * model.width_coefficient
+    fix = f"size {model.size!r} has {heads} heads; give a multiple of 1 / {heads}"
+    whole = several >= 1 and several == round(several)
+    require(whole, "width_coefficient", model.width_coefficient, fix)
+
+
 def _check_base(model: ModelConfig) -> None:
     if model.base_size:
         require_choice("base_size", model.base_size, BERT_SIZES)
-    if model.name == "bert" and model.width_coefficient is not None:
-        heads = BERT_SIZES[model.size].num_heads
-        several = heads * model.width_coefficient
-        fix = f"size {model.size!r} has {heads} heads; give a multiple of 1 / {heads}"
-        whole = several >= 1 and several == round(several)
-        require(whole, "width_coefficient", model.width_coefficient, fix)
     base = model.base_widths
     fits = not base or (len(base) == len(model.widths) and min(base) > 0)
     fix = f"give a width for each of the {len(model.widths)} {{widths}}, or none"

@@ -24,7 +24,7 @@ from lbopt.config._diloco import DilocoConfig, check_diloco
 from lbopt.config._fields import NOT_EMPTY, only
 from lbopt.config._from_text import FromText
 from lbopt.config._loss import LossConfig, check_loss
-from lbopt.config._model import AUTOMATIC_STEM, FAMILIES, ModelConfig, check_model
+from lbopt.config._model import AUTOMATIC_STEM, FAMILIES, ModelConfig, check_heads, check_model
 from lbopt.config._optimizer import OptimizerConfig, check_optimizer, check_optimizer_kind
 from lbopt.config._parallel import BY_COMPILER, ParallelConfig, check_parallel
 from lbopt.config._phase import ELSEWHERE, PhaseConfig, check_phase
@@ -241,6 +241,8 @@ class TrainConfig(FromText):
         # A field applies or not by the kinds above, so these must be known to be valid.
         _fields.check_all(self)
 
+        with errors.under("model"):
+            check_heads(self.model)
         check_optimizer(self.optimizer)
         check_scaling(self.optimizer, self.schedule, self.global_batch_size)
         step_options(self)
