@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from lbopt._shown import one_line, show
 from lbopt.cli import _flags
@@ -31,9 +32,10 @@ from lbopt.config import (
     doubled_sizes,
     naming,
     naming_phase2,
+    step_options,
 )
 from lbopt.errors import EXIT_USER, EnvironmentProblem, UserError, require, under
-from lbopt.parallel import available_devices
+from lbopt.parallel import available_devices, devices_per_worker
 from lbopt.plan import parse_topology
 from lbopt.recipes import (
     LoadedProblem,
@@ -58,6 +60,8 @@ FLAGS = {
 }
 _MOST_READ = 512
 """Examples of a batch that are read; they show what is wrong with the data as well as all do."""
+_MOST_DEVICES = 10**6
+_BY_NOISE = "; the noise scale says when"
 _GIB = 2**30
 
 T = TypeVar("T")
@@ -124,8 +128,9 @@ def run(argv: Sequence[str]) -> None:
       EnvironmentProblem: If a check failed by the machine: data that cannot be read, devices.
     """
     given, overrides = _flags.parse("check", argv, FLAGS, required=("config",))
-    workers = _whole(given, "workers") or 1
-    _whole(given, "devices")
+    workers = _flags.whole("workers", given.get("workers", "1"))
+    if "devices" in given:
+        _flags.whole("devices", given["devices"], most=_MOST_DEVICES)
     asks_memory = given.get("memory", "true").lower()
     if asks_memory not in ("true", "false"):
         raise UserError("--memory", given["memory"], "give true or false")
@@ -154,16 +159,6 @@ def run(argv: Sequence[str]) -> None:
         kind = UserError if EXIT_USER in report.codes else EnvironmentProblem
         fix = f"{len(report.codes)} failed; follow the lines marked WRONG above"
         raise kind("checks", reason=fix)
-
-
-def _whole(given: Mapping[str, str], name: str) -> int | None:
-    """Return the number of a flag; None if it is not given."""
-    text = given.get(name)
-    if text is None:
-        return None
-    if not (text.isdecimal() and int(text[:9]) >= 1 and len(text) < 9):
-        raise UserError(f"--{name}", text, "give a whole number >= 1")
-    return int(text)
 
 
 def _valid(config: TrainConfig | SweepConfig) -> tuple[str, TrainConfig | SweepConfig]:
@@ -240,7 +235,7 @@ def _devices(given: Mapping[str, str], workers: int) -> Sequence[Any]:
     """Return the devices of the job; those that are not here are stood for."""
     if "topology" not in given and "devices" not in given:
         return available_devices()
-    places: list[tuple[Any, ...]] = [()] * (_whole(given, "devices") or 0)
+    places: list[tuple[Any, ...]] = [()] * int(given.get("devices", 0))
     if "topology" in given:
         chip, shape = parse_topology(given["topology"])
         x, y, z = (*shape, 1)[:3]
@@ -287,11 +282,24 @@ def _batch(
                 train = config.cell_train(index, size, mesh.size)
                 check_batch_fits(train, problems[index] if problems else None, mesh)
 
-    in_phases = isinstance(config, TrainConfig) and len(sizes) > 1
+    note = _note(config, mesh) if isinstance(config, TrainConfig) else ""
+    in_phases = isinstance(config, TrainConfig) and len(sizes) > 1 and note != _BY_NOISE
     shown = _listed(sizes, in_phases)
     each = _listed([size // mesh.size for size in sizes], in_phases)
     of = f" of {workers} processes" if workers > 1 else ""
-    return f"{shown} examples over {mesh.size:,} devices{of}: {each} a device", None
+    return f"{shown} examples over {mesh.size:,} devices{of}: {each} a device{note}", None
+
+
+def _note(config: TrainConfig, mesh: Mesh) -> str:
+    """Return what the line of the batch says of a run that changes it, or exchanges less often."""
+    if config.batch_schedule is not None and config.batch_schedule.kind == NOISE_SCALE:
+        return _BY_NOISE
+    every = config.diloco.every
+    if every == 1:
+        return ""
+    with naming("config", TrainConfig):
+        workers = mesh.size // devices_per_worker(mesh, step_options(config))
+    return f"; {workers:,} workers exchange every {every:,} steps"
 
 
 def _phases(

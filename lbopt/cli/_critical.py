@@ -152,7 +152,11 @@ def run(argv: Sequence[str]) -> None:
     given, overrides = _flags.parse("critical", argv, FLAGS, required=("workdir",))
     require(not overrides, "argument", overrides, "leave it out", code="choice")
     factors = _factors(given.get("factors", _FACTORS))
-    tolerance = _number(given, "tolerance", 0.01)
+    tolerance = _flags.number("tolerance", given.get("tolerance", "0.01"))
+    require(tolerance >= 0, "--tolerance", tolerance, "give a number >= 0")
+    examples = None
+    if "examples" in given:
+        examples = _flags.whole("examples", given["examples"])
 
     with local_workdir(given["workdir"]) as folder:
         workdir = absolute_workdir(folder)
@@ -177,7 +181,7 @@ def run(argv: Sequence[str]) -> None:
             workdir,
             given.get("checkpoint", "latest"),
             factors,
-            _whole(given, "examples"),
+            examples,
             tolerance,
         )
         file = workdir / CRITICAL_FILE
@@ -271,23 +275,3 @@ def _factors(text: str) -> list[int]:
     if not all(part.isdecimal() and 0 < len(part) < 6 and int(part) for part in parts):
         raise UserError("--factors", text, "give whole numbers >= 1, 1,2,4,8 for instance")
     return sorted({1, *map(int, parts)})
-
-
-def _whole(given: dict[str, str], name: str) -> int | None:
-    """Return the number of a flag; None if it is not given."""
-    text = given.get(name)
-    if text is None:
-        return None
-    if not (text.isdecimal() and len(text) < 13 and int(text)):
-        raise UserError(f"--{name}", text, "give a whole number >= 1")
-    return int(text)
-
-
-def _number(given: dict[str, str], name: str, default: float) -> float:
-    """Return the number of a flag, or its default."""
-    try:
-        found = float(given.get(name, default))
-    except ValueError:
-        found = math.nan
-    require(0 <= found < math.inf, f"--{name}", given.get(name), "give a number >= 0")
-    return found

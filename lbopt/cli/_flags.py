@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import math
 import operator
 import pathlib
 import typing
@@ -34,6 +35,8 @@ _OVERRIDE = ("--config.", "-config.")
 _SWITCHES = ("json",)
 """Flags without a value."""
 _INDENT = 4
+_MOST = 10**12
+"""Largest whole number that a flag takes unless told otherwise; a larger one is a slip."""
 _LOCAL = ("configs", "copy", "data_dir", "images", "job_secret_file", "manual_dir")
 _OR_BUCKET = ("folder", "other", "output", "vocab", "workdir")
 """Flags that take a local path, and those that take an address of a bucket too. (`--config` may
@@ -255,6 +258,35 @@ def _from_config_file(flag: str, path: str, ask: Callable[[Any], Any]) -> Any:
         raise UserError("--config", flag, "give a Python file (.py)")
     _user_code.look_beside(_user_code.import_folders(file))
     return _user_code.import_file(file, ask, "--config", flag, anew=True)
+
+
+def whole(name: str, text: str, least: int = 1, most: int = _MOST) -> int:
+    """Return the whole number that a flag gives.
+
+    Raises:
+      UserError: If its text is none, or one outside [least, most].
+
+    >>> whole("batch", "4096")
+    4096
+    """
+    fits = text.isdecimal() and len(text) <= len(str(most)) and least <= int(text) <= most
+    limit = f">= {least}" if most == _MOST else f"in [{least}, {most:,}]"
+    require(fits, f"--{name}", text, f"give a whole number {limit}")
+    return int(text)
+
+
+def number(name: str, text: str) -> float:
+    """Return the finite number that a flag gives.
+
+    Raises:
+      UserError: If its text is none.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    require(math.isfinite(found), f"--{name}", text, "give a number")
+    return found
 
 
 def command_line(command: str, argv: Sequence[str]) -> str:

@@ -195,7 +195,7 @@ def _text(argv: Sequence[str]) -> None:
 def _write_store(store: pathlib.Path, given: Mapping[str, str], lowercase: bool | None) -> int:
     """Write a corpus; return the number of damaged articles, which were left out."""
     vocabulary = _vocabulary(given.get("vocab"), given.get("vocab_size"), lowercase)
-    allowed = _whole("--max_damaged_records", given.get("max_damaged_records", "0"), 0)
+    allowed = _flags.whole("max_damaged_records", given.get("max_damaged_records", "0"), 0)
     corpus = Corpus(given.get("tfds"), given.get("folder"), given.get("data_dir"), allowed)
     make_token_store(store, corpus, vocabulary, _watched)
     return len(corpus.damaged)
@@ -221,13 +221,7 @@ def _vocabulary(file: str | None, size: str | None, lowercase: bool | None) -> W
         return load_wordpiece(file, lowercase, say)
     if size is None:
         return _BERT_VOCAB_SIZE
-    return _whole("--vocab_size", size, 1)
-
-
-def _whole(flag: str, text: str, least: int) -> int:
-    fits = text.isdecimal() and int(text) >= least
-    require(fits, flag, text, f"give a whole number, {least} or more")
-    return int(text)
+    return _flags.whole("vocab_size", size)
 
 
 def _images(examples: Iterator[T], total: int) -> Iterator[T]:

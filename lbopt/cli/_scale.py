@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lbopt import errors
 from lbopt._shown import show
 from lbopt.cli import _flags
 from lbopt.config import TrainConfig
 from lbopt.data.from_config import known_source
-from lbopt.errors import UserError, require
+from lbopt.errors import require
 from lbopt.recipes import make_problem, scale_recipe
 from lbopt.workdir import absolute_workdir, local_workdir, read_config, read_json_lines
 
@@ -39,17 +39,19 @@ def run(argv: Sequence[str]) -> None:
     both = {"workdir", "noise_scale"} <= {*given}
     require(not both, "--workdir", given.get("workdir"), fix, code="conflict")
     config = _flags.load_config(given["config"], overrides, TrainConfig)
-    noise_scale = _number(given, "noise_scale")
-    if "workdir" in given:
+    noise_scale = None
+    if "noise_scale" in given:
+        noise_scale = _flags.number("noise_scale", given["noise_scale"])
+    elif "workdir" in given:
         noise_scale = _measured(given["workdir"])
 
     places = {"global_batch_size": "--batch", "rule": "--rule", "duration": "--duration"}
     with errors.under("", noise_scale="--noise_scale", **places):
         scaled = scale_recipe(
             config,
-            global_batch_size=_whole(given["batch"]),
+            global_batch_size=_flags.whole("batch", given["batch"]),
             rule=given["rule"],
-            duration=1.0 if (duration := _number(given, "duration")) is None else duration,
+            duration=_flags.number("duration", given.get("duration", "1")),
             noise_scale=noise_scale,
         )
     show(*str(scaled).split("\n"), *_width_lines(config))
@@ -62,22 +64,6 @@ def _width_lines(config: TrainConfig) -> list[str]:
     problem = make_problem(config.data, config.model, config.loss, 1, None, known_source)
     assert problem.transfer is not None
     return ["", *(f"width: {line}" for line in problem.transfer.lines(problem.params))]
-
-
-def _whole(text: str) -> int:
-    if not (text.isdecimal() and len(text) < 10 and int(text) >= 1):
-        raise UserError("--batch", text, "give a whole number >= 1")
-    return int(text)
-
-
-def _number(given: Mapping[str, str], name: str) -> float | None:
-    """Return the number of a flag; None if it is not given."""
-    if name not in given:
-        return None
-    try:
-        return float(given[name])
-    except ValueError as error:
-        raise UserError(f"--{name}", given[name], "give a number > 0") from error
 
 
 def _measured(workdir: str) -> float:

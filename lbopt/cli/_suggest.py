@@ -168,14 +168,9 @@ def run(argv: Sequence[str]) -> None:
     """
     given, overrides = _flags.parse("suggest", argv, FLAGS, required=("config",))
     config = _flags.load_config(given["config"], overrides, TrainConfig)
-    size = _whole("batch", given.get("batch", str(config.global_batch_size)))
-    steps = _whole("steps", given.get("steps", str(STEPS)))
+    size = _flags.whole("batch", given.get("batch", str(config.global_batch_size)))
+    steps = _flags.whole("steps", given.get("steps", str(STEPS)))
     show(*str(suggest_for(config, size, steps)).split("\n"))
-
-
-def _whole(name: str, text: str) -> int:
-    require(text.isdecimal() and int(text) > 0, f"--{name}", text, "give a number >= 1")
-    return int(text)
 
 
 def suggest_for(

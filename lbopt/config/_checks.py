@@ -317,7 +317,8 @@ def require_among(
     """
     for field, values in allowed.items():
         value = operator.attrgetter(field)(config)
-        require(value in values, field, value, fix, code="conflict", also=also)
+        shown = errors.NO_VALUE if dataclasses.is_dataclass(value) else value  # a group's is long
+        require(value in values, field, shown, fix, code="conflict", also=also)
 
 
 def naming(place: str, kind: type, **places: str) -> contextlib.AbstractContextManager[None]:

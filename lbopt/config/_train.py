@@ -351,7 +351,8 @@ def check_batch_growth(config: TrainConfig) -> None:
     changes = config.batch_schedule
     if changes is None:
         return
-    with errors.under("batch_schedule", global_batch_size="global_batch_size", data="data"):
+    beside = ("batch_schedule", "data", "global_batch_size", "optimizer", "parallel")
+    with errors.under("batch_schedule", **{place: place for place in beside}):
         check_batch_schedule(changes, config.global_batch_size)
         check_unit(changes, config.data)
         fix = "a change of batch is a phase of its own; give one of the two"
@@ -367,8 +368,7 @@ def check_batch_growth(config: TrainConfig) -> None:
         limit = config.optimizer.skip_limit
         skips = by_noise and limit is not None
         place = "optimizer.skip_limit"
-        with errors.under("", optimizer="optimizer"):
-            require(not skips, place, limit, fix, code="conflict")
+        require(not skips, place, limit, fix, code="conflict")
 
         fix = "the state of text belongs to one batch size; leave {batch_schedule} None"
         carried = config.data.carry_state

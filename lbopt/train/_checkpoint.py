@@ -334,6 +334,8 @@ class Checkpoints:
             # A checkpoint that some process cannot reach now may be intact.
             damaged = all(each.is_damage for each in faults)
             raise faults[0]._replace(is_damage=damaged).error()
+        if self._read_only:  # nothing goes on from memories
+            say = _silent
         return _replica_memory.fitted(found.state, like, found.slices, say)
 
     def _read(self, like: TrainState, step: int) -> _Read:

@@ -68,6 +68,35 @@ def test_the_batches_of_two_phases_are_told_apart(lbopt, tmp_path):
     assert said in out
 
 
+GROWS = """
+from lbopt.config import BatchScheduleConfig, OptimizerConfig, TrainConfig
+def get_config(arg):
+    growing = BatchScheduleConfig("noise_scale", final_batch_size=256)
+    optimizer = OptimizerConfig(track_noise_scale=True)
+    return TrainConfig(global_batch_size=128, optimizer=optimizer, batch_schedule=growing)
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            (f"--config={CNN}", "--config.diloco.every=8"),
+            "128 examples over 4 devices: 32 a device; 4 workers exchange every 8 steps",
+        ),
+        (
+            ("--config=grows.py",),
+            "128, 256 examples over 4 devices: 32, 64 a device; the noise scale says when",
+        ),
+    ],
+)
+def test_the_batch_of_other_kinds_of_run(flags, said, lbopt, configs, tmp_path, monkeypatch):
+    (tmp_path / "grows.py").write_text(GROWS)
+    monkeypatch.chdir(tmp_path)
+    config, *others = (flag.replace(CNN, str(configs / CNN)) for flag in flags)
+    assert said in checked(lbopt, config, *others, "--devices=4", "--memory=false")[2]
+
+
 def test_the_schedule_of_the_second_phase_is_a_schedule_too(lbopt, tmp_path):
     (tmp_path / "two.py").write_text(TWO_PHASES.replace("WARMUP", "9.0"))
     _, marks, out = checked(lbopt, f"--config={tmp_path}/two.py", "--devices=2")

@@ -1,13 +1,17 @@
 """Checks of a refusal: by field, value, code, and the words it names; never by its sentence."""
 
 import contextlib
+import dataclasses
+import functools
 import re
+import typing
 from unittest import mock
 from unittest.mock import ANY
 
 import pytest
 
 from lbopt._shown import one_line
+from lbopt.config import SweepConfig, TrainConfig
 from lbopt.errors import EnvironmentProblem, LboptError, UserError
 
 __all__ = ["ANY", "names_in", "numbers_in", "raised", "refused", "run_refused", "troubled"]
@@ -24,6 +28,8 @@ def refused(field, value=ANY, code=ANY, kind=UserError):
         assert error.value is value or repr(error.value) == repr(value)
     assert "\n" not in str(error)
     assert error.reason
+    unknown = [place for place in error.also.values() if not _may_exist(place)]
+    assert not unknown, error
 
 
 def troubled(field, value=ANY, code=ANY):
@@ -79,6 +85,27 @@ def names_in(caught):
     Paths of leaves count as words.
     """
     return set(re.findall(r"[\w./-]*\w", _reason(caught.value)))
+
+
+def _may_exist(place):
+    """Return whether a place in a config is one of a recipe or a study; other places all may be."""
+    if not re.fullmatch(r"config(\.\w+(\[\d+\])?)+", place or "") or place == "config.json":
+        return True
+    steps = re.sub(r"\[\d+\]", "", place).split(".")[1:]
+    return any(_reaches(kind, steps) for kind in (TrainConfig, SweepConfig))
+
+
+def _reaches(kind, steps):
+    """Return whether names lead from a class to a field; below a dict any may follow."""
+    if not steps or dict in (kind, typing.get_origin(kind)):
+        return True
+    if not dataclasses.is_dataclass(kind):
+        return any(_reaches(part, steps) for part in typing.get_args(kind))
+    hints = _hints(kind)
+    return steps[0] in hints and _reaches(hints[steps[0]], steps[1:])
+
+
+_hints = functools.cache(typing.get_type_hints)
 
 
 def _reason(error):
