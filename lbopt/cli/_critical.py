@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,8 @@ from lbopt.workdir import (
 
 FLAGS = {
     "workdir": "a folder of lbopt train, with the checkpoint to branch from",
-    "checkpoint": "latest (default), best, or a step",
+    "checkpoint": "latest, best, or a step (default: the newest from which the branches end within "
+    "the run)",
     "factors": "multiples of the run's batch that are tried (default 1,2,4,8,16)",
     "examples": "examples of each branch (default: 32 steps of the largest batch)",
     "rule": "scaling rule of the branches (default: that of the run)",
@@ -179,7 +180,7 @@ def run(argv: Sequence[str]) -> None:
         found = measure(
             config,
             workdir,
-            given.get("checkpoint", "latest"),
+            given.get("checkpoint"),
             factors,
             examples,
             tolerance,
@@ -194,7 +195,7 @@ def run(argv: Sequence[str]) -> None:
 def measure(
     config: TrainConfig,
     workdir: pathlib.Path,
-    which: str,
+    which: str | None,
     factors: Sequence[int],
     num_examples: int | None,
     tolerance: float,
@@ -204,7 +205,8 @@ def measure(
     Args:
       config: Config of the run.
       workdir: Its workdir.
-      which: The checkpoint: "latest", "best" or a step.
+      which: The checkpoint: "latest", "best" or a step; None for the newest from which the branches
+        end within the run.
       factors: Multiples of the run's batch, ascending, the first of them 1.
       num_examples: Examples of each branch, rounded up to whole steps of every batch; None for 32
         steps of the largest.
@@ -214,13 +216,15 @@ def measure(
       UserError: If a branch does not fit the run, or diverges at the run's own batch.
     """
     training = build_run(config)
-    state = _restored(training, workdir, which)
+
+    def length(step: int) -> int:
+        return _length(training.phase_at(step).global_batch_size, factors, num_examples)
+
+    state = _restored(training, workdir, which, length)
     step = int(state.step)
     phase = training.phase_at(step)
     sizes = [factor * phase.global_batch_size for factor in factors]
-    together = math.lcm(*sizes)
-    wanted = num_examples or _STEPS * sizes[-1]
-    examples = -(-wanted // together) * together
+    examples = length(step)
 
     # All are built first: a batch that does not fit must not show after hours of the others.
     runs = [build_branch(config, training, step, size, examples) for size in sizes]
@@ -229,7 +233,7 @@ def measure(
         say(f"branch of batch {branch.global_batch_size}: {branch.num_steps} steps")
         branches.append(_run_branch(branch, jax.tree.map(jnp.copy, state)))
     fix = "the branch at the run's own batch diverged; take an earlier checkpoint"
-    require(math.isfinite(branches[0].train_loss), "--checkpoint", which, fix)
+    require(math.isfinite(branches[0].train_loss), "--checkpoint", which or step, fix)
     critical, is_beyond = critical_size(branches, tolerance)
     return CriticalMeasurement(
         step=step,
@@ -243,13 +247,70 @@ def measure(
     )
 
 
-def _restored(training: Run, workdir: pathlib.Path, which: str) -> TrainState:
+def _length(size: int, factors: Sequence[int], num_examples: int | None) -> int:
+    """Return the length of the branches in examples; see `measure`.
+
+    Args:
+      size: The run's batch where the branches begin.
+      factors: Multiples of it, ascending.
+      num_examples: Length that the user gives, or None.
+    """
+    together = size * math.lcm(*factors)
+    wanted = num_examples or _STEPS * size * factors[-1]
+    return -(-wanted // together) * together
+
+
+def _restored(
+    training: Run, workdir: pathlib.Path, which: str | None, length: Callable[[int], int]
+) -> TrainState:
+    """Return the state from which the branches begin.
+
+    Args:
+      training: The run.
+      workdir: Its workdir.
+      which: The checkpoint, as in `measure`.
+      length: Function of the step that returns the length in examples of branches from there.
+
+    Raises:
+      UserError: If the run ends before the branches would.
+    """
+
+    def fits(step: int) -> bool:
+        return length(step) <= training.examples_left(step)
+
+    def shapes(step: int) -> TrainState:
+        return training.phase_at(step).shapes()
+
     with Checkpoints(
         workdir, training.keep_checkpoints, training.best_metric, read_only=True
     ) as checkpoints:
-        return restore_chosen(
-            checkpoints, which, lambda step: training.phase_at(step).shapes(), say
-        )
+        if which is not None:
+            state = restore_chosen(checkpoints, which, shapes, say)
+            step = int(state.step)
+            fix = (
+                f"branches take {length(step)} examples, and {training.examples_left(step)} are "
+                f"left from step {step}; leave --checkpoint out, or give an earlier one"
+            )
+            require(fits(step), "--checkpoint", which, fix, code="mismatch")
+            return state
+
+        newest = checkpoints.restore_newest(shapes, say, fits)
+        if newest is None:
+            raise _none_fits(training, checkpoints.steps(), length)
+        step = int(newest.step)
+        say(f"branching from step {step}, the newest checkpoint with {length(step)} examples left")
+        return newest
+
+
+def _none_fits(training: Run, steps: Sequence[int], length: Callable[[int], int]) -> UserError:
+    """Return the error of a run none of whose checkpoints has enough examples left."""
+    step = max(steps, key=training.examples_left)
+    fix = (
+        f"no checkpoint that was kept has as many examples left, step {step} has "
+        f"{training.examples_left(step)}; give fewer --examples or smaller --factors, or train "
+        "with a larger config.checkpoint.keep"
+    )
+    return UserError("--examples", length(step), fix, code="mismatch")
 
 
 def _run_branch(branch: Run, state: TrainState) -> Branch:

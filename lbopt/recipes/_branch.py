@@ -36,11 +36,18 @@ def build_branch(
       run: The run, from `build_run`.
       step: Step at which the branch begins.
       global_batch_size: Examples per step of the branch.
-      num_examples: Length of the branch in examples; whole steps.
+      num_examples: Length of the branch in examples: whole steps that end within the run, or
+        within its phase if it has two. Past the end the learning rate of most schedules is 0.
 
     Raises:
-      UserError: If the branch does not fit the data or the devices.
+      UserError: If the branch passes the end, or does not fit the data or the devices.
     """
+    left = run.examples_left(step)
+    what = "run" if config.phase2 is None else "phase"
+    fix = f"the {what} has {left} examples left from step {step}; give at most {left}, or an "
+    fix += "earlier step"
+    require(num_examples <= left, "num_examples", num_examples, fix, code="mismatch")
+
     place = run.phases().index(run.phase_at(step))
     origin = run.phase_at(step)
     phase = config.phases()[place] if config.phase2 is not None else config.phases()[0]

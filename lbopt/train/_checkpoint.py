@@ -393,7 +393,10 @@ class Checkpoints:
         return Fault("jax_default_prng_impl", _generator(), what, fix, is_damage=False)
 
     def restore_newest(
-        self, shapes: Callable[[int], TrainState], say: Say = _silent
+        self,
+        shapes: Callable[[int], TrainState],
+        say: Say = _silent,
+        fits: Callable[[int], bool] = lambda step: True,
     ) -> TrainState | None:
         """Read the newest checkpoint that is intact; None if there is none at all.
 
@@ -402,12 +405,13 @@ class Checkpoints:
         Args:
           shapes: Function of the step that returns shapes, dtypes and shardings of its state.
           say: Function that gets a line for each damaged checkpoint.
+          fits: Predicate on the step; checkpoints of other steps are passed over.
 
         Raises:
           EnvironmentProblem: If none is intact, or one cannot be read now.
         """
         damaged: list[tuple[int, Damaged]] = []
-        for step in reversed(self.steps()):
+        for step in filter(fits, reversed(self.steps())):
             try:
                 state = self._restore_twice(shapes(step), step, say)
             except Damaged as error:

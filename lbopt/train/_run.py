@@ -210,6 +210,17 @@ class Run:
         phases = self.phases()
         return next((phase for phase in phases if step <= phase.last_step), phases[-1])
 
+    def examples_left(self, step: int) -> int:
+        """Return the number of examples from a step to the end of its phase.
+
+        Phases that differ in the batch alone count as one.
+        """
+        here = self.phase_at(step)
+        end = here
+        while end.next_phase is not None and end.next_phase.continues:
+            end = end.next_phase
+        return end.examples_seen(end.last_step) - here.examples_seen(step)
+
     def shapes(self) -> TrainState:
         """Return the shapes, dtypes and shardings of the state."""
         return self._shapes

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusal import refused
+from refusal import names_in, numbers_in, refused
 
 import lbopt
 from lbopt.api._problem import train_config
@@ -17,12 +17,15 @@ from lbopt.cli._critical import Branch, critical_size
 from lbopt.config import OptimizerConfig, ScheduleConfig
 from lbopt.parallel import put_batch
 from lbopt.recipes import build_branch, build_run
+from lbopt.train import Checkpoints
 from lbopt.transforms import optimizer_metrics
 
 FILE = """
 from lbopt.config import *
 def get_config(arg=""):
     growing = BatchScheduleConfig("steps", unit="examples", changes=((128.0, 32),))
+    second = PhaseConfig(
+        num_steps=8, global_batch_size=64, schedule=ScheduleConfig(0.004, warmup_rule="none"))
     return TrainConfig(
         data="digits",
         model=ModelConfig("mlp", widths=(8,)),
@@ -38,6 +41,7 @@ def get_config(arg=""):
         checkpoint=CheckpointConfig(every_steps=4, keep=100),
         parallel=ParallelConfig(num_devices=2),
         batch_schedule=growing if arg == "growing" else None,
+        phase2=second if arg == "two" else None,
     )
 """
 
@@ -61,12 +65,17 @@ def workdirs(file, tmp_path_factory):
     return found
 
 
+def restored(run, workdir, step):
+    with Checkpoints(workdir, read_only=True) as checkpoints:
+        return checkpoints.restore(run.phase_at(step).shapes(), step)
+
+
 @pytest.mark.parametrize(("row", "at"), [("", 8), ("growing", 8), ("growing", 12)])
 def test_a_branch_at_the_runs_own_batch_is_the_run(row, at, file, workdirs):
     config = call_get_config(f"{file}:{row}" if row else str(file))
     whole = build_run(config)
     size = whole.phase_at(at + 1).global_batch_size
-    state = _critical._restored(whole, workdirs[row], str(at))
+    state = restored(whole, workdirs[row], at)
     branch = build_branch(config, whole, at, size, 4 * size)
     state = branch.enter(state) if size != whole.phase_at(at).global_batch_size else state
     losses = []
@@ -80,7 +89,7 @@ def test_a_branch_at_the_runs_own_batch_is_the_run(row, at, file, workdirs):
     ]
     expected = [line["train/loss"] for line in lines if at < line["step"] <= at + 4]
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
-    there = _critical._restored(whole, workdirs[row], str(at + 4))
+    there = restored(whole, workdirs[row], at + 4)
     for ours, theirs in zip(
         jax.tree.leaves(state.params), jax.tree.leaves(there.params), strict=True
     ):
@@ -99,7 +108,7 @@ def test_a_larger_branch_sees_the_same_examples_at_the_rates_of_the_rule(file, w
     }
     for name, array in large.batches[0].items():
         np.testing.assert_array_equal(array, together[name])
-    state = _critical._restored(whole, workdirs[""], "8")
+    state = restored(whole, workdirs[""], 8)
     rates = {}
     for branch in (small, large):
         entered = branch.enter(jax.tree.map(jnp.copy, state))
@@ -134,6 +143,48 @@ def test_the_command_prints_and_keeps_the_measurement(workdirs, capsys):
 
 
 @pytest.mark.parametrize(
+    ("row", "factors", "examples", "step"),
+    [("", "1,4", 256, 16), ("growing", "1,2", 128, 16), ("growing", "1,2", 320, 8)],
+)
+def test_branches_of_a_finished_run_end_within_it(row, factors, examples, step, workdirs, capsys):
+    command = ["critical", f"--workdir={workdirs[row]}", f"--factors={factors}"]
+    assert main([*command, f"--examples={examples}"]) == 0
+    assert f"branching from step {step}, " in capsys.readouterr().err
+    line = json.loads((workdirs[row] / "critical.jsonl").read_text().splitlines()[-1])
+    assert (line["step"], line["examples"]) == (step, examples)
+
+
+def test_branches_that_pass_the_end_are_refused(file, workdirs):
+    flags = [f"--workdir={workdirs['']}", "--factors=1,4"]
+    for which in ("latest", "20"):
+        with refused("--checkpoint", which, "mismatch"):
+            _critical.run([*flags, "--examples=256", f"--checkpoint={which}"])
+    with refused("--examples", 512, "mismatch") as caught:
+        _critical.run([*flags, "--examples=512"])
+    assert {"4", "448", "config.checkpoint.keep"} <= names_in(caught)
+
+
+@pytest.mark.parametrize(
+    ("row", "at", "size", "left"),
+    [
+        ("", 0, 16, 512),
+        ("", 32, 16, 0),
+        ("growing", 8, 32, 384),
+        ("two", 8, 16, 384),
+        ("two", 32, 16, 0),
+        ("two", 36, 64, 256),
+    ],
+)
+def test_a_branch_ends_within_its_run_or_phase(row, at, size, left, file):
+    config = call_get_config(f"{file}:{row}" if row else str(file))
+    whole = build_run(config)
+    assert whole.examples_left(at) == left
+    with refused("num_examples", left + size, "mismatch") as caught:
+        build_branch(config, whole, at, size, left + size)
+    assert left in numbers_in(caught)
+
+
+@pytest.mark.parametrize(
     ("losses", "critical", "beyond"),
     [
         ((1.0, 1.005, 1.009), 64, True),
@@ -157,12 +208,12 @@ def test_the_largest_batch_with_all_smaller_ones_within_the_tolerance(losses, cr
         ("--rule=cubic", "--rule"),
         ("--rule=token_half_life+sde", "--rule"),
         ("--checkpoint=7", "checkpoint"),
-        ("--factors=1,999", "config.optimizer.b1"),
+        ("--factors=1,5", "config.optimizer.b1"),
     ],
 )
 def test_refusals(flag, field, workdirs):
     with refused(field):
-        _critical.run([f"--workdir={workdirs['']}", flag])
+        _critical.run([f"--workdir={workdirs['']}", "--examples=80", flag])
 
 
 def test_a_run_of_local_steps_is_refused(file, tmp_path):
