@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lbopt import errors
 from lbopt._shown import show
@@ -37,14 +36,15 @@ FLAGS = {
     "checkpoint": "latest, best, or a step (default: the newest from which the branches end within "
     "the run)",
     "factors": "multiples of the run's batch that are tried (default 1,2,4,8,16)",
-    "examples": "examples of each branch (default: 32 steps of the largest batch)",
+    "examples": "examples of each branch, rounded up to a multiple of 4 steps of every batch "
+    "(default: 32 steps of the largest)",
     "rule": "scaling rule of the branches (default: that of the run)",
     "tolerance": "loss by which a branch may be above that of the run's own batch (default 0.01)",
 }
 _FACTORS = "1,2,4,8,16"
 _STEPS = 32
-_WINDOW = 0.25
-"""Share of a branch, at its end, over which its training loss is averaged."""
+_QUARTERS = 4
+"""Equal parts of a branch, in whole steps; its training loss is averaged over the last."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,8 +208,8 @@ def measure(
       which: The checkpoint: "latest", "best" or a step; None for the newest from which the branches
         end within the run.
       factors: Multiples of the run's batch, ascending, the first of them 1.
-      num_examples: Examples of each branch, rounded up to whole steps of every batch; None for 32
-        steps of the largest.
+      num_examples: Examples of each branch, rounded up to a multiple of 4 steps of every batch;
+        None for 32 steps of the largest.
       tolerance: Loss by which a branch may be above the first one.
 
     Raises:
@@ -254,10 +254,21 @@ def _length(size: int, factors: Sequence[int], num_examples: int | None) -> int:
       size: The run's batch where the branches begin.
       factors: Multiples of it, ascending.
       num_examples: Length that the user gives, or None.
+
+    Raises:
+      UserError: If batches of these factors end together at multiples too far apart.
     """
-    together = size * math.lcm(*factors)
-    wanted = num_examples or _STEPS * size * factors[-1]
-    return -(-wanted // together) * together
+    # A quarter of whole steps has the same examples in every branch.
+    together = _QUARTERS * size * math.lcm(*factors)
+    least = _QUARTERS * size * factors[-1]
+    wanted = max(num_examples or _STEPS * size * factors[-1], least)
+    found = -(-wanted // together) * together
+    fix = (
+        f"quarters of whole steps at every batch make each branch {found} examples long, not "
+        f"{wanted}; give powers of two, {_FACTORS} for instance"
+    )
+    require(found <= 2 * wanted, "--factors", ",".join(map(str, factors)), fix, code="mismatch")
+    return found
 
 
 def _restored(
@@ -316,16 +327,17 @@ def _none_fits(training: Run, steps: Sequence[int], length: Callable[[int], int]
 def _run_branch(branch: Run, state: TrainState) -> Branch:
     """Train a branch from a state, whose arrays it takes."""
     state = branch.enter(state)
-    losses = []
+    steps = []
     for batch in train_iterator(branch.batches):
         state, metrics = branch.train_step(state, put_batch(branch.mesh, batch))
         # Queued collectives of many steps deadlock on a few CPU cores.
-        losses.append(means([jax.device_get(metrics)])["loss"])
-    last = max(1, round(_WINDOW * len(losses)))
+        steps.append(jax.device_get(metrics))
+
+    quarter = steps[-(len(steps) // _QUARTERS) :]
     return Branch(
         global_batch_size=branch.global_batch_size,
-        steps=len(losses),
-        train_loss=float(np.mean(losses[-last:])),
+        steps=len(steps),
+        train_loss=means(quarter)["loss"],
         validation_loss=float(branch.evaluate(state)["loss"]),
     )
 

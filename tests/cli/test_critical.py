@@ -127,9 +127,9 @@ def test_the_command_prints_and_keeps_the_measurement(workdirs, capsys):
     first, second = (
         json.loads(line) for line in (workdirs[""] / "critical.jsonl").read_text().splitlines()
     )
-    assert (first["examples"], first["examples_seen"], first["is_beyond"]) == (128, 128, True)
+    assert (first["examples"], first["examples_seen"], first["is_beyond"]) == (256, 128, True)
     assert [branch["global_batch_size"] for branch in first["branches"]] == [16, 64]
-    assert [branch["steps"] for branch in first["branches"]] == [8, 2]
+    assert [branch["steps"] for branch in first["branches"]] == [16, 4]
     assert second["rule"] == "linear"
     losses = [branch["train_loss"] for branch in second["branches"]]
     assert second["critical_batch_size"] == (64 if losses[1] <= losses[0] else 16)
@@ -144,7 +144,7 @@ def test_the_command_prints_and_keeps_the_measurement(workdirs, capsys):
 
 @pytest.mark.parametrize(
     ("row", "factors", "examples", "step"),
-    [("", "1,4", 256, 16), ("growing", "1,2", 128, 16), ("growing", "1,2", 320, 8)],
+    [("", "1,4", 256, 16), ("growing", "1,2", 256, 12), ("growing", "1,2", 384, 8)],
 )
 def test_branches_of_a_finished_run_end_within_it(row, factors, examples, step, workdirs, capsys):
     command = ["critical", f"--workdir={workdirs[row]}", f"--factors={factors}"]
@@ -162,6 +162,22 @@ def test_branches_that_pass_the_end_are_refused(file, workdirs):
     with refused("--examples", 512, "mismatch") as caught:
         _critical.run([*flags, "--examples=512"])
     assert {"4", "448", "config.checkpoint.keep"} <= names_in(caught)
+
+
+def test_the_last_quarter_has_the_same_examples_in_every_branch(file, workdirs):
+    """A network that stays as it is has the same loss on the same examples, and on no others."""
+    config = call_get_config(str(file))
+    config.schedule.base_learning_rate = 1e-30
+    found = _critical.measure(config, workdirs[""], "4", [1, 2, 3], 100, 0.01)
+    assert found.examples == 384
+    assert [branch.steps for branch in found.branches] == [24, 12, 8]
+    losses = [branch.train_loss for branch in found.branches]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+
+
+def test_factors_that_make_branches_long_are_refused(workdirs):
+    with refused("--factors", "1,7,11,13,16", "mismatch"):
+        _critical.run([f"--workdir={workdirs['']}", "--factors=7,11,13,16"])
 
 
 @pytest.mark.parametrize(
