@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lbopt import errors
 from lbopt._shown import show
 from lbopt.cli import _flags
-from lbopt.config import TrainConfig
+from lbopt.config import (
+    TrainConfig,
+    completed_json,
+    config_to_json,
+    json_differences,
+    without_layout,
+)
 from lbopt.data.from_config import known_source
 from lbopt.errors import require
 from lbopt.recipes import make_problem, scale_recipe
@@ -20,7 +28,8 @@ FLAGS = {
     "joined by + (sqrt+token_half_life)",
     "duration": "new length of the run over the old one, in examples (default 1)",
     "noise_scale": "gradient noise scale of the run in examples, to tell whether the rule holds",
-    "workdir": "run of this recipe that measured its noise scale (optimizer.track_noise_scale)",
+    "workdir": "run with this recipe's data and model that measured its noise scale "
+    "(optimizer.track_noise_scale); the last one counts",
 }
 
 
@@ -43,7 +52,7 @@ def run(argv: Sequence[str]) -> None:
     if "noise_scale" in given:
         noise_scale = _flags.number("noise_scale", given["noise_scale"])
     elif "workdir" in given:
-        noise_scale = _measured(given["workdir"])
+        noise_scale = _measured(given["workdir"], config)
 
     places = {"global_batch_size": "--batch", "rule": "--rule", "duration": "--duration"}
     with errors.under("", noise_scale="--noise_scale", **places):
@@ -66,15 +75,43 @@ def _width_lines(config: TrainConfig) -> list[str]:
     return ["", *(f"width: {line}" for line in problem.transfer.lines(problem.params))]
 
 
-def _measured(workdir: str) -> float:
-    """Return the last noise scale that a run logged, in examples."""
+def _measured(workdir: str, config: TrainConfig) -> float:
+    """Return the last noise scale that a run logged, in examples; it may be infinite.
+
+    Args:
+      workdir: The run's folder.
+      config: The recipe, whose data and model must be those of the run.
+
+    Raises:
+      UserError: If there is no such run, or it logged no noise scale above 0.
+      EnvironmentProblem: If the workdir cannot be read.
+    """
+    config.validate()
     with local_workdir(workdir) as folder:
+        saved = read_config(folder, "train")
         fix = "no run is there; give the folder of lbopt train"
-        there = read_config(folder, "train") is not None
-        require(there, "--workdir", workdir, fix, code="missing")
+        require(saved is not None, "--workdir", workdir, fix, code="missing")
+        assert saved is not None
+        theirs = _data_and_model(completed_json(TrainConfig, saved["config"]))
+        differences = json_differences(_data_and_model(config_to_json(config)), theirs)
+        fix = f"its run is not of this recipe ({'; '.join(differences[:3])}); give another folder, "
+        fix += "or give --noise_scale"
+        require(not differences, "--workdir", workdir, fix, code="mismatch")
         lines = read_json_lines(absolute_workdir(folder) / "metrics.jsonl")
-    found = [scale for line in lines if (scale := line.get("train/noise_scale"))]
+
+    found = [line["train/noise_scale"] for line in lines if "train/noise_scale" in line]
     fix = "its log has no train/noise_scale; train with optimizer.track_noise_scale, or give "
     fix += "--noise_scale"
     require(len(found) > 0, "--workdir", workdir, fix, code="missing")
-    return found[-1]
+    # Null is a noise scale that cannot be told from infinity.
+    last = math.inf if found[-1] is None else float(found[-1])
+    fix = f"its last train/noise_scale is {last:.4g}, no estimate above 0; give --noise_scale"
+    require(last > 0, "--workdir", workdir, fix)
+    return last
+
+
+def _data_and_model(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a noise scale belongs to, of a config as JSON data."""
+    found = without_layout(config)
+    data = {name: found["data"][name] for name in ("name", "builder")}
+    return {"config": {"data": data, "model": found["model"]}}

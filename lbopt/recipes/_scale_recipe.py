@@ -162,8 +162,8 @@ def scale_recipe(
         different numbers.
       duration: New length of the run over the old one, in examples; only completed_p and adamh say
         what it changes.
-      noise_scale: Gradient noise scale of the run in examples, to tell whether the rule holds; None
-        if it is not known.
+      noise_scale: Gradient noise scale of the run in examples, to tell whether the rule holds;
+        `math.inf` if the run saw no gradient above the noise, None if it is not known.
 
     Returns:
       The new recipe, and the table of what changed. In a config the numbers are those at the new
@@ -183,7 +183,9 @@ def scale_recipe(
     """
     size = _scalars.whole("global_batch_size", global_batch_size)
     duration = _scalars.checked("duration", duration, "a number > 0", lambda n: n > 0)
-    if noise_scale is not None:
+    noise_scale = _scalars.known(noise_scale)
+    is_infinite = _scalars.is_number(noise_scale) and noise_scale == math.inf
+    if noise_scale is not None and not is_infinite:
         fits = "a number of examples > 0"
         noise_scale = _scalars.checked("noise_scale", noise_scale, fits, lambda n: n > 0)
     rules = combine_rules(rule)
@@ -233,7 +235,8 @@ class _BatchChange(NamedTuple):
       before: Examples per step before.
       after: Examples per step after.
       duration: New length over the old one, in examples.
-      noise_scale: Noise scale of the run in examples; None if it is not known.
+      noise_scale: Noise scale of the run in examples, which may be infinite; None if it is not
+        known.
     """
 
     rule: str
@@ -299,6 +302,10 @@ class _BatchChange(NamedTuple):
         scale = self.noise_scale
         if scale is None:
             return "; the noise scale is not known here"
+        if math.isinf(scale):
+            return (
+                ": the noise scale is infinite (no gradient is seen above the noise), so it holds"
+            )
         shares = [scale / (scale + size) for size in (self.before, self.after)]
         told = (
             f": by the noise scale of {scale:.4g} examples, noise is {shares[0]:.0%} of the mean "

@@ -9,7 +9,7 @@ import pytest
 from refusal import refused
 
 import lbopt
-from lbopt.cli import load_config, main
+from lbopt.cli import _scale, load_config, main
 from lbopt.config import (
     Arm,
     OptimizerConfig,
@@ -152,6 +152,8 @@ def test_what_leaves_its_range_is_said():
     [
         (1536.0, "75% at 512, so it holds"),
         (128.0, "20% at 512, so it does not"),
+        (math.inf, "infinite"),
+        (np.float32(np.inf), "so it holds"),
         (None, "not known"),
     ],
 )
@@ -162,22 +164,72 @@ def test_the_noise_scale_says_whether_the_rule_holds(scale, told):
     assert told in line
 
 
-def test_the_command_takes_the_noise_scale_of_a_run(tmp_path, capsys):
-    problem = lbopt.Problem("digits", "mlp")
-    lbopt.run_training(problem, "adamw", 0.01, num_steps=1, workdir=tmp_path)
+FILE = """
+from lbopt.config import *
+def get_config():
+    return TrainConfig(
+        data="digits", model="mlp", optimizer="adam", global_batch_size=1024, num_steps=1,
+        schedule=ScheduleConfig(0.01, base_batch_size=1024, warmup_rule="none"))
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Return a config file, and a workdir of its run."""
+    folder = tmp_path_factory.mktemp("measured")
+    file = folder / "own.py"
+    file.write_text(FILE)
+    workdir = folder / "run"
+    assert main(["train", f"--config={file}", f"--workdir={workdir}"]) == 0
+    return file, workdir
+
+
+@pytest.mark.parametrize(
+    ("logged", "told"),
+    [
+        (("10.0", "96.0"), "96 examples"),
+        (("10.0", "null"), "infinite"),
+        (("null",), "infinite"),
+        (("null", "96.0"), "96 examples"),
+    ],
+)
+def test_the_command_takes_the_last_noise_scale_of_a_run(logged, told, measured, capsys):
+    file, workdir = measured
+    lines = [
+        f'{{"step": {step}, "examples_seen": {step}, "train/noise_scale": {scale}}}\n'
+        for step, scale in enumerate(logged, 1)
+    ]
+    (workdir / "metrics.jsonl").write_text("".join(lines) + '{"step": 9, "examples_seen": 9}\n')
+    command = ["scale", f"--config={file}", "--batch=2048", "--rule=sde", f"--workdir={workdir}"]
     capsys.readouterr()
-    (tmp_path / "metrics.jsonl").write_text(
-        '{"step": 1, "examples_seen": 64, "train/noise_scale": 10.0}\n'
-        '{"step": 2, "examples_seen": 128, "train/noise_scale": 96.0}\n'
-    )
-    command = ["scale", "--config=digits_cnn:adam-1024", "--batch=2048", "--rule=sde"]
-    assert main([*command, f"--workdir={tmp_path}"]) == 0
+    assert main(command) == 0
     shown = capsys.readouterr().out
-    assert "96 examples" in shown
-    assert "does not hold" in shown
+    assert told in shown
+    assert ("does not hold" in shown) == ("96" in told)
     assert "optimizer.b2   0.999       0.998" in shown
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "examples_seen": 64}\n')
-    assert main([*command, f"--workdir={tmp_path}"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "code"),
+    [
+        ('{"step": 1, "examples_seen": 1}', [], "missing"),
+        ('{"step": 1, "examples_seen": 1, "train/noise_scale": -2.0}', [], "value"),
+        ('{"step": 1, "examples_seen": 1, "train/noise_scale": 2.0}', ["model=cnn"], "mismatch"),
+        (
+            '{"step": 1, "examples_seen": 1, "train/noise_scale": 2.0}',
+            ["data.name=images", "data.builder=mnist"],
+            "mismatch",
+        ),
+    ],
+)
+def test_a_noise_scale_that_does_not_fit_is_refused(line, change, code, measured):
+    file, workdir = measured
+    (workdir / "metrics.jsonl").write_text(line + "\n")
+    flags = [f"--config.{each}" for each in change]
+    with refused("--workdir", str(workdir), code):
+        _scale.run(
+            [f"--config={file}", "--batch=2048", "--rule=sde", f"--workdir={workdir}", *flags]
+        )
 
 
 @pytest.mark.parametrize(
@@ -192,6 +244,8 @@ def test_the_command_takes_the_noise_scale_of_a_run(tmp_path, capsys):
         ({"rule": "sde", "global_batch_size": 64 * 10}, "config.optimizer.b1", "conflict"),
         ({"rule": "sde", "global_batch_size": 0}, "global_batch_size", "value"),
         ({"rule": "sde", "noise_scale": -1.0}, "noise_scale", "value"),
+        ({"rule": "sde", "noise_scale": -math.inf}, "noise_scale", "value"),
+        ({"rule": "sde", "noise_scale": math.nan}, "noise_scale", "value"),
         ({"recipe": SweepConfig()}, "recipe", "type"),
         ({"recipe": {"learning_rate": 1.0}}, "recipe", "missing"),
         ({"recipe": {"lr": 1.0, "global_batch_size": 2}}, "recipe", "choice"),
