@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _OWN = ("b1", "b2", "momentum", "eps", "weight_decay", "ema_decay")
 _OF_RMSPROP = {"rmsprop_decay": "b2", "decay": "b2"}
+_UNDER_ROOT = ("rmsprop", "optax.rmsprop")
+"""Optimizers whose `eps` stands under the root, the latter unless `eps_in_sqrt` says otherwise."""
 _RATIO = "rest_learning_rate_ratio"
 _OPTIONS = {
     **{name: name for name in ("b1", "b2", "momentum")},
@@ -74,8 +76,10 @@ def _of_fields(config: OptimizerConfig) -> Iterator[Setting]:
     for field in dataclasses.fields(config):
         number = _OF_RMSPROP.get(field.name, field.name)
         value = getattr(config, field.name)
-        if number in _OWN and value is not None and _fields.applies(field, config):
-            yield Setting(field.name, number, value)
+        if number not in _OWN or value is None or not _fields.applies(field, config):
+            continue
+        rooted = number == "eps" and config.name in _UNDER_ROOT
+        yield Setting(field.name, "eps_root" if rooted else number, value)
 
 
 def _of_options(config: OptimizerConfig) -> Iterator[Setting]:
@@ -87,7 +91,10 @@ def _of_options(config: OptimizerConfig) -> Iterator[Setting]:
         return
     values = _defaults(config) | config.options
     adaptive = bool({"b2", "decay"} & {*values}) and config.name not in _foreign.LIBRARY
-    names = _OPTIONS | ({"eps": "eps"} if adaptive or config.name in _WITH_EPS else {})
+    names = {**_OPTIONS}
+    if adaptive or config.name in _WITH_EPS:
+        rooted = config.name in _UNDER_ROOT and values.get("eps_in_sqrt", True)
+        names |= {"eps": "eps_root" if rooted else "eps", "eps_root": "eps_root"}
     for name, value in values.items():
         if name in names and is_number(value) and (config.name, name) != _NO_SECOND_MOMENT:
             yield Setting(f"options.{name}", names[name], float(value))

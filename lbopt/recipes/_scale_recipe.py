@@ -154,14 +154,14 @@ def scale_recipe(
     Args:
       recipe: A `TrainConfig`; or the numbers of a loop of your own by name: `global_batch_size`,
         and any of `learning_rate`, `rest_learning_rate`, `warmup_epochs`, `b1`, `b2`, `momentum`,
-        `eps`, `weight_decay`, `ema_decay`, `num_epochs`, `num_steps`, `warmup_steps` and
-        `decay_steps`.
+        `eps`, `eps_root` (an eps under the root), `weight_decay`, `ema_decay`, `num_epochs`,
+        `num_steps`, `warmup_steps` and `decay_steps`.
       global_batch_size: New number of examples per optimizer step.
       rule: "none", "linear", "sqrt", "legw", "sde", "sde_half_life", "token_half_life", "ema",
         "power_lines", "completed_p", "adamh" or "muonh"; several joined by "+", if they change
         different numbers.
-      duration: New length of the run over the old one, in examples; only completed_p and adamh say
-        what it changes.
+      duration: New length of the run over the old one, in examples; completed_p, adamh and
+        power_lines say what it changes.
       noise_scale: Gradient noise scale of the run in examples, to tell whether the rule holds;
         `math.inf` if the run saw no gradient above the noise, None if it is not known.
 

@@ -20,15 +20,19 @@ NUMBERS = (
     "b2",
     "momentum",
     "eps",
+    "eps_root",
     "weight_decay",
     "ema_decay",
 )
-"""Numbers that a rule may change. The rest is what a matrix optimizer leaves to another one."""
-_LAYERWISE = ("lamb", "lans", "optax.lamb")
-_ADAPTIVE = (
-    *("adam", "adamw", "rmsprop", *_LAYERWISE),
-    *("optax.adam", "optax.adamw", "optax.rmsprop"),
-)
+"""Numbers that a rule may change.
+
+The rest is what a matrix optimizer leaves to another one; eps_root is an eps under the root.
+"""
+_ADAM = ("adam", "adamw", "optax.adam", "optax.adamw")
+_NOT_ADAM = ("lamb", "lans", "rmsprop", "optax.lamb", "optax.rmsprop")
+_ADAPTIVE = (*_ADAM, *_NOT_ADAM)
+_BEYOND_SDE = tuple(name for name in _NOT_ADAM if name != "optax.rmsprop")
+"""It treats RMSProp, and ours has a momentum besides."""
 _NO_MEMORY = 1e-9
 """A decay rate below this keeps nothing: the rule's linear form has left its range."""
 
@@ -165,9 +169,10 @@ _SDE = (
     Change("b1", "complement", batch=1),
     Change("b2", "complement", batch=1),
     Change("eps", batch=-0.5),
+    Change("eps_root", batch=-1),
 )
 _SDE_SOURCE = "Malladi et al., arXiv 2205.10287v3, square-root scaling rule"
-_FOR_SGD = "for SGD the same argument gives 'linear'"
+_FOR_SGD = "take another rule; for SGD the same argument gives 'linear'"
 _ROWS = (
     ScalingRule("none", "the base values at every batch", "-"),
     ScalingRule(
@@ -197,7 +202,7 @@ _ROWS = (
         _SDE_SOURCE,
         _SDE,
         _ADAPTIVE,
-        _LAYERWISE,
+        _BEYOND_SDE,
         "noise",
         _FOR_SGD,
     ),
@@ -230,7 +235,7 @@ _ROWS = (
         "power_lines",
         "AdamW's time scale in epochs, batch / (rate x decay x length)",
         "Bergsma et al., arXiv 2505.13738v2, eq. 2",
-        (Change("weight_decay", batch=1, rate=-1),),
+        (Change("weight_decay", batch=1, duration=-1, rate=-1),),
         regime="below critical",
     ),
     ScalingRule(
@@ -243,10 +248,11 @@ _ROWS = (
             Change("b1", "complement", batch=1, duration=-1),
             Change("b2", "complement", batch=1, duration=-1),
             Change("eps", batch=-0.5, duration=0.5),
+            Change("eps_root", batch=-1, duration=1),
             Change("weight_decay", batch=0.5, duration=-0.5),
         ),
         _ADAPTIVE,
-        tuple(name for name in _ADAPTIVE if name not in ("adam", "adamw", "optax.adamw")),
+        _NOT_ADAM,
         "noise",
     ),
     ScalingRule(

@@ -61,6 +61,27 @@ def test_a_run_trains_with_the_scaled_numbers():
     assert any(jax.tree.leaves(far))
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "exponent"),
+    [
+        ("rmsprop", {}, -1),
+        ("optax.rmsprop", {}, -1),
+        ("optax.rmsprop", {"eps_in_sqrt": False}, -0.5),
+        ("optax.adamw", {"eps_root": 1e-8}, -0.5),
+    ],
+)
+def test_eps_follows_the_place_where_it_stands(name, options, exponent):
+    config = digits(OptimizerConfig(name, options=options), "sde", 64)
+    scaled = lbopt.scale_recipe(config, global_batch_size=256, rule="sde")
+    ratios = {
+        one.name.rpartition(".")[2]: one.after / one.before
+        for one in scaled.changed
+        if one.name.rpartition(".")[2] in ("eps", "eps_root")
+    }
+    expected = {"eps": 4**exponent} | dict.fromkeys(set(options) & {"eps_root"}, 0.25)
+    assert ratios == pytest.approx(expected)
+
+
 def test_a_study_trains_each_batch_with_its_own_numbers():
     arm = Arm("AdamW", dataclasses.replace(ADAMW), digits().schedule)
     study = SweepConfig(train=digits(), arms=(arm,), global_batch_sizes=(64, 256))

@@ -18,6 +18,7 @@ BASES = {
     "b2": 0.999,
     "momentum": 0.9,
     "eps": 1e-8,
+    "eps_root": 1e-16,
     "weight_decay": 0.1,
     "ema_decay": 0.9999,
 }
@@ -58,13 +59,17 @@ def test_the_second_moment_of_marek_et_al_is_that_of_their_configs():
     assert round(scale_number("b2", 0.95, "token_half_life", 1 / 16), 3) == 0.997
 
 
-@pytest.mark.parametrize("rule", ["none", "sqrt", "linear", "legw"])
-def test_power_lines_keep_the_time_scale_of_adamw(rule):
+@pytest.mark.parametrize(
+    ("rule", "duration"), [("none", 1.0), ("sqrt", 1.0), ("linear", 4.0), ("adamh", 4.0)]
+)
+def test_power_lines_keep_the_time_scale_of_adamw(rule, duration):
     numbers = {"global_batch_size": 256, "learning_rate": 1e-3, "weight_decay": 0.1}
-    found = lbopt.scale_recipe(numbers, global_batch_size=2048, rule=f"{rule}+power_lines").recipe
+    found = lbopt.scale_recipe(
+        numbers, global_batch_size=2048, rule=f"{rule}+power_lines", duration=duration
+    ).recipe
     times = [
-        each["global_batch_size"] / (each["learning_rate"] * each["weight_decay"])
-        for each in (numbers, found)
+        each["global_batch_size"] / (each["learning_rate"] * each["weight_decay"] * length)
+        for each, length in ((numbers, 1.0), (found, duration))
     ]
     assert math.isclose(*times, rel_tol=1e-12)
 
@@ -120,6 +125,7 @@ def test_completed_p_in_batch_and_length():
     assert math.isclose(after["learning_rate"], 2 * BASES["learning_rate"])
     assert math.isclose(after["weight_decay"], 2 * BASES["weight_decay"])
     assert math.isclose(after["eps"], BASES["eps"] / 2)
+    assert math.isclose(after["eps_root"], BASES["eps_root"] / 4)
     assert math.isclose(1 - after["b1"], 4 * (1 - BASES["b1"]), rel_tol=1e-12)
     assert math.isclose(1 - after["b2"], 4 * (1 - BASES["b2"]), rel_tol=1e-12)
     # As many examples for each token of the base run: the same stochastic differential equation.
@@ -129,9 +135,12 @@ def test_completed_p_in_batch_and_length():
 
 
 def adam_on_noisy_line(numbers, num_steps, start, slope, seed, chains=4000):
-    """Return where Adam ends on loss slope x^2 / 2 with gradient noise of variance 1 / batch."""
+    """Return where Adam ends on loss slope x^2 / 2 with gradient noise of variance 1 / batch.
+
+    Without b1, and with `eps_root`, it is RMSProp.
+    """
     random = np.random.default_rng(seed)
-    b1 = numbers["b1"]
+    b1 = numbers.get("b1", 0.0)
     b2 = numbers["b2"]
     x = np.full(chains, start)
     mean = np.zeros(chains)
@@ -142,7 +151,8 @@ def adam_on_noisy_line(numbers, num_steps, start, slope, seed, chains=4000):
         gradient = slope * x + noise
         mean = b1 * mean + (1 - b1) * gradient
         square = b2 * square + (1 - b2) * gradient**2
-        size = np.sqrt(square / (1 - b2**step)) + numbers["eps"]
+        size = np.sqrt(square / (1 - b2**step) + numbers.get("eps_root", 0.0))
+        size = size + numbers.get("eps", 0.0)
         x = x - numbers["learning_rate"] * mean / (1 - b1**step) / size
     return x
 
@@ -170,6 +180,19 @@ def test_adam_ends_in_the_same_distribution_under_the_sde_rule_alone(ratio, ends
     assert distance("sde_half_life") < 0.06
     assert distance("none") > 0.3
     assert distance("linear") > 0.3
+
+
+def test_an_eps_under_the_root_keeps_its_weight_under_the_sde_rule():
+    # With a large eps, so that a wrong power shows.
+    base = {"global_batch_size": 1, "learning_rate": 0.005, "b2": 0.99, "eps_root": 4.0}
+
+    def end(ratio, **others):
+        numbers = lbopt.scale_recipe(base, global_batch_size=ratio, rule="sde").recipe | others
+        return adam_on_noisy_line(numbers, STEPS // ratio, START, SLOPE, seed=ratio)
+
+    first = end(1)
+    assert stats.ks_2samp(first, end(16)).statistic < 0.06
+    assert stats.ks_2samp(first, end(16, eps_root=4.0 / 4)).statistic > 0.3
 
 
 def test_averaged_parameters_of_a_random_walk_keep_their_variance():
