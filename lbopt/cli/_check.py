@@ -316,7 +316,8 @@ def _phases(
         with naming("config", TrainConfig):
             phases = batch_phases_of(config, problems[0])
         sizes = [phase.global_batch_size for phase in phases]
-    return [at_batch_size(config, size, num_devices) for size in sizes]
+    with naming("config", TrainConfig):
+        return [at_batch_size(config, size, num_devices) for size in sizes]
 
 
 def _listed(numbers: Iterable[int], phases: bool) -> str:

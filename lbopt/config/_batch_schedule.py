@@ -28,6 +28,14 @@ KINDS = ("critical", "doubling", NOISE_SCALE, "ramp", "seesaw", "steps")
 UNITS = ("epochs", "examples", "tokens")
 _WITH_END = tuple(kind for kind in KINDS if kind != "steps")
 _PLACED = tuple(kind for kind in KINDS if kind != "seesaw")
+_PLACES = {
+    "critical": "measured",
+    "doubling": "every",
+    "ramp": "length",
+    "seesaw": "kind",
+    "steps": "changes",
+}
+"""Kind -> the field that says where the batch changes."""
 
 
 @dataclasses.dataclass
@@ -174,10 +182,11 @@ def resolve_batch_schedule(
     unit = examples_in(config, examples_per_epoch, sequence_length)
     steps = max(1, round(total / global_batch_size))
     changes = _changes(config, global_batch_size, unit, schedule, steps)
-    field = "changes" if config.kind == "steps" else "kind"
+    field = _PLACES[config.kind]
     value = getattr(config, field)
     with errors.about(field, value, "changes"):
-        phases = batch_phases(global_batch_size, changes, total, strict=config.kind == "steps")
+        # Seesaw's cuts come closer together as the rate falls; the last of a step counts.
+        phases = batch_phases(global_batch_size, changes, total, strict=config.kind != "seesaw")
     fix = f"the batch stays {global_batch_size} to the end of the run; let it grow earlier, or "
     fix += "leave the batch schedule out"
     require(len(phases) > 1, field, value, fix, code="conflict")
@@ -226,7 +235,13 @@ def at_batch_size(config: "TrainConfig", global_batch_size: int, num_devices: in
     parallel = config.parallel
     if schedule.microstep_size is not None:
         replicas = num_devices * config.aggregator.replicas_per_device
-        microsteps = fewest_microsteps(global_batch_size, schedule.microstep_size, replicas)
+        largest = schedule.microstep_size
+        microsteps = fewest_microsteps(global_batch_size, largest, replicas)
+        each = global_batch_size / replicas / microsteps
+        fix = f"batch {global_batch_size} would take {microsteps:,} microsteps of {each:g} examples"
+        fix += " on each device; use batch sizes with more divisors"
+        fits = 4 * each >= min(largest, global_batch_size / replicas)
+        require(fits, "batch_schedule.microstep_size", largest, fix, code="mismatch")
         parallel = dataclasses.replace(parallel, num_microsteps=microsteps)
     return dataclasses.replace(config, global_batch_size=global_batch_size, parallel=parallel)
 

@@ -32,6 +32,7 @@ from lbopt.config._scaling import check_scaling
 from lbopt.config._schedule import ScheduleConfig, check_schedule
 from lbopt.config._step_options import step_options
 from lbopt.errors import require, require_choice
+from lbopt.schedules import rule_changes
 
 _DURATION = re.compile(r"(\d[\d.]*)(?:-(\d[\d.]*))?(?:, \w+ [\d.-]+)? (s|min|h)\b")
 _WHOLE_BATCH = {
@@ -351,13 +352,20 @@ def check_batch_growth(config: TrainConfig) -> None:
     changes = config.batch_schedule
     if changes is None:
         return
-    beside = ("batch_schedule", "data", "global_batch_size", "optimizer", "parallel")
+    beside = ("batch_schedule", "data", "global_batch_size", "optimizer", "parallel", "schedule")
     with errors.under("batch_schedule", **{place: place for place in beside}):
         check_batch_schedule(changes, config.global_batch_size)
         check_unit(changes, config.data)
         fix = "a change of batch is a phase of its own; give one of the two"
         alone = config.phase2 is None
         require(alone, "kind", changes.kind, fix, code="conflict")
+
+        rule = config.schedule.scaling_rule
+        fix = "it cuts the rate less where the batch grows, and {rule} = "
+        fix += f"{rule!r} does not scale the rate; use 'sqrt', or another rule that does"
+        scales = changes.kind != "seesaw" or "learning_rate" in rule_changes(rule)
+        also = {"rule": "schedule.scaling_rule"}
+        require(scales, "kind", changes.kind, fix, code="conflict", also=also)
 
         by_noise = changes.kind == NOISE_SCALE
         fix = "it needs the run's noise scale; set {track_noise_scale} = True"

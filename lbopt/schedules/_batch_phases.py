@@ -84,8 +84,11 @@ def batch_phases(
         left = max(0, math.ceil((total - examples) / size - _SLACK))
         count = left if place == math.inf else math.ceil((place - examples) / size - _SLACK)
         if strict and place < math.inf and not 0 < count < left:
-            why = "comes at or after the end" if count > 0 else "leaves no step to the one before"
-            fix = f"the change at {place:g} examples {why}; move it, or leave it out"
+            fix = f"the change to batch {later} at {place:g} examples "
+            fix += "comes at or after the end of the run; let it come earlier, or leave it out"
+            if count <= 0:
+                fix = f"batch {size} ends at {place:g} examples, before its first step; let it "
+                fix += "last longer, or leave it out"
             raise UserError("changes", changes, fix, code="conflict")
         count = min(max(count, 0), left)
         if count:

@@ -358,16 +358,43 @@ def test_refused_on_these_devices_and_data():
     odd.batch_schedule = dataclasses.replace(odd.batch_schedule, increment=2, final_batch_size=18)
     with refused("config.batch_schedule.final_batch_size", 18):
         build_run(odd)
-    never = config(batch_schedule=BatchScheduleConfig(final_batch_size=64, every=100.0))
-    with refused("config.batch_schedule.kind", "doubling", "conflict"):
-        build_run(never)
     flat = config(batch_schedule=BatchScheduleConfig("seesaw", final_batch_size=64))
     flat.schedule.decay = "constant"
     with refused("config.batch_schedule.kind", "seesaw", "conflict"):
         build_run(flat)
-    late = config(batch_schedule=BatchScheduleConfig("steps", changes=((1.0, 32), (30.0, 64))))
-    with refused("config.batch_schedule.changes", code="conflict"):
-        build_run(late)
+    prime = config(num_devices=1)
+    prime.batch_schedule = dataclasses.replace(
+        prime.batch_schedule, increment=241, final_batch_size=257
+    )
+    with refused("config.batch_schedule.microstep_size", 16, "mismatch"):
+        build_run(prime)
+    halves = config(batch_schedule=BatchScheduleConfig("steps", changes=((0.1, 18),)))
+    halves.parallel.num_microsteps = 4
+    with refused("config.batch_schedule.changes", 18):
+        build_run(halves)
+
+
+@pytest.mark.parametrize(
+    ("growing", "field"),
+    [
+        (BatchScheduleConfig("steps", changes=((0.1, 32), (30.0, 64))), "changes"),
+        (BatchScheduleConfig("steps", changes=((0.1, 32), (0.101, 64))), "changes"),
+        (BatchScheduleConfig("doubling", final_batch_size=64, every=100.0), "every"),
+        (BatchScheduleConfig("ramp", final_batch_size=64, increment=16, length=9.0), "length"),
+        (BatchScheduleConfig("ramp", final_batch_size=64, increment=1, length=0.2), "length"),
+        (BatchScheduleConfig("critical", final_batch_size=64, measured=((9.0, 64),)), "measured"),
+    ],
+)
+def test_a_change_after_the_end_and_a_phase_without_a_step_are_refused(growing, field):
+    with refused(f"config.batch_schedule.{field}", code="conflict"):
+        build_run(config(batch_schedule=growing))
+
+
+def test_seesaw_needs_a_rule_that_scales_the_rate():
+    whole = config(batch_schedule=BatchScheduleConfig("seesaw", final_batch_size=64))
+    whole.schedule.scaling_rule = "token_half_life"
+    with refused("config.batch_schedule.kind", "seesaw", "conflict"):
+        whole.validate()
 
 
 def test_a_noise_scale_that_nothing_measures_is_refused():
