@@ -18,6 +18,7 @@ from lbopt.config import (
 )
 from lbopt.data.from_config import known_source
 from lbopt.errors import require
+from lbopt.models import BERT_SIZES
 from lbopt.recipes import make_problem, scale_recipe
 from lbopt.workdir import absolute_workdir, local_workdir, read_config, read_json_lines
 
@@ -72,7 +73,13 @@ def _width_lines(config: TrainConfig) -> list[str]:
         return []
     problem = make_problem(config.data, config.model, config.loss, 1, None, known_source)
     assert problem.transfer is not None
-    return ["", *(f"width: {line}" for line in problem.transfer.lines(problem.params))]
+    lines = ["", *(f"width: {line}" for line in problem.transfer.lines(problem.params))]
+    if config.model.base_size:
+        sizes = (config.model.size, config.model.base_size)
+        layers = [BERT_SIZES[size].num_layers for size in sizes]
+        if len({*layers}) > 1:
+            lines.append("depth: {} layers take the numbers of {} as they are".format(*layers))
+    return lines
 
 
 def _measured(workdir: str, config: TrainConfig) -> float:
