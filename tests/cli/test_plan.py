@@ -54,6 +54,38 @@ def test_a_plan_is_printed_and_written(lbopt, tmp_path):
     )
 
 
+GROWS = """
+from lbopt.config import BatchScheduleConfig, OptimizerConfig, TrainConfig
+def get_config(kind):
+    growing = BatchScheduleConfig(kind, final_batch_size=128, every=2.0)
+    optimizer = OptimizerConfig(track_noise_scale=kind == "noise_scale")
+    return TrainConfig(model="mlp", num_epochs=6.0, global_batch_size=64, eval_every_epochs=1.0,
+                       optimizer=optimizer, batch_schedule=growing)
+"""
+
+
+def test_a_plan_of_a_growing_batch_has_each_phase_and_their_sum(lbopt, refusing, tmp_path):
+    (tmp_path / "grows.py").write_text(GROWS)
+    file = tmp_path / "plan.json"
+    config = f"--config={tmp_path / 'grows.py'}"
+    code, out, _ = lbopt("plan", f"{config}:doubling", "--topology=v3:1x1", f"--output={file}")
+    assert code == 0
+    assert "phase 2: 32 steps of 128" in out
+
+    written = json.loads(file.read_text())
+    phases = written["phases"]
+    # 1,024 examples an epoch: two epochs in steps of 64, four in steps of 128.
+    assert [(one["global_batch_size"], one["steps"]) for one in phases] == [(64, 32), (128, 32)]
+    assert [one["evaluation"] and one["evaluation"]["times"] for one in phases] == [None, 6]
+    assert written["steps"] == 64
+    assert written["hbm_bytes_per_device"] == max(one["hbm_bytes_per_device"] for one in phases)
+    seconds = sum(one["projected_seconds"] for one in phases)
+    assert written["projected_seconds"] == pytest.approx(seconds, rel=0.01)
+    with refused("config.batch_schedule.kind", "noise_scale") as caught:
+        refusing("plan", f"{config}:noise_scale", "--topology=v3:1x1")
+    assert "doubling" in names_in(caught)
+
+
 def compiled(where):
     """Return the lines about the programs of one topology."""
     return [f"compiling the {what} for {where} ..." for what in ("training step", "evaluation")]
