@@ -1,13 +1,19 @@
-"""Stall of the training loop at a change of batch, in steps of the new batch.
+"""What a batch that changes costs, and what it costs to measure how far it may grow.
 
+The stall of the training loop at a change of batch is in steps of the new batch.
 A run whose batch doubles is trained by `lbopt.train.train`, which blocks on every step here. The
 stall is the time from the end of the last step of a batch to the end of the first step of the next
 one, less the median step of the next one. The peer compiles the step when the batch changes.
+
+The critical batch is measured in three ways: by a study's steps to a target, by the noise scale of
+its final runs, and by branches of one run. The peer is the study alone.
 """
 
 import dataclasses
 import pathlib
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -38,6 +44,9 @@ CASES = {
     ),
 }
 """(data, model, batch at the start, steps there)."""
+STUDY = "sweeps/digits_limit:target"
+RUN = ("--config=digits_cnn:adamw-64", "--config.schedule.decay=constant")
+MEASURES_AIM = ("ratio", ">=", 1 / 1.3)
 
 
 class Timed:
@@ -57,9 +66,10 @@ class Timed:
 
 
 def run() -> Iterator[dict]:
-    """Yield one row per network."""
+    """Yield one row per network, and one for the measures."""
     for name in CASES:
         yield _case(name)
+    yield _measures()
 
 
 def _case(name: str) -> dict:
@@ -108,6 +118,27 @@ def _case(name: str) -> dict:
     title = f"{name}, batch {size} to {2 * size} to {4 * size}: the longer stall"
     ratio = peer / max(ours, 1e-9)
     return pairs.row(title, "steps", ours, peer, "compiling at the change", ratio, AIM)
+
+
+def _measures() -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+
+        def plain() -> None:
+            study = f"--workdir={folder}/plain"
+            _lbopt("sweep", f"--config={STUDY}", study, "--config.measure.num_probes=0")
+
+        def measured() -> None:
+            _lbopt("sweep", f"--config={STUDY}", f"--workdir={folder}/measured")
+            _lbopt("train", *RUN, f"--workdir={folder}/run")
+            _lbopt("critical", f"--workdir={folder}/run", "--factors=1,2,4,8")
+
+        ours, peer, ratio = pairs.in_turn(measured, plain, 1, discard=0)
+    title = f"{STUDY} with its noise scale, and a run with branches"
+    return pairs.row(title, "s", ours, peer, "the study alone", ratio, MEASURES_AIM)
+
+
+def _lbopt(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "lbopt", *arguments], check=True, capture_output=True)
 
 
 def _linked(phase, ends, following):

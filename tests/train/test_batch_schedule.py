@@ -33,7 +33,7 @@ from lbopt.config import (
 from lbopt.data import example_indices
 from lbopt.recipes import build_run
 from lbopt.train import linked, train
-from lbopt.transforms import optimizer_metrics
+from lbopt.transforms import evaluated_params, optimizer_metrics
 
 SIZES = [16] * 5 + [32] * 3 + [48] * 2 + [64] * 4
 """Batch sizes of the run's steps."""
@@ -189,6 +189,23 @@ def test_a_run_killed_at_random_places_ends_bit_for_bit_the_same(
     ]
 
 
+def test_a_run_killed_on_one_device_goes_on_with_four(folder, tmp_path):
+    params, _, _ = straight(2, folder, "ramp")
+
+    def kill(phase, state, batch):
+        if int(state.step) == 6:  # in the second of four batch sizes
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(watched(run_on(1, "ramp"), kill), tmp_path)
+    found = train(run_on(4, "ramp"), tmp_path).params
+    assert [line["examples_seen"] for line in lines_of(tmp_path)] == np.cumsum(SIZES).tolist()
+    first = run_on(2, "ramp").init().params
+    gaps = jax.tree.map(lambda a, b: np.linalg.norm(np.asarray(a) - b), found, params)
+    moved = jax.tree.map(lambda a, b: np.linalg.norm(np.asarray(a) - b), first, params)
+    assert max(jax.tree.leaves(gaps)) < 1e-5 * max(jax.tree.leaves(moved))
+
+
 def untimed(line):
     return {name: value for name, value in line.items() if not name.startswith("perf/")}
 
@@ -259,6 +276,30 @@ def test_moments_keep_their_weight_when_their_decays_change(rule):
         nu = np.asarray(jax.tree.leaves(optax.tree_utils.tree_get(opt_state, "nu"))[0]).ravel()[0]
         decays.add(round(float(nu), 3))
     assert len(decays) > 1  # the moments themselves do change
+
+
+def test_an_average_of_parameters_keeps_its_half_life_in_examples():
+    whole = config(1)
+    whole.optimizer = OptimizerConfig("momentum", ema_decay=0.9, ema_ramp=False)
+    whole.schedule.scaling_rule = "sqrt+ema"
+    run = build_run(whole)
+    state = run.init()
+    average = jax.device_get(state.params)
+
+    for phase in run.phases():
+        if phase.continues:
+            state = phase.enter(state)
+        decay = 0.9 ** (phase.global_batch_size / 16)
+        for _ in range(phase.num_steps):
+            gradient = jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.5), state.params)
+            updates, opt_state = phase.tx.update(gradient, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+            state = state.replace(opt_state=opt_state, params=params)
+            average = jax.tree.map(lambda a, b, d=decay: d * a + (1 - d) * b, average, params)
+    found = evaluated_params(state.opt_state, state.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, average
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "soap", "shampoo", "adamh", "lamb", "lans"])
