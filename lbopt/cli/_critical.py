@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,7 @@ from lbopt.errors import UserError, require
 from lbopt.metrics import means
 from lbopt.parallel import TrainState, put_batch
 from lbopt.recipes import build_branch, build_run, scale_recipe
+from lbopt.report import logged_scale
 from lbopt.train import Checkpoints, Run, restore_chosen, say
 from lbopt.workdir import (
     CRITICAL_FILE,
@@ -39,6 +42,7 @@ FLAGS = {
     "examples": "examples of each branch, rounded up to a multiple of 4 steps of every batch "
     "(default: 32 steps of the largest)",
     "rule": "scaling rule of the branches (default: that of the run)",
+    "study": "a folder of lbopt sweep, whose report then shows the branches too",
     "tolerance": "loss by which a branch may be above that of the run's own batch (default 0.01)",
 }
 _FACTORS = "1,2,4,8,16"
@@ -158,6 +162,8 @@ def run(argv: Sequence[str]) -> None:
     examples = None
     if "examples" in given:
         examples = _flags.whole("examples", given["examples"])
+    if "study" in given:
+        _check_study(given["study"])
 
     with local_workdir(given["workdir"]) as folder:
         workdir = absolute_workdir(folder)
@@ -185,11 +191,36 @@ def run(argv: Sequence[str]) -> None:
             examples,
             tolerance,
         )
-        file = workdir / CRITICAL_FILE
-        before = [dict(line) for line in read_json_lines(file, lambda line: None)]
-        lines = [*before, dataclasses.asdict(found)]
-        write_text(file, "".join(json.dumps(line) + "\n" for line in lines))
+        line = dataclasses.asdict(found)
+        _add(workdir, line)
+        logged = logged_scale(line, read_json_lines(workdir / "metrics.jsonl"))
+    if "study" in given:
+        with _study(given["study"]) as folder:
+            _add(absolute_workdir(folder), {"run": config.name, **line, **logged})
     show(*found.lines())
+
+
+@contextlib.contextmanager
+def _study(study: str, write: bool = True) -> Iterator[str]:
+    """Give the local folder of a study; errors about it name the flag."""
+    flag = {"workdir": "--study", "--workdir": "--study"}
+    with errors.under("", **flag), local_workdir(study, write=write, hold=write) as folder:
+        yield folder
+
+
+def _check_study(study: str) -> None:
+    with _study(study, write=False) as folder:
+        fix = "no study is there; give a folder of lbopt sweep"
+        saved = read_config(folder)
+        fits = saved is not None and saved["kind"] == "sweep"
+        require(fits, "--study", study, fix, code="missing")
+
+
+def _add(workdir: pathlib.Path, line: Mapping[str, Any]) -> None:
+    """Add a line to the measurements in a workdir."""
+    file = workdir / CRITICAL_FILE
+    before = [dict(one) for one in read_json_lines(file, lambda line: None)]
+    write_text(file, "".join(json.dumps(one) + "\n" for one in [*before, line]))
 
 
 def measure(

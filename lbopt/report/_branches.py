@@ -1,4 +1,8 @@
-"""The critical batch of a run by its branches, beside the noise scale that the run logged."""
+"""The critical batch of a run by its branches, beside the noise scale that the run logged.
+
+The line of a measurement stands in the run's folder. A copy in that of a study has the run's name
+and noise scale besides.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from lbopt import _typed_json
 from lbopt.report import _page
@@ -39,21 +43,42 @@ class _CriticalLine(TypedDict):
     critical_batch_size: _typed_json.Size
 
 
+class _LineOfRun(_CriticalLine):
+    """A line in the folder of a study."""
+
+    run: str
+    noise_scale: NotRequired[_typed_json.Finite | None]
+
+
 @dataclasses.dataclass(frozen=True)
-class _Measured:
+class Branched:
     """A measurement of the critical batch, and the noise scale of the run at its step.
 
     Attributes:
       line: Line of the file of the measurements.
-      least: Largest batch within the tolerance; 0 if no batch above the run's own is.
-      most: Smallest batch that was tried beyond it; infinite if there is none.
       noise_scale: Noise scale in examples; None if the run logged none by then.
     """
 
     line: Mapping[str, Any]
-    least: float
-    most: float
     noise_scale: float | None
+
+    @property
+    def least(self) -> float:
+        """Largest batch within the tolerance; 0 if no batch above the run's own is."""
+        # The run's own batch is the reference: it is within the tolerance in any case.
+        sizes = self._sizes
+        critical = self.line["critical_batch_size"]
+        return 0.0 if critical == sizes[0] and len(sizes) > 1 else float(critical)
+
+    @property
+    def most(self) -> float:
+        """Smallest batch that was tried beyond it; infinite if there is none."""
+        critical = self.line["critical_batch_size"]
+        return min((float(size) for size in self._sizes if size > critical), default=math.inf)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [one["global_batch_size"] for one in self.line["branches"]]
 
     @property
     def disagrees(self) -> bool:
@@ -67,6 +92,39 @@ class _Measured:
             return f"at least {self.least:.0f}"
         return f"{self.least:.0f} to {self.most:.0f}" if self.least else f"below {self.most:.0f}"
 
+    @property
+    def scale_text(self) -> str:
+        """The noise scale as text."""
+        if self.noise_scale is None:
+            return "not logged"
+        return "infinite" if math.isinf(self.noise_scale) else f"{self.noise_scale:,.4g}"
+
+
+def branched_for(workdir: pathlib.Path) -> tuple[Branched, ...]:
+    """Return the measurements by branches of single runs that were added to a study.
+
+    Args:
+      workdir: The study's folder.
+
+    Raises:
+      EnvironmentProblem: If a line is damaged.
+    """
+    return tuple(map(_branched, read_json_lines(workdir / CRITICAL_FILE, _check_line_of_run)))
+
+
+def logged_scale(
+    line: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]
+) -> dict[str, float | None]:
+    """Return {"noise_scale": the last that a run had logged at a measurement}, or {} for none.
+
+    Args:
+      line: Line of the measurement.
+      metrics: Lines of the run's metrics.jsonl.
+    """
+    name = "train/noise_scale"
+    logged = [one[name] for one in metrics if name in one and one["step"] <= line["step"]]
+    return {"noise_scale": logged[-1]} if logged else {}
+
 
 def critical_section(
     workdir: pathlib.Path, lines: Sequence[Mapping[str, Any]]
@@ -77,37 +135,33 @@ def critical_section(
       workdir: The run's folder.
       lines: Lines of its metrics.jsonl.
     """
-    found = [
-        _measured(line, lines) for line in read_json_lines(workdir / CRITICAL_FILE, _check_critical)
-    ]
+    measured = read_json_lines(workdir / CRITICAL_FILE, _check_critical)
+    found = [_branched(line | logged_scale(line, lines)) for line in measured]
     if not found:
         return []
     rows = [_row(one) for one in found]
     return [_page.Section("Critical batch", [_ABOUT, _agreement(found)], header=_HEADER, rows=rows)]
 
 
-def _check_critical(line: Any) -> None:
+def _check_critical(line: Any, kind: Any = _CriticalLine) -> None:
     """Raise `ValueError` naming the field unless a line is one of `lbopt critical`."""
-    if not _typed_json.convert(line, _CriticalLine)["branches"]:
+    if not _typed_json.convert(line, kind)["branches"]:
         raise ValueError("branches is empty")
 
 
-def _measured(line: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> _Measured:
-    critical = line["critical_batch_size"]
-    sizes = [one["global_batch_size"] for one in line["branches"]]
-    # The run's own batch is the reference: it is within the tolerance whatever the critical batch.
-    alone = critical == sizes[0] and len(sizes) > 1
-    most = min((float(size) for size in sizes if size > critical), default=math.inf)
+def _check_line_of_run(line: Any) -> None:
+    _check_critical(line, _LineOfRun)
 
-    name = "train/noise_scale"
-    logged = [one[name] for one in metrics if name in one and one["step"] <= line["step"]]
-    scale = logged[-1] if logged else None
+
+def _branched(line: Mapping[str, Any]) -> Branched:
+    if "noise_scale" not in line:
+        return Branched(line, None)
     # Null is a noise scale that cannot be told from infinity.
-    noise_scale = None if not logged else math.inf if scale is None else float(scale)
-    return _Measured(line, 0.0 if alone else float(critical), most, noise_scale)
+    scale = line["noise_scale"]
+    return Branched(line, math.inf if scale is None else float(scale))
 
 
-def _row(one: _Measured) -> list[str]:
+def _row(one: Branched) -> list[str]:
     line = one.line
     return [
         f"{line['step']}",
@@ -115,23 +169,17 @@ def _row(one: _Measured) -> list[str]:
         line["rule"],
         f"{line['tolerance']:g}",
         one.between,
-        _scale_text(one),
+        one.scale_text,
     ]
 
 
-def _scale_text(one: _Measured) -> str:
-    if one.noise_scale is None:
-        return "not logged"
-    return "infinite" if math.isinf(one.noise_scale) else f"{one.noise_scale:,.4g}"
-
-
-def _agreement(found: Sequence[_Measured]) -> str:
+def _agreement(found: Sequence[Branched]) -> str:
     """Return a sentence on where the branches and the noise scale disagree."""
     both = [one for one in found if one.noise_scale is not None]
     if not both:
         return "The run logged no noise scale to compare with: optimizer.track_noise_scale logs it."
     apart = [
-        f"{one.between} and {_scale_text(one)} at step {one.line['step']}"
+        f"{one.between} and {one.scale_text} at step {one.line['step']}"
         for one in both
         if one.disagrees
     ]

@@ -58,6 +58,7 @@ ADDRESSES = [
 ]
 BUCKET = "gs://bucket/run"
 FLAGS_OF_BUCKETS = {
+    "critical": {"study"},
     "export": {"output"},
     "plan": {"output"},
     "prepare text": {"folder", "vocab"},

@@ -6,6 +6,7 @@ import math
 
 from lbopt.report import _page
 from lbopt.report._agreement import WITHIN, disagrees
+from lbopt.report._branches import Branched
 from lbopt.report.study import _style
 from lbopt.report.study._critical_batch import OVERHEAD, Ends
 from lbopt.report.study._study import ArmResults, Noise, Study
@@ -16,7 +17,7 @@ from lbopt.report.study._three_term_law import (
     ThreeTermLaw,
     WhyNoLaw,
 )
-from lbopt.report.study._words import grouped, quoted
+from lbopt.report.study._words import grouped, listed, quoted
 
 _ABOUT = (
     "The critical batch is fitted to the median steps to the target: steps = S_min (1 + B_c / B). "
@@ -24,6 +25,10 @@ _ABOUT = (
     "smallest one that reached the target, by the same fit; beyond the largest batch it "
     "extrapolates. Intervals are of 95 %, by a bootstrap over the seeds. The noise scale is that "
     "at the smallest batch, the median over the probes of a run."
+)
+_ABOUT_BRANCHES = (
+    "Branches of a single run (lbopt critical) bracket its critical batch at one step; their noise "
+    "scale is the last that the run had logged."
 )
 _HEADER = (
     "arm",
@@ -52,17 +57,38 @@ _WHY: dict[WhyNoLaw, str] = {
 def critical(study: Study) -> _page.Section | None:
     """Return the section of the critical batch; None without a target and without a law."""
     fitted = any(isinstance(arm.law, ThreeTermLaw) for arm in study.measured)
-    if not study.has_target and not fitted:
+    if not study.has_target and not fitted and not study.branched:
         return None
-    if not study.has_target:
-        return _page.Section("Critical batch", [three_terms(study)])
+    paragraphs = [_ABOUT, _agreement(study)] if study.has_target else []
+    if study.branched:
+        paragraphs += [_ABOUT_BRANCHES, _agreement_of_branches(study)]
+    if study.has_target or fitted:
+        paragraphs.append(three_terms(study))
+    rows = [_row(arm) for arm in study.measured] if study.has_target else []
+    rows += [_branched_row(one) for one in study.branched]
     return _page.Section(
         "Critical batch",
-        [_ABOUT, _agreement(study), three_terms(study)],
-        header=_HEADER,
-        rows=[_row(arm) for arm in study.measured],
-        colours=_style.colours(study.measured),
+        paragraphs,
+        header=_HEADER if rows else (),
+        rows=rows,
+        colours=_style.colours(study.measured) if rows else {},
     )
+
+
+def branches_apart(study: Study) -> list[str]:
+    """Return a clause for each run whose branches disagree with an arm, or with its noise scale."""
+    found = []
+    for one in study.branched:
+        others = [
+            f"{_amount(fit.critical_batch_size)} of {quoted(arm.name)}"
+            for arm in study.measured
+            if (fit := arm.critical_batch)
+            and disagrees(fit.critical_batch_size, one.least, one.most)
+        ]
+        others += [f"its noise scale of {one.scale_text}"] if one.disagrees else []
+        if others:
+            found.append(f"{one.between} of {_run_at(one)} and {listed(others)}")
+    return found
 
 
 def disagreements(study: Study) -> list[str]:
@@ -123,6 +149,21 @@ def _agreement(study: Study) -> str:
     infinite = sum(math.isinf(noise.scale) for arm in both if (noise := _noise(arm)))
     but = f", but for {infinite} that cannot be told from infinity" if infinite else ""
     return f"Where both were measured, they agree within a factor of {WITHIN:g}{but}."
+
+
+def _agreement_of_branches(study: Study) -> str:
+    found = branches_apart(study)
+    if not found:
+        return f"None is off by more than a factor of {WITHIN:g} from what they are compared with."
+    return f"Branches disagree by more than a factor of {WITHIN:g}: {'; '.join(found)}."
+
+
+def _branched_row(one: Branched) -> list[str]:
+    return [_run_at(one), one.between, "", "", "", one.scale_text, ""]
+
+
+def _run_at(one: Branched) -> str:
+    return f"{one.line['run']} at step {one.line['step']:,}"
 
 
 def _row(arm: ArmResults) -> list[str]:

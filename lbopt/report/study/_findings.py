@@ -24,7 +24,7 @@ from lbopt.report.study._claim_noise_scale import (
 from lbopt.report.study._claim_precision import aps_keeps_accuracy
 from lbopt.report.study._claim_warmup import constant_warmup_steps
 from lbopt.report.study._critical_batch import OVERHEAD
-from lbopt.report.study._critical_measures import disagreements, interval_words
+from lbopt.report.study._critical_measures import branches_apart, disagreements, interval_words
 from lbopt.report.study._finding_search import search_findings
 from lbopt.report.study._limit import CannotTell, Limit
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric
@@ -307,6 +307,7 @@ def _target(study: Study) -> list[str]:
             f"Critical batch and noise scale disagree by more than a factor of {WITHIN:g}",
             disagreements(study),
         ),
+        (f"Branches disagree by more than a factor of {WITHIN:g}", branches_apart(study)),
         ("The median run did not reach the target", missed),
     ]
     return [f"{what}: {'; '.join(texts)}." for what, texts in found if texts]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from lbopt.config import Arm, SearchConfig, SweepConfig, TrainConfig
+from lbopt.report._branches import Branched
 from lbopt.report.study._critical_batch import CriticalBatch
 from lbopt.report.study._limit import LimitEstimate
 from lbopt.report.study._metric import Metric, Spread
@@ -332,6 +333,7 @@ class Study:
       waterfall: Gains of its arms at the largest batch; None if the study has no waterfall, or an
         arm of it has no result there.
       runs: Every finished trial, as in `results.jsonl`.
+      branched: Measurements of the critical batch by branches of single runs.
     """
 
     config: SweepConfig
@@ -339,6 +341,7 @@ class Study:
     arms: tuple[ArmResults, ...]
     waterfall: Waterfall | None
     runs: tuple[FinishedTrial, ...]
+    branched: tuple[Branched, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from lbopt import _typed_json
 from lbopt.config import SweepConfig
 from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.report import _page
+from lbopt.report._branches import branched_for
 from lbopt.report.study import (
     _critical_measures,
     _figure_diffusion,
@@ -87,6 +88,7 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
     _check_saved(saved["config"])
 
     study = read_study(saved["config"], records, read_examples(workdir))
+    study = dataclasses.replace(study, branched=branched_for(workdir))
     claims = claims_of(study)
     findings = findings_of(study, claims)
     command = saved.get("command", "")
