@@ -14,7 +14,7 @@ import lbopt
 from lbopt.api._problem import train_config
 from lbopt.cli import _critical, call_get_config, main
 from lbopt.cli._critical import Branch, critical_size
-from lbopt.config import OptimizerConfig, ScheduleConfig
+from lbopt.config import OptimizerConfig, ScheduleConfig, SweepConfig, config_to_json
 from lbopt.parallel import put_batch
 from lbopt.recipes import build_branch, build_run
 from lbopt.train import Checkpoints
@@ -140,6 +140,22 @@ def test_the_command_prints_and_keeps_the_measurement(workdirs, capsys):
     page = (workdirs[""] / "report.html").read_text()
     assert "at least 64" in page
     assert "optimizer.track_noise_scale logs it" in page
+
+
+def test_a_study_gets_the_measurement_too(workdirs, tmp_path):
+    command = ["critical", f"--workdir={workdirs['']}", "--checkpoint=8", "--factors=1,2"]
+    command.append("--examples=64")
+    study = tmp_path / "study"
+    study.mkdir()
+    assert main([*command, f"--study={study}"]) == 2
+    assert main([*command, f"--study={workdirs['']}"]) == 2
+    saved = json.loads((workdirs[""] / "config.json").read_text())
+    saved |= {"kind": "sweep", "config": config_to_json(SweepConfig())}
+    (study / "config.json").write_text(json.dumps(saved))
+    assert main([*command, f"--study={study}"]) == 0
+    (added,) = [json.loads(line) for line in (study / "critical.jsonl").read_text().splitlines()]
+    last = json.loads((workdirs[""] / "critical.jsonl").read_text().splitlines()[-1])
+    assert added == {"run": "unnamed", **last}
 
 
 @pytest.mark.parametrize(

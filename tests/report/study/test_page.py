@@ -106,6 +106,40 @@ def test_page_is_self_contained(everything):
     assert "http" not in written.text
 
 
+LINE = {
+    "run": "one run",
+    "step": 25,
+    "examples_seen": 400,
+    "rule": "sqrt",
+    "tolerance": 0.01,
+    "branches": [{"global_batch_size": size} for size in (1000, 2000, 4000, 8000)],
+}
+
+
+@pytest.mark.parametrize("steps", [(150.0, 50.0, 20.0), (None, None, None)])
+def test_branches_of_a_run_stand_beside_the_study_and_say_where_they_differ(steps, tmp_path):
+    measured = [
+        {**LINE, "critical_batch_size": 2000, "noise_scale": 30.0},
+        {**LINE, "critical_batch_size": 8000, "noise_scale": None},
+    ]
+    (tmp_path / "critical.jsonl").write_text("".join(json.dumps(one) + "\n" for one in measured))
+    truth = legw((0.98, 0.98, 0.975), steps_to_target=steps)
+    written, study = write(tmp_path, {"lamb": truth})
+    assert "Critical batch" in written.headings
+    assert "<td>one run at step 25</td>" in re.sub(r"<td[^>]*>", "<td>", written.text)
+
+    (arm,) = study.measured
+    has_fit = arm.critical_batch is not None
+    assert has_fit == (steps[0] is not None)
+    others = ["its noise scale of 30"]
+    if has_fit:  # far below 2,000
+        others.insert(0, f"{arm.critical_batch.critical_batch_size:,.0f} of lamb")
+    found = _critical_measures.branches_apart(study)
+    assert found[0] == f"2000 to 4000 of one run at step 25 and {' and '.join(others)}"
+    assert len(found) == 1 + has_fit  # an infinite noise scale agrees with any batch
+    assert any(found[0] in finding for finding in summary_of(tmp_path)["findings"])
+
+
 def test_page_escapes_names(plain):
     _, written, _ = plain
     assert "A &amp; &lt;b&gt;" in written.text
