@@ -30,6 +30,7 @@ class MuownState(NamedTuple):
 
     Attributes:
       rate: The step of the schedule, and the rate of the last update.
+      count: int32 scalar, number of updates so far.
       momentum: Momentum of the directions, a pytree shaped like the parameters.
       magnitude: Path of each matrix -> fp32 array [matrices, out], the norms of its outputs' rows.
       length: Likewise, the norms of the vectors that give rows their directions.
@@ -38,6 +39,7 @@ class MuownState(NamedTuple):
     """
 
     rate: _learning_rate.LearningRateState
+    count: jax.Array  # type: ignore[assignment]
     momentum: types.PyTree
     magnitude: dict[str, jax.Array]
     length: dict[str, jax.Array]
@@ -124,9 +126,10 @@ def scale_by_muown(
     matrices = _matrix_view.Matrices(dimension_numbers, stacked)
 
     def init_fn(params: types.Params) -> MuownState:
+        zero = jnp.zeros((), jnp.int32)
         if _per_path.is_placeholder(params):
             unknown = [_per_path.UNKNOWN_PARAMS] * 4
-            return MuownState(rates.init(params), params, *unknown)
+            return MuownState(rates.init(params), zero, params, *unknown)
         _arguments.require_arrays(params, "the magnitudes are those of the parameters")
         _arguments.require_real_leaves(params, "scale_by_muown")
         matrices.record(params)
@@ -145,7 +148,7 @@ def scale_by_muown(
         zeros = jax.tree.map(lambda p: jnp.zeros_like(p, tree.wide_dtype(p.dtype)), params)
         changes = (jnp.array, jnp.array, jnp.zeros_like, jnp.zeros_like)
         kept = [collect(change) for change in changes]
-        return MuownState(rates.init(params), zeros, *kept)
+        return MuownState(rates.init(params), zero, zeros, *kept)
 
     def step(
         t: jax.Array,
@@ -189,6 +192,8 @@ def scale_by_muown(
         _arguments.require_state(state, MuownState)
         tree.check_updates(updates, state.momentum)
         _, rate_state = rates.update({}, state.rate)
+        # The schedule's count begins anew with a phase, and the moments do not.
+        count = optax.safe_increment(state.count)
         decayed = masks.resolve_mask(weight_decay_mask, params, "weight_decay_mask")
         views = matrices.views(updates)
 
@@ -205,14 +210,14 @@ def scale_by_muown(
         )
         kept = [decay, state.magnitude, state.length, state.mu, state.nu]
         steps, new = _matrix_view.map_matrices(
-            functools.partial(step, rate_state.schedule_count, rate_state.applied_rate),
+            functools.partial(step, count, rate_state.applied_rate),
             matrices,
             updates,
             *kept,
             like=(params, state.momentum),
         )
         _, moment, _, *numbers = new
-        return steps, MuownState(rate_state, moment, *numbers)
+        return steps, MuownState(rate_state, count, moment, *numbers)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
