@@ -32,6 +32,7 @@ _RATIO = "rest_learning_rate_ratio"
 _OPTIONS = {
     **{name: name for name in ("b1", "b2", "momentum")},
     **{f"rest_{name}": name for name in ("b1", "b2", "eps")},
+    **{f"{of}_b2": "b2" for of in ("graft", "shampoo")},
     **_OF_RMSPROP,
     _RATIO: "rest_learning_rate",
 }
@@ -39,8 +40,12 @@ _OPTIONS = {
 _WITH_EPS = ("adamh", "soap", "soaph")
 """Our own optimizers with options whose `eps` stands in Adam's denominator."""
 
-_NO_SECOND_MOMENT = ("optax.lion", "b2")
-"""An argument of that name that is the decay of a momentum."""
+_BY_OPTIMIZER: dict[tuple[str, str], str | None] = {
+    ("optax.lion", "b2"): None,
+    ("optax.adan", "b2"): None,
+    ("optax.adan", "b3"): "b2",
+}
+"""Option of one optimizer -> the number that it is; None for the decay of a first moment."""
 
 MomentDecays = tuple[tuple[float, float], tuple[float, float]]
 
@@ -96,8 +101,9 @@ def _of_options(config: OptimizerConfig) -> Iterator[Setting]:
         rooted = config.name in _UNDER_ROOT and values.get("eps_in_sqrt", True)
         names |= {"eps": "eps_root" if rooted else "eps", "eps_root": "eps_root"}
     for name, value in values.items():
-        if name in names and is_number(value) and (config.name, name) != _NO_SECOND_MOMENT:
-            yield Setting(f"options.{name}", names[name], float(value))
+        number = _BY_OPTIMIZER.get((config.name, name), names.get(name))
+        if number is not None and is_number(value):
+            yield Setting(f"options.{name}", number, float(value))
 
 
 def _defaults(config: OptimizerConfig) -> dict[str, Any]:
