@@ -64,10 +64,11 @@ from ._recipe_row import parse_row as parse_row
 from ._reference import FieldEntry as FieldEntry, config_fields as config_fields
 from ._scaling import (
     BatchRatios as BatchRatios,
-    MomentDecays as MomentDecays,
     Setting as Setting,
     batch_ratios as batch_ratios,
+    check_moments as check_moments,
     check_rule as check_rule,
+    moment_decays as moment_decays,
     optimizer_settings as optimizer_settings,
     scale_optimizer as scale_optimizer,
 )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import jax
 
 from lbopt import errors, types
 from lbopt._scalars import is_number
 from lbopt.config import _fields, _foreign
-from lbopt.config._optimizer import OptimizerConfig, variant_of
+from lbopt.config._optimizer import OptimizerConfig, make_optimizer, variant_of
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.errors import require
 from lbopt.schedules import (
@@ -19,7 +21,7 @@ from lbopt.schedules import (
     scale_learning_rate,
     scale_number,
 )
-from lbopt.transforms import VARIANTS
+from lbopt.transforms import VARIANTS, MomentDecays, unknown_moments
 
 if TYPE_CHECKING:
     from lbopt.config._train import TrainConfig
@@ -47,7 +49,20 @@ _BY_OPTIMIZER: dict[tuple[str, str], str | None] = {
 }
 """Option of one optimizer -> the number that it is; None for the decay of a first moment."""
 
-MomentDecays = tuple[tuple[float, float], tuple[float, float]]
+_DEBIASED = ("b1", "b2", "rest_b1", "rest_b2", "graft_b2")
+"""The decays of moments with a bias correction, where the optimizer has one."""
+_DEBIAS = {
+    "debias": ("b1", "b2"),
+    "bias_correction_mu": ("b1",),
+    "bias_correction_nu": ("b2",),
+}
+"""Options that switch the bias correction -> the decays of its moments."""
+_NOT_DEBIASED = {
+    "optax.adamax": ("b2",),
+    "optax.adamaxw": ("b2",),
+    "optax.contrib.adopt": ("b1", "b2"),
+}
+"""Optimizers with the state of Adam that correct less than Adam -> those decays."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,13 +191,10 @@ class BatchRatios:
     Attributes:
       learning_rate: Ratio of the peak learning rates.
       weight_decay: Ratio of the weight decays.
-      moments: Decays of the first and of the second moment, each at the other batch size and at
-        this one; None if they stay, or if the bias of the moments is not corrected.
     """
 
     learning_rate: float = 1.0
     weight_decay: float = 1.0
-    moments: MomentDecays | None = None
 
 
 def batch_ratios(config: TrainConfig, before: int, after: int) -> BatchRatios:
@@ -206,27 +218,68 @@ def batch_ratios(config: TrainConfig, before: int, after: int) -> BatchRatios:
     return BatchRatios(
         rates[1] / rates[0] if rates[0] else 1.0,
         decays[1] / decays[0] if decays[0] else 1.0,
-        _moment_decays(config, before, after),
     )
 
 
-def _moment_decays(config: TrainConfig, before: int, after: int) -> MomentDecays | None:
-    """Return b1 and b2 before and after, of moments whose bias is corrected; None if they stay."""
-    if config.optimizer.name in VARIANTS and variant_of(config.optimizer).debias is not True:
-        return None
-    found = []
-    for size in (before, after):
-        optimizer = scale_optimizer(config.optimizer, config.schedule, size)
-        settings = {each.field: each.value for each in optimizer_settings(optimizer)}
-        found.append([_first(settings, name) for name in ("b1", "b2")])
-    (b1, b2), (later_b1, later_b2) = found
-    return None if found[0] == found[1] else ((b1, later_b1), (b2, later_b2))
+def moment_decays(before: OptimizerConfig, after: OptimizerConfig) -> MomentDecays | None:
+    """Return the decays of the moments whose bias is corrected; None if all stay.
+
+    Args:
+      before: The optimizer.
+      after: The same one with other numbers.
+
+    >>> moment_decays(OptimizerConfig("adamw", b2=0.99), OptimizerConfig("adamw", b2=0.98))
+    {'b1': (0.9, 0.9), 'b2': (0.99, 0.98)}
+    """
+    first, second = map(_debiased_decays, (before, after))
+    return None if first == second else {name: (first[name], second[name]) for name in first}
 
 
-def _first(settings: Mapping[str, float], name: str) -> float:
-    """Return a decay of Adam: that of the rest, where a matrix optimizer leaves it parameters."""
-    fields = (f"options.rest_{name}", f"options.{name}", name)
-    return next((settings[field] for field in fields if field in settings), 0.0)
+def _debiased_decays(config: OptimizerConfig) -> dict[str, float]:
+    """Return the decays of the moments whose bias the optimizer corrects, by name."""
+    options = _defaults(config) | config.options
+    if config.name in VARIANTS:
+        options["debias"] = getattr(variant_of(config), "debias", True) is True
+    without = {*_NOT_DEBIASED.get(config.name, ())}
+    for option, names in _DEBIAS.items():
+        without |= set() if options.get(option, True) else {*names}
+    if options.get("graft", "adam") != "adam":
+        without.add("graft_b2")
+
+    found = {}
+    for setting in optimizer_settings(config):
+        name = setting.field.rpartition(".")[2]
+        # b2 of RMSProp and of Adan has other names.
+        name = name if name in _OPTIONS and name not in _OF_RMSPROP else setting.number
+        if name in _DEBIASED and name not in without:
+            found[name] = setting.value
+    return found
+
+
+def check_moments(
+    optimizer: OptimizerConfig,
+    decays: MomentDecays,
+    params: types.Params,
+    stacked: types.Stacked = None,
+    known_roles: types.PyTree = None,
+) -> None:
+    """Raise `UserError` if moments whose decays change are those of an unknown optimizer.
+
+    Args:
+      optimizer: The optimizer.
+      decays: The decays, from `moment_decays`.
+      params: Parameters or their shapes.
+      stacked: The parameters that are stacks of layers.
+      known_roles: Known roles, as in `make_optimizer`.
+    """
+    alone = OptimizerConfig(optimizer.name, options=optimizer.options)
+    tx = make_optimizer(alone, 1.0, stacked=stacked, known_roles=known_roles)
+    unknown = unknown_moments(jax.eval_shape(tx.init, params))
+    changed = " and ".join(name for name, (before, after) in decays.items() if before != after)
+    fix = f"its state {unknown} is unknown, so its moments cannot be suited to another {changed}; "
+    fix += f"take a {{rule}} that keeps {changed}"
+    also = {"rule": "schedule.scaling_rule"}
+    require(unknown is None, "optimizer.name", optimizer.name, fix, code="conflict", also=also)
 
 
 def check_rule(optimizer: OptimizerConfig, names: str, field: str) -> None:

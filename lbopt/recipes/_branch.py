@@ -84,7 +84,7 @@ def build_branch(
         )
         with errors.about("global_batch_size", global_batch_size):
             branch = build_one_batch(here, problem, mesh, length, schedule, None, True)
+        branch = continuing(branch, phase, before, problem)
 
-    branch = continuing(branch, phase, before)
     batches = branch.batches.moved(first_example, steps)
     return dataclasses.replace(branch, batches=batches, first_step=step)

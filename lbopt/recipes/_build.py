@@ -23,10 +23,12 @@ from lbopt.config import (
     TrainConfig,
     at_batch_size,
     batch_ratios,
+    check_moments,
     doubled_sizes,
     examples_in,
     make_optimizer,
     make_schedule,
+    moment_decays,
     naming,
     naming_phase2,
     naming_step,
@@ -90,13 +92,13 @@ def build_run(
             by_noise = config.batch_schedule.kind == NOISE_SCALE
             build = _build_noise_growth if by_noise else _build_batch_phases
             return build(first, mesh, load, trains)
-        run = _build_phase(first, mesh, load, trains=trains)
+        run = _build_phase(first, mesh, load, trains)
         if not second:
             return run
         assert config.phase2 is not None
-        kept = config.phase2.optimizer_state == "keep"
+        kept = first if config.phase2.optimizer_state == "keep" else None
         with naming_phase2():
-            second_phase = _build_phase(second[0], mesh, load, run, kept, trains)
+            second_phase = _build_phase(second[0], mesh, load, trains, run, kept)
     return dataclasses.replace(run, next_phase=second_phase)
 
 
@@ -131,11 +133,20 @@ def _build_phase(
     config: TrainConfig,
     mesh: Mesh,
     load: _problem.Load,
+    trains: bool,
     before: Run | None = None,
-    keep_optimizer: bool = True,
-    trains: bool = True,
+    kept: TrainConfig | None = None,
 ) -> Run:
-    """Build a phase of one batch size, with a learning rate of its own."""
+    """Build a phase of one batch size, with a learning rate of its own.
+
+    Args:
+      config: Config of the phase.
+      mesh: The devices.
+      load: Function that loads the data.
+      trains: As in `build_run`.
+      before: The phase before; None for the first.
+      kept: Config of the phase before, if its optimizer's state is kept; None if not.
+    """
     config = _layout.with_layout(config, mesh.devices.flat[0].platform, mesh.size)
     problem = make_problem_of(config, load)
     if trains:  # of two faults the batch is the one to name
@@ -143,7 +154,14 @@ def _build_phase(
     resolved = resolved_of(config, problem)
     schedule = make_schedule(config.schedule, resolved)
     run = build_one_batch(config, problem, mesh, resolved, schedule, before, trains)
-    return dataclasses.replace(run, resets_optimizer=before is not None and not keep_optimizer)
+    if kept is None:
+        return dataclasses.replace(run, resets_optimizer=before is not None)
+
+    old, new = (
+        scale_optimizer(each.optimizer, each.schedule, each.global_batch_size)
+        for each in (kept, config)
+    )
+    return dataclasses.replace(run, reweighing=_reweighing(old, new, problem))
 
 
 def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, trains: bool) -> Run:
@@ -169,7 +187,7 @@ def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
                 here, problem, mesh, steps, schedule, runs[-1] if runs else None, trains
             )
         before = runs[-1].global_batch_size if runs else size
-        runs.append(continuing(run, config, before) if runs else run)
+        runs.append(continuing(run, config, before, problem) if runs else run)
 
     _check_states(config, runs, problem)
     log = runs[0].mllog
@@ -210,7 +228,7 @@ def _build_noise_growth(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
         schedule = _in_strides(base, size // first, ratios.learning_rate)
         with _naming_growth(config, size) if candidates else contextlib.nullcontext():
             run = build_one_batch(here, problem, mesh, steps, schedule, None, trains)
-        candidates.append(continuing(run, config, before) if candidates else run)
+        candidates.append(continuing(run, config, before, problem) if candidates else run)
         before = size
 
     _check_states(config, candidates, problem)
@@ -241,11 +259,31 @@ def _check_states(
     require(len({*trees}) == 1, "schedule.scaling_rule", rule, fix, code="conflict")
 
 
-def continuing(run: Run, config: TrainConfig, before: int) -> Run:
-    """Return a run as the phase after one of another batch size."""
-    decays = batch_ratios(config, before, run.global_batch_size).moments
-    reweighing = None if decays is None else Reweighing(decays)
-    return dataclasses.replace(run, continues=True, reweighing=reweighing)
+def continuing(run: Run, config: TrainConfig, before: int, problem: _problem.LoadedProblem) -> Run:
+    """Return a run as the phase after one of another batch size.
+
+    Args:
+      run: The run.
+      config: Its config, with the optimizer's numbers at `schedule.base_batch_size`.
+      before: The other batch size.
+      problem: Its model.
+    """
+    old, new = (
+        scale_optimizer(config.optimizer, config.schedule, size)
+        for size in (before, run.global_batch_size)
+    )
+    return dataclasses.replace(run, continues=True, reweighing=_reweighing(old, new, problem))
+
+
+def _reweighing(
+    before: OptimizerConfig, after: OptimizerConfig, problem: _problem.LoadedProblem
+) -> Reweighing | None:
+    """Return the program that suits moments to an optimizer's numbers; None if they stay."""
+    decays = moment_decays(before, after)
+    if decays is None:
+        return None
+    check_moments(after, decays, problem.params, problem.stacked, problem.known_roles)
+    return Reweighing(decays)
 
 
 def _in_strides(schedule: optax.Schedule, stride: int, scale: float) -> optax.Schedule:

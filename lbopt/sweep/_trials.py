@@ -13,13 +13,14 @@ from lbopt import errors
 from lbopt.config import (
     Arm,
     BatchRatios,
-    MomentDecays,
     ResolvedSchedule,
     SearchConfig,
     SweepConfig,
     TrainConfig,
     at_batch_size,
     batch_ratios,
+    check_moments,
+    moment_decays,
     naming_step,
     optimizer_numbers,
     resolve_schedule,
@@ -42,7 +43,7 @@ from lbopt.replicas import Replicas
 from lbopt.schedules import BatchPhase, Units
 from lbopt.sweep.search import Factors, Proposal, search_cost
 from lbopt.train import is_due
-from lbopt.transforms import resolve_labels
+from lbopt.transforms import MomentDecays, resolve_labels
 
 _STEP_IN_EXAMPLES = 32
 """Cost of a step besides its examples, in examples: a guess that only orders the cells."""
@@ -282,16 +283,17 @@ def _growth(config: SweepConfig, cell: Cell) -> tuple[GrowthPhase, ...]:
     with config.naming_trials(cell.index):
         # The rule counts from the arm's own optimizer.
         whole = dataclasses.replace(cell.train, optimizer=cell.arm.optimizer)
-        before = first
         for steps in batch_phases_of(whole, cell.problem):
             size = steps.global_batch_size
             with errors.about("batch_schedule.kind", size, "global_batch_size"):
                 check_size(cell.problem, size)
             train = at_batch_size(_scaled(config, cell.index, size), size, _num_devices(config))
-            ratios = batch_ratios(whole, first, size)
-            moments = batch_ratios(whole, before, size).moments
-            found.append(GrowthPhase(steps, train, ratios, moments))
-            before = size
+            moments = moment_decays(found[-1].train.optimizer, train.optimizer) if found else None
+            if moments is not None:
+                problem = cell.problem
+                leaves = (problem.params, problem.stacked, problem.known_roles)
+                check_moments(train.optimizer, moments, *leaves)
+            found.append(GrowthPhase(steps, train, batch_ratios(whole, first, size), moments))
     return tuple(found) if len(found) > 1 else ()
 
 

@@ -12,6 +12,5 @@ from ._run import (
     Target as Target,
     is_due as is_due,
     linked as linked,
-    reweigh_moments as reweigh_moments,
 )
 from ._variables import read_variables as read_variables

@@ -23,10 +23,11 @@ from lbopt.evaluation import Evaluation
 from lbopt.parallel import Step, TrainState, put_replicated, with_shardings
 from lbopt.train._ranking import lower_is_better
 from lbopt.transforms import (
-    LambMomentsState,
     LearningRateState,
+    MomentDecays,
     evaluated_params,
     find_states,
+    reweigh_moments,
 )
 
 
@@ -243,9 +244,9 @@ class Run:
     def enter(self, state: TrainState) -> TrainState:
         """Return the first state of this phase from the last one of the phase before it.
 
-        The learning rate's schedule starts again. The rest of the optimizer's state is kept, or is
-        fresh if `resets_optimizer`. If the phase `continues`, only the moments are suited to its
-        decays, by a program that `compile` has made.
+        The learning rate's schedule starts again. The rest of the optimizer's state is kept, with
+        moments that suit the decays of this phase, or is fresh if `resets_optimizer`. If the phase
+        `continues`, the moments are suited by a program that `compile` has made.
 
         The arrays of the given state must not be used again.
         """
@@ -263,7 +264,9 @@ class Run:
             if self.resets_optimizer:
                 state = state.replace(opt_state=self.tx.init(state.params))
                 return self.train_step.with_aggregator_state(state)
-            return state.replace(opt_state=_with_schedule_count(state.opt_state, 0))
+            decays = None if self.reweighing is None else self.reweighing.decays
+            opt_state = reweigh_moments(state.opt_state, decays)
+            return state.replace(opt_state=_with_schedule_count(opt_state, 0))
 
         return jax.jit(entered, out_shardings=self.train_step.state_sharding(state))(state)
 
@@ -299,7 +302,7 @@ class Run:
     def compile(self) -> None:
         """Compile the training step, and what `enter` needs, before they are called."""
         self.lower().compile()
-        if self.reweighing is not None:
+        if self.reweighing is not None and self.continues:
             self.reweighing.of(self.shapes())
 
     def lower_evaluation(self) -> Any:
@@ -352,59 +355,15 @@ class Run:
         }
 
 
-Decays = tuple[tuple[float, float], tuple[float, float]]
-
-
-def reweigh_moments(opt_state: Any, decays: Decays | None) -> Any:
-    """Return an optimizer's state whose moments suit the bias correction under other decays.
-
-    A moment m of decay b has the weight 1 - b^count, by which it is divided. Under another decay b'
-    it becomes m (1 - b'^count) / (1 - b^count), so that the quotient stays. Moments in fewer bits
-    than bfloat16 stay as they are.
-
-    Args:
-      opt_state: State of an optimizer; traceable.
-      decays: b1 and b2, each before and after; None if they stay.
-    """
-    if decays is None:
-        return opt_state
-
-    def is_moments(node: Any) -> bool:
-        return isinstance(node, optax.ScaleByAdamState | LambMomentsState)
-
-    def reweighed(node: Any) -> Any:
-        kept = jax.tree.leaves((node.mu, node.nu))
-        if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in kept):
-            return node
-        count = node.count.astype(jnp.float32)
-        scaled = []
-        for moment, (before, after) in zip((node.mu, node.nu), decays, strict=True):
-            ratio = (1 - after**count) / jnp.where(count > 0, 1 - before**count, 1.0)
-            ratio = jnp.where(count > 0, ratio, 1.0)
-            scaled.append(jax.tree.map(lambda x, by=ratio: _times(x, by), moment))
-        return node._replace(mu=scaled[0], nu=scaled[1])
-
-    def of_node(node: Any) -> Any:
-        return reweighed(node) if is_moments(node) else node
-
-    return jax.tree.map(of_node, opt_state, is_leaf=is_moments)
-
-
-def _times(x: jax.Array, factor: jax.Array) -> jax.Array:
-    """Return x times a factor for each entry of its leading axes, in the dtype of x."""
-    spread = factor.reshape(factor.shape + (1,) * (x.ndim - factor.ndim))
-    return (x.astype(jnp.float32) * spread).astype(x.dtype)
-
-
 class Reweighing:
     """`reweigh_moments` as one compiled program, which can be made before it is needed.
 
     Args:
-      decays: b1 and b2, each before and after.
+      decays: The decays of the optimizer's moments, before and after.
     """
 
-    def __init__(self, decays: Decays):
-        self._decays = decays
+    def __init__(self, decays: MomentDecays):
+        self.decays = decays
         self._compiled: Any = None
 
     def of(self, shapes: TrainState) -> Any:
@@ -415,7 +374,7 @@ class Reweighing:
         """
         if self._compiled is None:
             shardings = jax.tree.map(lambda x: x.sharding, shapes.opt_state)
-            reweigh = functools.partial(reweigh_moments, decays=self._decays)
+            reweigh = functools.partial(reweigh_moments, decays=self.decays)
             jitted = jax.jit(reweigh, out_shardings=shardings, donate_argnums=0)
             self._compiled = jitted.lower(shapes.opt_state).compile()
         return self._compiled

@@ -84,6 +84,11 @@ from ._relative import (
     relative_update as relative_update,
     update_floor as update_floor,
 )
+from ._reweighing import (
+    MomentDecays as MomentDecays,
+    reweigh_moments as reweigh_moments,
+    unknown_moments as unknown_moments,
+)
 from ._rounding import (
     CompensationState as CompensationState,
     RoundingState as RoundingState,

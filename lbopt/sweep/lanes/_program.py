@@ -23,8 +23,7 @@ from lbopt.sweep._trials import Cell, GrowthPhase
 from lbopt.sweep.lanes import _trial_arguments
 from lbopt.sweep.lanes._feed import Feed
 from lbopt.sweep.lanes._trial_arguments import Arguments
-from lbopt.train import reweigh_moments
-from lbopt.transforms import has_evaluated_params, optimizer_metrics
+from lbopt.transforms import has_evaluated_params, optimizer_metrics, reweigh_moments
 
 TRIALS_AXIS = "trials"
 """The mesh axis over which a batch of trials is spread."""
