@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
@@ -24,6 +25,8 @@ _ABOUT = (
     "last one that the run had logged by then."
 )
 _HEADER = ("step", "examples seen", "rule", "tolerance", "critical batch", "noise scale")
+_HEADER_OF_LAYERS = ("of norms alone", "of single parameters, median")
+_SCALE = "train/noise_scale"
 
 
 class _BranchLine(TypedDict):
@@ -95,9 +98,7 @@ class Branched:
     @property
     def scale_text(self) -> str:
         """The noise scale as text."""
-        if self.noise_scale is None:
-            return "not logged"
-        return "infinite" if math.isinf(self.noise_scale) else f"{self.noise_scale:,.4g}"
+        return "not logged" if self.noise_scale is None else _amount(self.noise_scale)
 
 
 def branched_for(workdir: pathlib.Path) -> tuple[Branched, ...]:
@@ -121,9 +122,16 @@ def logged_scale(
       line: Line of the measurement.
       metrics: Lines of the run's metrics.jsonl.
     """
-    name = "train/noise_scale"
-    logged = [one[name] for one in metrics if name in one and one["step"] <= line["step"]]
-    return {"noise_scale": logged[-1]} if logged else {}
+    last = _last_logged(_SCALE, line, metrics)
+    return {"noise_scale": last[_SCALE]} if last else {}
+
+
+def _last_logged(
+    name: str, line: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Return the last line of a log up to a measurement that has a name; {} for none."""
+    found = [one for one in metrics if name in one and one["step"] <= line["step"]]
+    return found[-1] if found else {}
 
 
 def critical_section(
@@ -140,7 +148,23 @@ def critical_section(
     if not found:
         return []
     rows = [_row(one) for one in found]
-    return [_page.Section("Critical batch", [_ABOUT, _agreement(found)], header=_HEADER, rows=rows)]
+    header: tuple[str, ...] = _HEADER
+    layers = [_of_layers(line, lines) for line in measured]
+    if any(layers):
+        header += _HEADER_OF_LAYERS
+        rows = [[*row, *(more or ("", ""))] for row, more in zip(rows, layers, strict=True)]
+    return [_page.Section("Critical batch", [_ABOUT, _agreement(found)], header=header, rows=rows)]
+
+
+def _of_layers(line: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the noise scales of normalization layers and of parameters; [] if not logged."""
+    of_norms = f"{_SCALE}_of_norms"
+    last = _last_logged(of_norms, line, metrics)
+    scales = [_scale(x) for name, x in last.items() if name.startswith(f"{_SCALE}/")]
+    if not scales:
+        return []
+    low, middle, high = map(_amount, (min(scales), statistics.median(scales), max(scales)))
+    return [_amount(_scale(last[of_norms])), f"{low} to {high}, {middle}"]
 
 
 def _check_critical(line: Any, kind: Any = _CriticalLine) -> None:
@@ -154,11 +178,16 @@ def _check_line_of_run(line: Any) -> None:
 
 
 def _branched(line: Mapping[str, Any]) -> Branched:
-    if "noise_scale" not in line:
-        return Branched(line, None)
-    # Null is a noise scale that cannot be told from infinity.
-    scale = line["noise_scale"]
-    return Branched(line, math.inf if scale is None else float(scale))
+    return Branched(line, _scale(line["noise_scale"]) if "noise_scale" in line else None)
+
+
+def _scale(logged: float | None) -> float:
+    """Return a noise scale from a log, in which null cannot be told from infinity."""
+    return math.inf if logged is None else float(logged)
+
+
+def _amount(scale: float) -> str:
+    return "infinite" if math.isinf(scale) else f"{scale:,.4g}"
 
 
 def _row(one: Branched) -> list[str]:

@@ -80,6 +80,20 @@ def test_a_run_without_a_noise_scale_says_how_to_log_it(section):
     assert "optimizer.track_noise_scale" in text
 
 
+def test_noise_scales_of_layers_stand_beside_that_of_the_run(section):
+    more = {
+        "train/noise_scale_of_norms": 25.0,
+        "train/noise_scale/a": 10.0,
+        "train/noise_scale/b": None,
+        "train/noise_scale/c": 40.0,
+    }
+    metrics = [{**METRICS[0], **more}, *METRICS[1:]]
+    found = section(measured(64), measured(64, 5), metrics=metrics)
+    assert found.header[-2:] == ("of norms alone", "of single parameters, median")
+    assert [row[-2:] for row in found.rows] == [["25", "10 to infinite, 40"], ["", ""]]
+    assert len(section(measured(64)).rows[0]) == len(section(measured(64)).header) == 6
+
+
 @pytest.mark.parametrize("field", ["step", "branches", "critical_batch_size"])
 def test_a_damaged_line_is_refused(field, tmp_path):
     file = tmp_path / "critical.jsonl"
