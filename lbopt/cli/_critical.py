@@ -17,7 +17,7 @@ from lbopt import errors
 from lbopt._shown import show
 from lbopt.cli import _flags, _own_files
 from lbopt.cli._train import saved_config, with_vocabulary
-from lbopt.config import NOISE_SCALE, TrainConfig
+from lbopt.config import NOISE_SCALE, TEXT, TrainConfig
 from lbopt.data import train_iterator
 from lbopt.errors import UserError, require
 from lbopt.metrics import means
@@ -41,6 +41,7 @@ FLAGS = {
     "factors": "multiples of the run's batch that are tried (default 1,2,4,8,16)",
     "examples": "examples of each branch, rounded up to a multiple of 4 steps of every batch "
     "(default: 32 steps of the largest)",
+    "tokens": "tokens of each branch instead, for data of text",
     "rule": "scaling rule of the branches (default: that of the run)",
     "study": "a folder of lbopt sweep, whose report then shows the branches too",
     "tolerance": "loss by which a branch may be above that of the run's own batch (default 0.01)",
@@ -162,6 +163,9 @@ def run(argv: Sequence[str]) -> None:
     examples = None
     if "examples" in given:
         examples = _flags.whole("examples", given["examples"])
+    fix = "--examples says it already; give one of the two"
+    both = {"examples", "tokens"} <= {*given}
+    require(not both, "--tokens", given.get("tokens"), fix, code="conflict")
     if "study" in given:
         _check_study(given["study"])
 
@@ -172,6 +176,8 @@ def run(argv: Sequence[str]) -> None:
         assert saved is not None
         config = _own_files.found_from(config, saved)
         config = with_vocabulary(config, folder)
+        if "tokens" in given:
+            examples = _examples_of(given["tokens"], config)
         if "rule" in given:
             size = config.global_batch_size
             with errors.under("", rule="--rule"):
@@ -198,6 +204,13 @@ def run(argv: Sequence[str]) -> None:
         with _study(given["study"]) as folder:
             _add(absolute_workdir(folder), {"run": config.name, **line, **logged})
     show(*found.lines())
+
+
+def _examples_of(tokens: str, config: TrainConfig) -> int:
+    """Return the examples that have a number of tokens, a flag."""
+    fix = f"the run's data, {config.data.name!r}, have none; give --examples"
+    require(config.data.name in TEXT, "--tokens", tokens, fix, code="conflict")
+    return math.ceil(_flags.whole("tokens", tokens) / config.data.sequence_length)
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from ._data import (
     FILES as FILES,
     PHOTOGRAPHS as PHOTOGRAPHS,
     TASKS as TASKS,
+    TEXT as TEXT,
     ArraysConfig as ArraysConfig,
     DataConfig as DataConfig,
     ImageFolderConfig as ImageFolderConfig,

@@ -14,7 +14,14 @@ import lbopt
 from lbopt.api._problem import train_config
 from lbopt.cli import _critical, call_get_config, main
 from lbopt.cli._critical import Branch, critical_size
-from lbopt.config import OptimizerConfig, ScheduleConfig, SweepConfig, config_to_json
+from lbopt.config import (
+    DataConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SweepConfig,
+    TrainConfig,
+    config_to_json,
+)
 from lbopt.parallel import put_batch
 from lbopt.recipes import build_branch, build_run
 from lbopt.train import Checkpoints
@@ -246,6 +253,16 @@ def test_the_largest_batch_with_all_smaller_ones_within_the_tolerance(losses, cr
 def test_refusals(flag, field, workdirs):
     with refused(field):
         _critical.run([f"--workdir={workdirs['']}", "--examples=80", flag])
+
+
+def test_branches_count_in_tokens_of_text_alone(workdirs):
+    text = TrainConfig(data=DataConfig("pydoc_mlm", sequence_length=64), model="bert")
+    assert _critical._examples_of("1000", text) == 16  # 15.6 sequences of 64
+    with refused("--tokens", "80", "conflict") as caught:
+        _critical.run([f"--workdir={workdirs['']}", "--tokens=80"])
+    assert "digits" in names_in(caught)
+    with refused("--tokens", "80", "conflict"):
+        _critical.run([f"--workdir={workdirs['']}", "--examples=80", "--tokens=80"])
 
 
 def test_a_run_of_local_steps_is_refused(file, tmp_path):

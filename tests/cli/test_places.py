@@ -112,7 +112,7 @@ LIKE_A_PLACE = re.compile(r"(.*_)?(path|dir|directory|file|folder|output)|init_f
 NO_PATHS = {
     "check": ("topology", "devices", "workers", "memory"),
     "config": ("json",),
-    "critical": ("checkpoint", "factors", "examples", "rule", "tolerance"),
+    "critical": ("checkpoint", "factors", "examples", "tokens", "rule", "tolerance"),
     "evaluate": ("checkpoint",),
     "export": ("checkpoint", "format"),
     "plan": ("topology", "compare", "breakdown", "evaluation"),
