@@ -345,11 +345,13 @@ AGGREGATORS = {
 
 @pytest.mark.everyday("powersgd")
 @pytest.mark.parametrize("name", AGGREGATORS)
-def test_eight_local_steps_train_the_digits_cnn(name, problem, batches):
+def test_eight_local_steps_of_four_slices_train_the_digits_cnn(name, problem, batches, monkeypatch):
+    monkeypatch.setattr(_mesh, "slice_of", lambda device: device.id)
     loss, state_of = problem(CNN(widths=(8, 16), hidden=32))
     aggregator, outer = AGGREGATORS[name]
     tx = lbopt.diloco(optax.adamw(3e-3), outer, every=8)
-    step = lbopt.make_train_step(loss, tx, lbopt.make_mesh(4), reduction=aggregator)
+    between = lbopt.Aggregate(aggregator, over="slices")
+    step = lbopt.make_train_step(loss, tx, lbopt.make_mesh(4), reduction=between)
     state = step.place(state_of(tx))
     for number in range(240):
         state, _ = jax.block_until_ready(step(state, batches[number % len(batches)]))
