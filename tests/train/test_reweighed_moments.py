@@ -157,6 +157,7 @@ def taken(step, num_steps, state, params):
     return found, state, params
 
 
+@pytest.mark.everyday("adamw", "adamw-8bit", "muown", "shampoo-no-graft", "soap", "optax.adamax")
 @pytest.mark.parametrize("case", CASES)
 def test_no_step_jumps_where_the_decays_of_moments_change(case):
     """Under a constant gradient, steps after the change lie between those without a change.
