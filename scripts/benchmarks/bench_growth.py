@@ -45,7 +45,13 @@ CASES = {
 }
 """(data, model, batch at the start, steps there)."""
 STUDY = "sweeps/digits_limit:target"
-RUN = ("--config=digits_cnn:adamw-64", "--config.schedule.decay=constant")
+RUN = (
+    "--config=digits_cnn:adamw-64",
+    "--config.schedule.decay=constant",
+    "--config.checkpoint.every_steps=50",
+    "--config.checkpoint.keep=10",
+)
+BRANCHES = ("--factors=1,2,4,8", "--examples=8192")
 MEASURES_AIM = ("ratio", ">=", 1 / 1.3)
 
 
@@ -130,7 +136,7 @@ def _measures() -> dict:
         def measured() -> None:
             _lbopt("sweep", f"--config={STUDY}", f"--workdir={folder}/measured")
             _lbopt("train", *RUN, f"--workdir={folder}/run")
-            _lbopt("critical", f"--workdir={folder}/run", "--factors=1,2,4,8")
+            _lbopt("critical", f"--workdir={folder}/run", *BRANCHES)
 
         ours, peer, ratio = pairs.in_turn(measured, plain, 1, discard=0)
     title = f"{STUDY} with its noise scale, and a run with branches"
