@@ -31,7 +31,7 @@ _AXE = """
 axe.run(document, {runOnly: %s}).then((found) => found.violations.flatMap((rule) =>
   rule.nodes.map((node) => rule.id + ": " + node.html.slice(0, 120) + " " + node.failureSummary)))
 """
-_PATIENCE_S = 60
+_PATIENCE_S = 300.0
 
 
 def find():
