@@ -34,7 +34,8 @@ _RATIO = "rest_learning_rate_ratio"
 _OPTIONS = {
     **{name: name for name in ("b1", "b2", "momentum")},
     **{f"rest_{name}": name for name in ("b1", "b2", "eps")},
-    **{f"{of}_b2": "b2" for of in ("graft", "shampoo")},
+    **{f"{of}_b2": "b2" for of in ("adam", "graft", "neuron", "shampoo")},
+    "adam_weight_decay": "weight_decay",
     **_OF_RMSPROP,
     _RATIO: "rest_learning_rate",
 }
@@ -49,7 +50,7 @@ _BY_OPTIMIZER: dict[tuple[str, str], str | None] = {
 }
 """Option of one optimizer -> the number that it is; None for the decay of a first moment."""
 
-_DEBIASED = ("b1", "b2", "rest_b1", "rest_b2", "graft_b2")
+_DEBIASED = ("b1", "b2", "rest_b1", "rest_b2", "adam_b2", "graft_b2")
 """The decays of moments with a bias correction, where the optimizer has one."""
 _DEBIAS = {
     "debias": ("b1", "b2"),

@@ -16,7 +16,7 @@ MomentDecays = Mapping[str, tuple[float, float]]
 """Name of a decay -> its values before and after, of moments whose bias is corrected.
 
 The names are those of options: "b1" and "b2"; "rest_b1" and "rest_b2" of the leaves that a matrix
-optimizer leaves to Adam; "graft_b2".
+optimizer leaves to Adam, "adam_b2" where it is Optax's; "graft_b2".
 """
 
 
@@ -35,7 +35,7 @@ class _MomentFields(NamedTuple):
 
 
 _B1 = ("rest_b1", "b1")
-_B2 = ("rest_b2", "b2")
+_B2 = ("rest_b2", "adam_b2", "b2")
 _OF_ADAM = _MomentFields({"mu": _B1, "nu": _B2})
 
 # By name, as Optax exports not all of the classes.

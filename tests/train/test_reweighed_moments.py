@@ -103,6 +103,7 @@ CASES = {
     "optax.contrib.ademamix": of("optax.contrib.ademamix", **B2),
     "optax.contrib.adopt": of("optax.contrib.adopt", **B2),
     "optax.contrib.momo_adam": of("optax.contrib.momo_adam", **B2),
+    "optax.contrib.muon": of("optax.contrib.muon", adam_b2=0.99),
     "optax.contrib.schedule_free_adamw": of("optax.contrib.schedule_free_adamw", **B2),
     "optax.contrib.simplified_ademamix": of("optax.contrib.simplified_ademamix", **B2),
 }
