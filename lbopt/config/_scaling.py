@@ -35,7 +35,6 @@ _OPTIONS = {
     **{name: name for name in ("b1", "b2", "momentum")},
     **{f"rest_{name}": name for name in ("b1", "b2", "eps")},
     **{f"{of}_b2": "b2" for of in ("adam", "graft", "neuron", "shampoo")},
-    "adam_weight_decay": "weight_decay",
     **_OF_RMSPROP,
     _RATIO: "rest_learning_rate",
 }

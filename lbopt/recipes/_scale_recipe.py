@@ -33,7 +33,6 @@ from lbopt.schedules import (
 
 _LEAST_B2 = 0.9
 """Floor of b2 in marin's AdamH recipe; a second moment of less memory is out of range."""
-_SECOND_MOMENTS = ("b2", "rmsprop_decay", "options.decay")
 _OF_LENGTH = ("num_epochs", "num_steps", "warmup_steps", "decay_steps")
 _ALSO_KEPT = ("trust_coefficient", "max_grad_norm")
 """Numbers of an optimizer that no rule changes and that users ask about."""
@@ -60,6 +59,7 @@ class ScaledNumber:
       formula: How it follows the batch: k is the new batch over the old one, d the new length over
         the old one, q the new learning rate over the old one; "" for a number that stays.
       source: The rule and its public source; "" for a length, and for a number that stays.
+      number: What the rules call it, "b2" for instance; "" for a length.
 
     >>> numbers = {"global_batch_size": 512, "b2": 0.99}
     >>> scale_recipe(numbers, global_batch_size=1024, rule="token_half_life").numbers[0].formula
@@ -71,6 +71,7 @@ class ScaledNumber:
     after: float
     formula: str = ""
     source: str = ""
+    number: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,12 +268,12 @@ class _BatchChange(NamedTuple):
             for change in one.changes
         }
         if kind == "rest_learning_rate" and kind not in sources and "learning_rate" in sources:
-            return ScaledNumber(name, value, value * rate, *sources["learning_rate"])
+            return ScaledNumber(name, value, value * rate, *sources["learning_rate"], number=kind)
         if kind not in sources:
-            return ScaledNumber(name, value, value)
+            return ScaledNumber(name, value, value, number=kind)
         with errors.under("", **{kind: name}):
             after = scale_number(kind, value, self.rule, self.ratio, self.duration, rate)
-        return ScaledNumber(name, value, after, *sources[kind])
+        return ScaledNumber(name, value, after, *sources[kind], number=kind)
 
     def _length(self, number: _Number) -> ScaledNumber:
         """Scale a length: the run has the same examples, times the duration."""
@@ -485,7 +486,7 @@ def _out_of_range(table: Sequence[ScaledNumber]) -> Iterator[str]:
     """Yield what leaves its usual range."""
     after = {one.name: one.after for one in table}
     for one in table:
-        if one.name.endswith(_SECOND_MOMENTS) and one.after < min(_LEAST_B2, one.before):
+        if one.number == "b2" and one.after < min(_LEAST_B2, one.before):
             yield f"{one.name} = {one.after:.4g} is below {_LEAST_B2}: the second moment is noise"
     steps = next((one for one in table if one.name == "warmup steps"), None)
     if steps is not None and steps.before and not steps.after:

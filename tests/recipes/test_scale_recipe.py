@@ -166,6 +166,9 @@ def test_what_leaves_its_range_is_said():
     assert not lbopt.scale_recipe(digits(size=64), global_batch_size=576, rule="sde").out_of_range
     short = lbopt.scale_recipe(digits(size=64), global_batch_size=1024, rule="sde_half_life")
     assert [line.split(" = ")[0] for line in short.out_of_range] == ["optimizer.b2"]
+    adan = digits(OptimizerConfig("optax.adan", options={"b3": 0.99}), "none", 64)
+    short = lbopt.scale_recipe(adan, global_batch_size=1024, rule="token_half_life")
+    assert [line.split(" = ")[0] for line in short.out_of_range] == ["optimizer.options.b3"]
 
 
 @pytest.mark.parametrize(
