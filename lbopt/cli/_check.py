@@ -299,6 +299,7 @@ def _note(config: TrainConfig, mesh: Mesh) -> str:
         return ""
     with naming("config", TrainConfig):
         workers = mesh.size // devices_per_worker(mesh, step_options(config))
+    workers *= config.aggregator.replicas_per_device
     return f"; {workers:,} workers exchange every {every:,} steps"
 
 

@@ -85,6 +85,15 @@ def get_config(arg):
             "128 examples over 4 devices: 32 a device; 4 workers exchange every 8 steps",
         ),
         (
+            (
+                f"--config={CNN}",
+                "--config.diloco.every=8",
+                "--config.aggregator.name=mean",
+                "--config.aggregator.replicas_per_device=2",
+            ),
+            "128 examples over 4 devices: 32 a device; 8 workers exchange every 8 steps",
+        ),
+        (
             ("--config=grows.py",),
             "128, 256 examples over 4 devices: 32, 64 a device; the noise scale says when",
         ),
