@@ -72,6 +72,8 @@ class Checkpoints:
       always: Steps whose checkpoints are always kept: the ends of phases.
       job: The job that this process belongs to; None for a process alone. All processes of a job
         call the same methods in the same order.
+      trains: Whether training goes on from what is restored, so that its random keys must be those
+        of this process, and a memory that is rebuilt is told; None for whether it may save too.
 
     Raises:
       UserError: If there is no checkpoint to read.
@@ -87,6 +89,7 @@ class Checkpoints:
         read_only: bool = False,
         always: Sequence[int] = (),
         job: Job | None = None,
+        trains: bool | None = None,
     ):
         root = checkpoint_root(workdir)
         check_name(str(root), read_only)
@@ -96,6 +99,7 @@ class Checkpoints:
         self._keep = keep
         self._always = set(always)
         self._read_only = read_only
+        self._trains = not read_only if trains is None else trains
         self._job = SoloJob() if job is None else job
 
         # Processes that saw different checkpoints would resume at different steps.
@@ -334,7 +338,7 @@ class Checkpoints:
             # A checkpoint that some process cannot reach now may be intact.
             damaged = all(each.is_damage for each in faults)
             raise faults[0]._replace(is_damage=damaged).error()
-        if self._read_only:  # nothing goes on from memories
+        if not self._trains:  # nothing goes on from memories
             say = _silent
         return _replica_memory.fitted(found.state, like, found.slices, say)
 
@@ -347,7 +351,7 @@ class Checkpoints:
         checkpoint = self._folder / str(step)
         check_files(checkpoint)
         seal = read_seal(self._folder, step)
-        if not self._read_only and seal.generator not in (None, self._generator):
+        if self._trains and seal.generator not in (None, self._generator):
             raise ValueError(f"its random keys are those of {seal.generator}")
 
         arrays = checkpoint / ARRAYS

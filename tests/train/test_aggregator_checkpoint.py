@@ -134,6 +134,11 @@ def test_other_groups_of_devices_have_what_was_remembered(before, after, tmp_pat
 
     assert len(said) == (was != now)
     assert all(f"{was} replicas saved this state and there are {now} now" in line for line in said)
+    for trains, lines in ((None, []), (True, said)):
+        told = []
+        with Checkpoints(tmp_path, read_only=True, trains=trains) as checkpoints:
+            checkpoints.restore(shapes_of(like), int(state.step), told.append)
+        assert told == lines
     jax.tree.map(np.testing.assert_array_equal, back.params, state.params)
 
     for field, old, new in zip(
