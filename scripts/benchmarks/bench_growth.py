@@ -10,6 +10,7 @@ its final runs, and by branches of one run. The peer is the study alone.
 """
 
 import dataclasses
+import os
 import pathlib
 import statistics
 import subprocess
@@ -45,6 +46,7 @@ CASES = {
 }
 """(data, model, batch at the start, steps there)."""
 STUDY = "sweeps/digits_limit:target"
+STUDY_FLAG = f"--config={STUDY}"
 RUN = (
     "--config=digits_cnn:adamw-64",
     "--config.schedule.decay=constant",
@@ -131,20 +133,26 @@ def _measures() -> dict:
 
         def plain() -> None:
             study = f"--workdir={folder}/plain"
-            _lbopt("sweep", f"--config={STUDY}", study, "--config.measure.num_probes=0")
+            _lbopt(
+                f"{folder}/of_plain", "sweep", STUDY_FLAG, study, "--config.measure.num_probes=0"
+            )
 
         def measured() -> None:
-            _lbopt("sweep", f"--config={STUDY}", f"--workdir={folder}/measured")
-            _lbopt("train", *RUN, f"--workdir={folder}/run")
-            _lbopt("critical", f"--workdir={folder}/run", *BRANCHES)
+            cache = f"{folder}/of_measured"
+            _lbopt(cache, "sweep", STUDY_FLAG, f"--workdir={folder}/measured")
+            _lbopt(cache, "train", *RUN, f"--workdir={folder}/run")
+            _lbopt(cache, "critical", f"--workdir={folder}/run", *BRANCHES)
 
         ours, peer, ratio = pairs.in_turn(measured, plain, 1, discard=0)
     title = f"{STUDY} with its noise scale, and a run with branches"
     return pairs.row(title, "s", ours, peer, "the study alone", ratio, MEASURES_AIM)
 
 
-def _lbopt(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "lbopt", *arguments], check=True, capture_output=True)
+def _lbopt(cache: str, *arguments: str) -> None:
+    """Run a command with a cache of compiled programs of its own."""
+    command = [sys.executable, "-m", "lbopt", *arguments]
+    here = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
+    subprocess.run(command, check=True, capture_output=True, env=here)
 
 
 def _linked(phase, ends, following):
