@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from lbopt import errors
-from lbopt.config import TrainConfig, batch_ratios, make_schedule
+from lbopt.config import TrainConfig, at_batch_size, batch_ratios, make_schedule
 from lbopt.data.from_config import load_source
 from lbopt.errors import require
 from lbopt.recipes import _layout
@@ -29,7 +29,7 @@ def build_branch(
     It sees the examples that the run would have seen, in the same order. Its learning rate is that
     of the run at the same examples, times what the scaling rule makes of the batch, and the
     optimizer's numbers follow the rule. It has as many microsteps as keep the examples that a
-    device takes at a time.
+    device takes at a time. Its first state is that of the run, by `enter`.
 
     Args:
       config: Config of the run.
@@ -56,24 +56,24 @@ def build_branch(
     fix = f"it is no multiple of batch {global_batch_size}; give a multiple of every batch"
     require(steps > 0 and not rest, "num_examples", num_examples, fix, code="mismatch")
 
-    microsteps = phase.parallel.num_microsteps * global_batch_size // before
-    parallel = dataclasses.replace(phase.parallel, num_microsteps=max(1, microsteps))
-    here = dataclasses.replace(phase, global_batch_size=global_batch_size, parallel=parallel)
     with naming_run():
         mesh = build_mesh(config.parallel, list(run.mesh.devices.flat))
+        there = phase
+        if config.batch_schedule is not None:
+            there = at_batch_size(phase, before, mesh.size)
+        microsteps = there.parallel.num_microsteps * global_batch_size // before
+        parallel = dataclasses.replace(phase.parallel, num_microsteps=max(1, microsteps))
+        here = dataclasses.replace(phase, global_batch_size=global_batch_size, parallel=parallel)
         here = _layout.with_layout(here, mesh.devices.flat[0].platform)
         problem = make_problem_of(here, load_source)
         first = phase.global_batch_size
         base = resolved_of(phase, problem)
 
-        # The schedule counts the steps of its own phase; a batch schedule is one phase.
+        # The schedule counts the examples of its own phase; a batch schedule is one phase.
         beginning = run if origin.continues else origin
         first_example = origin.examples_seen(step)
         counted = BatchPhase(
-            global_batch_size,
-            steps,
-            step - beginning.first_step,
-            first_example - beginning.batches.first_example,
+            global_batch_size, steps, step, first_example - beginning.batches.first_example
         )
         scale = batch_ratios(phase, first, global_batch_size).learning_rate
         schedule = phase_schedule(make_schedule(phase.schedule, base), counted, first, scale)
