@@ -17,17 +17,27 @@ from lbopt import errors
 from lbopt._shown import show
 from lbopt.cli import _flags, _own_files
 from lbopt.cli._train import saved_config, with_vocabulary
-from lbopt.config import NOISE_SCALE, TEXT, TrainConfig
+from lbopt.config import (
+    NOISE_SCALE,
+    TEXT,
+    SweepConfig,
+    TrainConfig,
+    completed_json,
+    config_to_json,
+    data_and_model,
+    json_differences,
+)
 from lbopt.data import train_iterator
 from lbopt.errors import UserError, require
 from lbopt.metrics import means
 from lbopt.parallel import TrainState, put_batch
 from lbopt.recipes import build_branch, build_run, scale_recipe
-from lbopt.report import logged_scale
+from lbopt.report import logged_scales
 from lbopt.train import Checkpoints, Run, restore_chosen, say
 from lbopt.workdir import (
     CRITICAL_FILE,
     absolute_workdir,
+    finite_or_none,
     local_workdir,
     read_config,
     read_json_lines,
@@ -42,8 +52,9 @@ FLAGS = {
     "examples": "examples of each branch, rounded up to a multiple of 4 steps of every batch "
     "(default: 32 steps of the largest)",
     "tokens": "tokens of each branch instead, for data of text",
-    "rule": "scaling rule of the branches (default: that of the run)",
-    "study": "a folder of lbopt sweep, whose report then shows the branches too",
+    "rule": "scaling rule of the branches (default: that of the run); not for a batch that grows",
+    "study": "a folder of lbopt sweep with an arm of the run's data and model, whose report then "
+    "shows the branches too",
     "tolerance": "loss by which a branch may be above that of the run's own batch (default 0.01)",
 }
 _FACTORS = "1,2,4,8,16"
@@ -93,6 +104,14 @@ class CriticalMeasurement:
     branches: tuple[Branch, ...]
     critical_batch_size: int
     is_beyond: bool
+
+    def line(self) -> dict[str, Any]:
+        """Return the measurement as JSON data; null is a loss that is not finite."""
+        branches = [
+            {name: finite_or_none(value) for name, value in dataclasses.asdict(one).items()}
+            for one in self.branches
+        ]
+        return {**dataclasses.asdict(self), "branches": branches}
 
     def lines(self) -> list[str]:
         """Return the measurement as text."""
@@ -166,8 +185,6 @@ def run(argv: Sequence[str]) -> None:
     fix = "--examples says it already; give one of the two"
     both = {"examples", "tokens"} <= {*given}
     require(not both, "--tokens", given.get("tokens"), fix, code="conflict")
-    if "study" in given:
-        _check_study(given["study"])
 
     with local_workdir(given["workdir"]) as folder:
         workdir = absolute_workdir(folder)
@@ -176,16 +193,20 @@ def run(argv: Sequence[str]) -> None:
         assert saved is not None
         config = _own_files.found_from(config, saved)
         config = with_vocabulary(config, folder)
+        if "study" in given:
+            _check_study(given["study"], config)
         if "tokens" in given:
             examples = _examples_of(given["tokens"], config)
-        if "rule" in given:
-            size = config.global_batch_size
-            with errors.under("", rule="--rule"):
-                config = scale_recipe(config, global_batch_size=size, rule=given["rule"]).recipe
         growing = config.batch_schedule
         fix = "its batch was decided as it went; take a run of another kind"
         fits = growing is None or growing.kind != NOISE_SCALE
         require(fits, "--workdir", given["workdir"], fix, code="conflict")
+        if "rule" in given:
+            fix = "the run's batch grew by its own rule; leave --rule out"
+            require(growing is None, "--rule", given["rule"], fix, code="conflict")
+            size = config.global_batch_size
+            with errors.under("", rule="--rule"):
+                config = scale_recipe(config, global_batch_size=size, rule=given["rule"]).recipe
         fix = "its slices take local steps, which a branch does not; take a run of another kind"
         every = config.diloco.every
         require(every == 1, "--workdir", given["workdir"], fix, code="conflict")
@@ -197,12 +218,15 @@ def run(argv: Sequence[str]) -> None:
             examples,
             tolerance,
         )
-        line = dataclasses.asdict(found)
+        line = found.line()
         _add(workdir, line)
-        logged = logged_scale(line, read_json_lines(workdir / "metrics.jsonl"))
+        logged = logged_scales(line, read_json_lines(workdir / "metrics.jsonl"))
     if "study" in given:
+        folder_name = given["workdir"].rstrip("/").rpartition("/")[2]
+        name = folder_name if config.name == TrainConfig().name else config.name
+        run_of = {"run": name, "optimizer": config.optimizer.name}
         with _study(given["study"]) as folder:
-            _add(absolute_workdir(folder), {"run": config.name, **line, **logged})
+            _add(absolute_workdir(folder), {**run_of, **line, **logged})
     show(*found.lines())
 
 
@@ -221,19 +245,33 @@ def _study(study: str, write: bool = True) -> Iterator[str]:
         yield folder
 
 
-def _check_study(study: str) -> None:
+def _check_study(study: str, config: TrainConfig) -> None:
+    """Raise `UserError` unless a study is there and has the data and model of a run."""
     with _study(study, write=False) as folder:
         fix = "no study is there; give a folder of lbopt sweep"
         saved = read_config(folder)
         fits = saved is not None and saved["kind"] == "sweep"
         require(fits, "--study", study, fix, code="missing")
+        assert saved is not None
+    theirs = completed_json(SweepConfig, saved["config"])
+    ours = data_and_model(config_to_json(config))
+    differences = []
+    for arm in theirs["arms"]:
+        own = {name: arm[name] for name in ("data", "model") if arm[name] is not None}
+        differences.append(json_differences(ours, data_and_model({**theirs["train"], **own})))
+    nearest = min(differences, key=len, default=["it has no arms"])
+    fix = (
+        f"no arm of it has the run's data and model ({'; '.join(nearest[:3])}); give another study"
+    )
+    require(not nearest, "--study", study, fix, code="mismatch")
 
 
 def _add(workdir: pathlib.Path, line: Mapping[str, Any]) -> None:
     """Add a line to the measurements in a workdir."""
     file = workdir / CRITICAL_FILE
     before = [dict(one) for one in read_json_lines(file, lambda line: None)]
-    write_text(file, "".join(json.dumps(one) + "\n" for one in [*before, line]))
+    lines = [json.dumps(one, allow_nan=False) + "\n" for one in [*before, line]]
+    write_text(file, "".join(lines))
 
 
 def measure(
@@ -337,7 +375,7 @@ def _restored(
         return training.phase_at(step).shapes()
 
     with Checkpoints(
-        workdir, training.keep_checkpoints, training.best_metric, read_only=True
+        workdir, training.keep_checkpoints, training.best_metric, read_only=True, trains=True
     ) as checkpoints:
         if which is not None:
             state = restore_chosen(checkpoints, which, shapes, say)

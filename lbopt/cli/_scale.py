@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from lbopt import errors
 from lbopt._shown import show
@@ -13,8 +12,8 @@ from lbopt.config import (
     TrainConfig,
     completed_json,
     config_to_json,
+    data_and_model,
     json_differences,
-    without_layout,
 )
 from lbopt.data.from_config import known_source
 from lbopt.errors import require
@@ -99,8 +98,8 @@ def _measured(workdir: str, config: TrainConfig) -> float:
         fix = "no run is there; give the folder of lbopt train"
         require(saved is not None, "--workdir", workdir, fix, code="missing")
         assert saved is not None
-        theirs = _data_and_model(completed_json(TrainConfig, saved["config"]))
-        differences = json_differences(_data_and_model(config_to_json(config)), theirs)
+        theirs = data_and_model(completed_json(TrainConfig, saved["config"]))
+        differences = json_differences(data_and_model(config_to_json(config)), theirs)
         fix = f"its run is not of this recipe ({'; '.join(differences[:3])}); give another folder, "
         fix += "or give --noise_scale"
         require(not differences, "--workdir", workdir, fix, code="mismatch")
@@ -115,10 +114,3 @@ def _measured(workdir: str, config: TrainConfig) -> float:
     fix = f"its last train/noise_scale is {last:.4g}, no estimate above 0; give --noise_scale"
     require(last > 0, "--workdir", workdir, fix)
     return last
-
-
-def _data_and_model(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a noise scale belongs to, of a config as JSON data."""
-    found = without_layout(config)
-    data = {name: found["data"][name] for name in ("name", "builder")}
-    return {"config": {"data": data, "model": found["model"]}}

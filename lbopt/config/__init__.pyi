@@ -40,7 +40,7 @@ from ._diloco import DilocoConfig as DilocoConfig, with_local_steps as with_loca
 from ._fields import check_flag as check_flag, default_of as default_of, unused as unused
 from ._foreign import MATRIX_OPTIMIZERS as MATRIX_OPTIMIZERS, free_arguments as free_arguments
 from ._from_text import OF_TEXT as OF_TEXT, FromText as FromText
-from ._layout import without_layout as without_layout
+from ._layout import data_and_model as data_and_model, without_layout as without_layout
 from ._loss import LossConfig as LossConfig
 from ._measure import MeasureConfig as MeasureConfig
 from ._model import (

@@ -29,3 +29,15 @@ def without_layout(config: Mapping[str, Any]) -> dict[str, Any]:
             name: value for name, value in found["data"].items() if name != "space_to_depth"
         }
     return found
+
+
+def data_and_model(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a noise scale or a critical batch belongs to, of a config as JSON data.
+
+    >>> config = {"data": {"name": "digits", "builder": ""}, "model": {"name": "mlp"}, "seed": 0}
+    >>> data_and_model(config)
+    {'config': {'data': {'name': 'digits', 'builder': ''}, 'model': {'name': 'mlp'}}}
+    """
+    found = without_layout(config)
+    data = {name: found["data"][name] for name in ("name", "builder")}
+    return {"config": {"data": data, "model": found["model"]}}

@@ -1,7 +1,7 @@
 """The critical batch of a run by its branches, beside the noise scale that the run logged.
 
-The line of a measurement stands in the run's folder. A copy in that of a study has the run's name
-and noise scale besides.
+The line of a measurement stands in the run's folder. A copy in that of a study has the run's name,
+optimizer and noise scales besides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NotRequired, TypedDict
 from lbopt import _typed_json
 from lbopt.report import _page
 from lbopt.report._agreement import WITHIN, disagrees
-from lbopt.workdir import CRITICAL_FILE, read_json_lines
+from lbopt.workdir import CRITICAL_FILE, finite_or_none, read_json_lines
 
 _ABOUT = (
     "Branches of lbopt critical continue the run from a checkpoint at larger batches, over the "
@@ -25,8 +25,10 @@ _ABOUT = (
     "last one that the run had logged by then."
 )
 _HEADER = ("step", "examples seen", "rule", "tolerance", "critical batch", "noise scale")
-_HEADER_OF_LAYERS = ("of norms alone", "of single parameters, median")
+HEADER_OF_LAYERS = ("of norms alone", "of single parameters, median")
 _SCALE = "train/noise_scale"
+_Scale = _typed_json.Finite | None
+"""A noise scale as it is logged: null if it cannot be told from infinity."""
 
 
 class _BranchLine(TypedDict):
@@ -50,7 +52,10 @@ class _LineOfRun(_CriticalLine):
     """A line in the folder of a study."""
 
     run: str
-    noise_scale: NotRequired[_typed_json.Finite | None]
+    optimizer: str
+    noise_scale: NotRequired[_Scale]
+    noise_scale_of_norms: NotRequired[_Scale]
+    noise_scale_of_parameters: NotRequired[tuple[_Scale, _Scale, _Scale]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +63,25 @@ class Branched:
     """A measurement of the critical batch, and the noise scale of the run at its step.
 
     Attributes:
-      line: Line of the file of the measurements.
-      noise_scale: Noise scale in examples; None if the run logged none by then.
+      line: Line of the file of the measurements, with `logged_scales`.
     """
 
     line: Mapping[str, Any]
-    noise_scale: float | None
+
+    @property
+    def noise_scale(self) -> float | None:
+        """Noise scale in examples; None if the run logged none by then."""
+        return _scale(self.line["noise_scale"]) if "noise_scale" in self.line else None
+
+    @property
+    def of_layers(self) -> tuple[str, ...]:
+        """Columns of the noise scales of norms and of parameters as text; () if not logged."""
+        if "noise_scale_of_parameters" not in self.line:
+            return ()
+        low, middle, high = map(_amount, map(_scale, self.line["noise_scale_of_parameters"]))
+        norms = "noise_scale_of_norms"
+        of_norms = _amount(_scale(self.line[norms])) if norms in self.line else "none"
+        return of_norms, f"{low} to {high}, {middle}"
 
     @property
     def least(self) -> float:
@@ -110,28 +128,32 @@ def branched_for(workdir: pathlib.Path) -> tuple[Branched, ...]:
     Raises:
       EnvironmentProblem: If a line is damaged.
     """
-    return tuple(map(_branched, read_json_lines(workdir / CRITICAL_FILE, _check_line_of_run)))
+    return tuple(map(Branched, read_json_lines(workdir / CRITICAL_FILE, _check_line_of_run)))
 
 
-def logged_scale(
+def logged_scales(
     line: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]
-) -> dict[str, float | None]:
-    """Return {"noise_scale": the last that a run had logged at a measurement}, or {} for none.
+) -> dict[str, float | list[float | None] | None]:
+    """Return the last noise scales that a run had logged at a measurement, for its line.
 
     Args:
       line: Line of the measurement.
       metrics: Lines of the run's metrics.jsonl.
+
+    Returns:
+      "noise_scale", "noise_scale_of_norms" and "noise_scale_of_parameters" (the smallest, the
+      median and the largest), those that were logged. None is one that cannot be told from
+      infinity.
     """
-    last = _last_logged(_SCALE, line, metrics)
-    return {"noise_scale": last[_SCALE]} if last else {}
-
-
-def _last_logged(
-    name: str, line: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]
-) -> Mapping[str, Any]:
-    """Return the last line of a log up to a measurement that has a name; {} for none."""
-    found = [one for one in metrics if name in one and one["step"] <= line["step"]]
-    return found[-1] if found else {}
+    logged = [one for one in metrics if _SCALE in one and one["step"] <= line["step"]]
+    last = logged[-1] if logged else {}
+    of_norms = f"{_SCALE}_of_norms"
+    found = {name.removeprefix("train/"): last[name] for name in (_SCALE, of_norms) if name in last}
+    scales = [_scale(x) for name, x in last.items() if name.startswith(f"{_SCALE}/")]
+    if scales:
+        ends = (min(scales), statistics.median(scales), max(scales))
+        found["noise_scale_of_parameters"] = [*map(finite_or_none, ends)]
+    return found
 
 
 def critical_section(
@@ -143,28 +165,18 @@ def critical_section(
       workdir: The run's folder.
       lines: Lines of its metrics.jsonl.
     """
-    measured = read_json_lines(workdir / CRITICAL_FILE, _check_critical)
-    found = [_branched(line | logged_scale(line, lines)) for line in measured]
+    found = [
+        Branched({**line, **logged_scales(line, lines)})
+        for line in read_json_lines(workdir / CRITICAL_FILE, _check_critical)
+    ]
     if not found:
         return []
-    rows = [_row(one) for one in found]
     header: tuple[str, ...] = _HEADER
-    layers = [_of_layers(line, lines) for line in measured]
-    if any(layers):
-        header += _HEADER_OF_LAYERS
-        rows = [[*row, *(more or ("", ""))] for row, more in zip(rows, layers, strict=True)]
+    rows = [_row(one) for one in found]
+    if any(one.of_layers for one in found):
+        header += HEADER_OF_LAYERS
+        rows = [[*row, *(one.of_layers or ("", ""))] for row, one in zip(rows, found, strict=True)]
     return [_page.Section("Critical batch", [_ABOUT, _agreement(found)], header=header, rows=rows)]
-
-
-def _of_layers(line: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the noise scales of normalization layers and of parameters; [] if not logged."""
-    of_norms = f"{_SCALE}_of_norms"
-    last = _last_logged(of_norms, line, metrics)
-    scales = [_scale(x) for name, x in last.items() if name.startswith(f"{_SCALE}/")]
-    if not scales:
-        return []
-    low, middle, high = map(_amount, (min(scales), statistics.median(scales), max(scales)))
-    return [_amount(_scale(last[of_norms])), f"{low} to {high}, {middle}"]
 
 
 def _check_critical(line: Any, kind: Any = _CriticalLine) -> None:
@@ -175,10 +187,6 @@ def _check_critical(line: Any, kind: Any = _CriticalLine) -> None:
 
 def _check_line_of_run(line: Any) -> None:
     _check_critical(line, _LineOfRun)
-
-
-def _branched(line: Mapping[str, Any]) -> Branched:
-    return Branched(line, _scale(line["noise_scale"]) if "noise_scale" in line else None)
 
 
 def _scale(logged: float | None) -> float:

@@ -1,5 +1,6 @@
 """`lbopt critical`: branches that continue the run, at its own batch and at larger ones."""
 
+import dataclasses
 import json
 import math
 
@@ -13,8 +14,9 @@ from refusal import names_in, numbers_in, refused
 import lbopt
 from lbopt.api._problem import train_config
 from lbopt.cli import _critical, call_get_config, main
-from lbopt.cli._critical import Branch, critical_size
+from lbopt.cli._critical import Branch, CriticalMeasurement, critical_size
 from lbopt.config import (
+    Arm,
     DataConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -62,9 +64,9 @@ def file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def workdirs(file, tmp_path_factory):
-    """Return the workdirs of a run of one batch size and of one that grows, by row."""
+    """Return the workdirs of a run of one batch size, one that grows, one of two phases, by row."""
     found = {}
-    for row in ("", "growing"):
+    for row in ("", "growing", "two"):
         workdir = tmp_path_factory.mktemp("runs") / f"run{row}"
         flag = f"{file}:{row}" if row else str(file)
         assert main(["train", f"--config={flag}", f"--workdir={workdir}"]) == 0
@@ -77,14 +79,13 @@ def restored(run, workdir, step):
         return checkpoints.restore(run.phase_at(step).shapes(), step)
 
 
-@pytest.mark.parametrize(("row", "at"), [("", 8), ("growing", 8), ("growing", 12)])
+@pytest.mark.parametrize(("row", "at"), [("", 8), ("growing", 8), ("growing", 12), ("two", 36)])
 def test_a_branch_at_the_runs_own_batch_is_the_run(row, at, file, workdirs):
     config = call_get_config(f"{file}:{row}" if row else str(file))
     whole = build_run(config)
     size = whole.phase_at(at + 1).global_batch_size
-    state = restored(whole, workdirs[row], at)
     branch = build_branch(config, whole, at, size, 4 * size)
-    state = branch.enter(state) if size != whole.phase_at(at).global_batch_size else state
+    state = branch.enter(restored(whole, workdirs[row], at))
     losses = []
     for step in range(branch.num_steps):
         batch = put_batch(branch.mesh, branch.batches[step])
@@ -125,6 +126,15 @@ def test_a_larger_branch_sees_the_same_examples_at_the_rates_of_the_rule(file, w
     assert math.isclose(rates[64], 2 * rates[16], rel_tol=1e-5)
 
 
+@pytest.mark.parametrize(("size", "microsteps"), [(32, 2), (64, 4)])
+def test_a_branch_keeps_the_microsteps_of_a_growing_batch(size, microsteps, file):
+    config = call_get_config(f"{file}:growing")
+    config.batch_schedule.microstep_size = 8
+    config.mllog = True
+    branch = build_branch(config, build_run(config), 12, size, 64)
+    assert branch.mllog["gradient_accumulation_steps"] == microsteps
+
+
 def test_the_command_prints_and_keeps_the_measurement(workdirs, capsys):
     command = ["critical", f"--workdir={workdirs['']}", "--checkpoint=8", "--factors=1,4"]
     assert main([*command, "--examples=100", "--tolerance=10"]) == 0
@@ -149,20 +159,33 @@ def test_the_command_prints_and_keeps_the_measurement(workdirs, capsys):
     assert "optimizer.track_noise_scale logs it" in page
 
 
-def test_a_study_gets_the_measurement_too(workdirs, tmp_path):
+def test_a_study_gets_the_measurement_too(file, workdirs, tmp_path):
     command = ["critical", f"--workdir={workdirs['']}", "--checkpoint=8", "--factors=1,2"]
     command.append("--examples=64")
     study = tmp_path / "study"
     study.mkdir()
     assert main([*command, f"--study={study}"]) == 2
     assert main([*command, f"--study={workdirs['']}"]) == 2
+
+    config = call_get_config(str(file))
     saved = json.loads((workdirs[""] / "config.json").read_text())
-    saved |= {"kind": "sweep", "config": config_to_json(SweepConfig())}
-    (study / "config.json").write_text(json.dumps(saved))
+
+    def with_arms(*arms):
+        sweep = config_to_json(SweepConfig(train=TrainConfig(model="cnn"), arms=arms))
+        (study / "config.json").write_text(json.dumps({**saved, "kind": "sweep", "config": sweep}))
+
+    with_arms(Arm("other", "momentum", 0.1))
+    with refused("--study", str(study), "mismatch") as caught:
+        _critical.run([*command[1:], f"--study={study}"])
+    assert "model.name" in str(caught.value)
+    with_arms(
+        Arm("other", "momentum", 0.1),
+        Arm("same", "adamw", 0.004, data=config.data, model=config.model),
+    )
     assert main([*command, f"--study={study}"]) == 0
     (added,) = [json.loads(line) for line in (study / "critical.jsonl").read_text().splitlines()]
     last = json.loads((workdirs[""] / "critical.jsonl").read_text().splitlines()[-1])
-    assert added == {"run": "unnamed", **last}
+    assert added == {"run": "run", "optimizer": "adamw", **last}
 
 
 @pytest.mark.parametrize(
@@ -221,6 +244,21 @@ def test_a_branch_ends_within_its_run_or_phase(row, at, size, left, file):
     with refused("num_examples", left + size, "mismatch") as caught:
         build_branch(config, whole, at, size, left + size)
     assert left in numbers_in(caught)
+
+
+def test_a_rule_of_a_run_whose_batch_grows_is_refused(workdirs):
+    with refused("--rule", "linear", "conflict"):
+        _critical.run([f"--workdir={workdirs['growing']}", "--rule=linear"])
+
+
+def test_a_branch_that_diverges_is_null_in_the_file():
+    branches = (Branch(16, 2, 1.0, 1.0), Branch(32, 1, math.nan, math.inf))
+    line = CriticalMeasurement(8, 128, 32, "none", 0.01, branches, 16, False).line()
+    assert line["branches"][0] == dataclasses.asdict(branches[0])
+    assert (line["branches"][1]["train_loss"], line["branches"][1]["validation_loss"]) == (
+        None,
+    ) * 2
+    assert (line["step"], line["critical_batch_size"]) == (8, 16)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_noise_scales_of_layers_stand_beside_that_of_the_run(section):
         "train/noise_scale/b": None,
         "train/noise_scale/c": 40.0,
     }
-    metrics = [{**METRICS[0], **more}, *METRICS[1:]]
+    metrics = [METRICS[0], {**METRICS[1], **more}, *METRICS[2:]]
     found = section(measured(64), measured(64, 5), metrics=metrics)
     assert found.header[-2:] == ("of norms alone", "of single parameters, median")
     assert [row[-2:] for row in found.rows] == [["25", "10 to infinite, 40"], ["", ""]]

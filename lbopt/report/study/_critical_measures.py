@@ -6,7 +6,7 @@ import math
 
 from lbopt.report import _page
 from lbopt.report._agreement import WITHIN, disagrees
-from lbopt.report._branches import Branched
+from lbopt.report._branches import HEADER_OF_LAYERS, Branched
 from lbopt.report.study import _style
 from lbopt.report.study._critical_batch import OVERHEAD, Ends
 from lbopt.report.study._study import ArmResults, Noise, Study
@@ -27,8 +27,9 @@ _ABOUT = (
     "at the smallest batch, the median over the probes of a run."
 )
 _ABOUT_BRANCHES = (
-    "Branches of a single run (lbopt critical) bracket its critical batch at one step; their noise "
-    "scale is the last that the run had logged."
+    "Branches of a single run (lbopt critical) bracket its critical batch at one step. They are "
+    "compared with the arms of the run's optimizer, and with the last noise scale that the run had "
+    "logged."
 )
 _HEADER = (
     "arm",
@@ -64,15 +65,17 @@ def critical(study: Study) -> _page.Section | None:
         paragraphs += [_ABOUT_BRANCHES, _agreement_of_branches(study)]
     if study.has_target or fitted:
         paragraphs.append(three_terms(study))
-    rows = [_row(arm) for arm in study.measured] if study.has_target else []
-    rows += [_branched_row(one) for one in study.branched]
-    return _page.Section(
-        "Critical batch",
-        paragraphs,
-        header=_HEADER if rows else (),
-        rows=rows,
-        colours=_style.colours(study.measured) if rows else {},
-    )
+
+    arms = [_row(arm) for arm in study.measured] if study.has_target else []
+    rows = [*arms, *map(_branched_row, study.branched)]
+    header: tuple[str, ...] = _HEADER if rows else ()
+    if any(one.of_layers for one in study.branched):
+        header += tuple(f"noise scale {what}" for what in HEADER_OF_LAYERS)
+        of_layers = [*[()] * len(arms), *(one.of_layers for one in study.branched)]
+        rows = [[*row, *(more or ("", ""))] for row, more in zip(rows, of_layers, strict=True)]
+
+    colours = _style.colours(study.measured) if rows else {}
+    return _page.Section("Critical batch", paragraphs, header=header, rows=rows, colours=colours)
 
 
 def branches_apart(study: Study) -> list[str]:
@@ -81,7 +84,7 @@ def branches_apart(study: Study) -> list[str]:
     for one in study.branched:
         others = [
             f"{_amount(fit.critical_batch_size)} of {quoted(arm.name)}"
-            for arm in study.measured
+            for arm in _arms_of(study, one)
             if (fit := arm.critical_batch)
             and disagrees(fit.critical_batch_size, one.least, one.most)
         ]
@@ -89,6 +92,14 @@ def branches_apart(study: Study) -> list[str]:
         if others:
             found.append(f"{one.between} of {_run_at(one)} and {listed(others)}")
     return found
+
+
+def _arms_of(study: Study, one: Branched) -> list[ArmResults]:
+    """Return the arms with a critical batch that have the optimizer of a run with branches."""
+    name = one.line["optimizer"]
+    return [
+        arm for arm in study.measured if arm.critical_batch and arm.config.optimizer.name == name
+    ]
 
 
 def disagreements(study: Study) -> list[str]:
@@ -153,8 +164,16 @@ def _agreement(study: Study) -> str:
 
 def _agreement_of_branches(study: Study) -> str:
     found = branches_apart(study)
+    compared = [
+        one for one in study.branched if one.noise_scale is not None or _arms_of(study, one)
+    ]
+    if not compared:
+        return (
+            "There is nothing to compare them with: no arm of the run's optimizer has a critical "
+            "batch, and the run logged no noise scale."
+        )
     if not found:
-        return f"None is off by more than a factor of {WITHIN:g} from what they are compared with."
+        return f"None is off by more than a factor of {WITHIN:g} from what it is compared with."
     return f"Branches disagree by more than a factor of {WITHIN:g}: {'; '.join(found)}."
 
 

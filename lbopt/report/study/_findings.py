@@ -74,6 +74,7 @@ def findings_of(study: Study, claims: Sequence[Claim]) -> list[str]:
         *_completeness(study),
         *([_limit(study, arm) for arm in study.measured] if study.has_limits else []),
         *_target(study),
+        _branches(study),
         _at_largest(study) if study.has_limits else _steps_at_largest(study),
         *(claim.sentence for claim in claims),
         warmup,
@@ -307,10 +308,15 @@ def _target(study: Study) -> list[str]:
             f"Critical batch and noise scale disagree by more than a factor of {WITHIN:g}",
             disagreements(study),
         ),
-        (f"Branches disagree by more than a factor of {WITHIN:g}", branches_apart(study)),
         ("The median run did not reach the target", missed),
     ]
     return [f"{what}: {'; '.join(texts)}." for what, texts in found if texts]
+
+
+def _branches(study: Study) -> str:
+    """Return a sentence on the runs whose branches disagree with the study, if there are some."""
+    apart = "; ".join(branches_apart(study))
+    return f"Branches disagree by more than a factor of {WITHIN:g}: {apart}." if apart else ""
 
 
 def _of_fit(template: str, arm: ArmResults, name: str) -> str:

@@ -108,6 +108,7 @@ def test_page_is_self_contained(everything):
 
 LINE = {
     "run": "one run",
+    "optimizer": "lamb",
     "step": 25,
     "examples_seen": 400,
     "rule": "sqrt",
@@ -116,28 +117,56 @@ LINE = {
 }
 
 
+def with_branches(workdir, truths, *lines):
+    """Write the report of a planted study with branches; return its page and the study."""
+    text = "".join(json.dumps({**LINE, **line}) + "\n" for line in lines)
+    (workdir / "critical.jsonl").write_text(text)
+    return write(workdir, truths)
+
+
 @pytest.mark.parametrize("steps", [(150.0, 50.0, 20.0), (None, None, None)])
 def test_branches_of_a_run_stand_beside_the_study_and_say_where_they_differ(steps, tmp_path):
-    measured = [
-        {**LINE, "critical_batch_size": 2000, "noise_scale": 30.0},
-        {**LINE, "critical_batch_size": 8000, "noise_scale": None},
-    ]
-    (tmp_path / "critical.jsonl").write_text("".join(json.dumps(one) + "\n" for one in measured))
-    truth = legw((0.98, 0.98, 0.975), steps_to_target=steps)
-    written, study = write(tmp_path, {"lamb": truth})
+    layers = {"noise_scale_of_norms": 25.0, "noise_scale_of_parameters": [10.0, 40.0, None]}
+    truths = {
+        "lamb": legw((0.98, 0.98, 0.975), steps_to_target=steps),
+        "momentum": Truth((0.98, 0.97, 0.6), steps_to_target=steps),
+    }
+    written, study = with_branches(
+        tmp_path,
+        truths,
+        {"critical_batch_size": 2000, "noise_scale": 30.0, **layers},
+        {"critical_batch_size": 8000, "noise_scale": None},
+    )
     assert "Critical batch" in written.headings
-    assert "<td>one run at step 25</td>" in re.sub(r"<td[^>]*>", "<td>", written.text)
+    plain = re.sub(r"<td[^>]*>", "<td>", written.text)
+    assert "<td>one run at step 25</td>" in plain
+    assert "<td>25</td><td>10 to infinite, 40</td>" in re.sub(r"\s*(<td>)", r"\1", plain)
 
-    (arm,) = study.measured
-    has_fit = arm.critical_batch is not None
-    assert has_fit == (steps[0] is not None)
+    lamb, momentum = study.measured
+    has_fit = lamb.critical_batch is not None
+    assert has_fit == (steps[0] is not None) == (momentum.critical_batch is not None)
     others = ["its noise scale of 30"]
-    if has_fit:  # far below 2,000
-        others.insert(0, f"{arm.critical_batch.critical_batch_size:,.0f} of lamb")
+    if has_fit:  # far below 2,000; the arm of another optimizer is not compared
+        others.insert(0, f"{lamb.critical_batch.critical_batch_size:,.0f} of lamb")
     found = _critical_measures.branches_apart(study)
     assert found[0] == f"2000 to 4000 of one run at step 25 and {' and '.join(others)}"
     assert len(found) == 1 + has_fit  # an infinite noise scale agrees with any batch
     assert any(found[0] in finding for finding in summary_of(tmp_path)["findings"])
+
+
+def test_branches_of_a_study_without_a_target_are_a_finding_too(tmp_path):
+    line = {"critical_batch_size": 2000, "noise_scale": 30.0}
+    with_branches(tmp_path, {"lamb": legw((0.98, 0.98, 0.975))}, line)
+    assert any("its noise scale of 30" in each for each in summary_of(tmp_path)["findings"])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"), [({}, "nothing to compare"), ({"noise_scale": 3000.0}, "None is off by")]
+)
+def test_branches_that_differ_from_nothing(more, said, tmp_path):
+    line = {"critical_batch_size": 2000, **more}
+    written, _ = with_branches(tmp_path, {"lamb": legw((0.98, 0.98, 0.975))}, line)
+    assert said in written.text
 
 
 def test_page_escapes_names(plain):
