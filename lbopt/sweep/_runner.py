@@ -179,7 +179,9 @@ class Runner:
             program = self._programs.setdefault(key, Once(lambda: self._compiled(cell, trial)))()
             session = self._session(program, cell)
             while True:
-                self._fill(work, key, session, lanes, waiting)
+                # Trials whose batch grows stay in one phase: they begin together.
+                if not (cell.growth and lanes):
+                    self._fill(work, key, session, lanes, waiting)
                 if not lanes or self._stopping(work):
                     return
                 self._advance(work, session, lanes)
@@ -196,11 +198,10 @@ class Runner:
         """Return the lanes of a cell's program: as many as trials are wanted and fit in memory."""
         if not self._batched:
             return TrialBatching(self._config)
-        if cell.growth:  # trials that run side by side would be in different phases
-            return TrialBatching(self._config, width=1)
+        size = cell.growth[-1].steps.global_batch_size if cell.growth else cell.global_batch_size
         search = search_cost(self._config.arm_search(cell.index))
         at_once = max(search.at_once, len(self._config.final_seeds))
-        most = most_lanes(cell.global_batch_size, jax.local_device_count())
+        most = most_lanes(size, jax.local_device_count())
         return TrialBatching(self._config, width=min(at_once, most))
 
     def _shared(self, cell: Cell, width: int, make: Callable[[], Any]) -> Any:

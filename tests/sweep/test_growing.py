@@ -103,6 +103,23 @@ def test_a_trial_is_the_run_of_lbopt_train(batching, tmp_path):
     assert math.isclose(final["validation_loss"], evaluated["loss"], rel_tol=1e-3)
 
 
+def test_a_trial_that_waits_for_a_lane_begins_at_the_first_batch(tmp_path):
+    """A rate that diverges at once frees its lane; the others are in the next phase soon."""
+    search = SearchConfig(learning_rate_factors=(1e30, 1.0, 2.0, 3.0, 4.0))
+    config = study("vmap", search=search, trials_per_program=4)
+    workdir = tmp_path / "study"
+    workdir.mkdir()
+    cells = make_cells(config, make_problems(config))
+    run_sweep(config, [cell for cell in cells if cell.arm.name == "ramp"][:1], workdir)
+    lines = read_json_lines(workdir / "results.jsonl", lambda line: None)
+    found = {line["learning_rate_factor"]: line for line in lines if line["phase"] == "search"}
+    assert found[1e30]["diverged"]
+    for factor in (2.0, 4.0):
+        losses, evaluated = train_alone(config, factor, seed=0)
+        assert found[factor]["steps_run"] == len(losses)
+        assert math.isclose(found[factor]["validation_loss"], evaluated["loss"], rel_tol=1e-3)
+
+
 def test_cells_have_the_numbers_of_each_batch():
     config = study()
     constant, _, ramp, _ = make_cells(config, make_problems(config))
