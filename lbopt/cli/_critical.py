@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -71,13 +72,14 @@ class Branch:
       global_batch_size: Examples per step.
       steps: Number of steps.
       train_loss: Mean training loss over the last quarter of the examples, the same for all.
-      validation_loss: Loss on the validation split at the end.
+      validation_loss: Loss on the validation split at the end; None if the evaluation has none, as
+        that of answers to questions.
     """
 
     global_batch_size: int
     steps: int
     train_loss: float
-    validation_loss: float
+    validation_loss: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +110,10 @@ class CriticalMeasurement:
     def line(self) -> dict[str, Any]:
         """Return the measurement as JSON data; null is a loss that is not finite."""
         branches = [
-            {name: finite_or_none(value) for name, value in dataclasses.asdict(one).items()}
+            {
+                name: None if value is None else finite_or_none(value)
+                for name, value in dataclasses.asdict(one).items()
+            }
             for one in self.branches
         ]
         return {**dataclasses.asdict(self), "branches": branches}
@@ -123,7 +128,7 @@ class CriticalMeasurement:
                 f"{one.steps}",
                 f"{one.train_loss:.4f}",
                 f"{one.train_loss - first:+.4f}",
-                f"{one.validation_loss:.4f}",
+                "-" if one.validation_loss is None else f"{one.validation_loss:.4f}",
             )
             for one in self.branches
         ]
@@ -179,9 +184,11 @@ def run(argv: Sequence[str]) -> None:
     factors = _factors(given.get("factors", _FACTORS))
     tolerance = _flags.number("tolerance", given.get("tolerance", "0.01"))
     require(tolerance >= 0, "--tolerance", tolerance, "give a number >= 0")
-    examples = None
-    if "examples" in given:
-        examples = _flags.whole("examples", given["examples"])
+    length = {
+        f"num_{name}": _flags.whole(name, given[name])
+        for name in ("examples", "tokens")
+        if name in given
+    }
     fix = "--examples says it already; give one of the two"
     both = {"examples", "tokens"} <= {*given}
     require(not both, "--tokens", given.get("tokens"), fix, code="conflict")
@@ -193,48 +200,46 @@ def run(argv: Sequence[str]) -> None:
         assert saved is not None
         config = _own_files.found_from(config, saved)
         config = with_vocabulary(config, folder)
-        if "study" in given:
-            _check_study(given["study"], config)
-        if "tokens" in given:
-            examples = _examples_of(given["tokens"], config)
-        growing = config.batch_schedule
-        fix = "its batch was decided as it went; take a run of another kind"
-        fits = growing is None or growing.kind != NOISE_SCALE
-        require(fits, "--workdir", given["workdir"], fix, code="conflict")
+        _check_kind(config, given)
+        arms = _arms_like(given["study"], config) if "study" in given else []
+
         if "rule" in given:
-            fix = "the run's batch grew by its own rule; leave --rule out"
-            require(growing is None, "--rule", given["rule"], fix, code="conflict")
             size = config.global_batch_size
             with errors.under("", rule="--rule"):
                 config = scale_recipe(config, global_batch_size=size, rule=given["rule"]).recipe
-        fix = "its slices take local steps, which a branch does not; take a run of another kind"
-        every = config.diloco.every
-        require(every == 1, "--workdir", given["workdir"], fix, code="conflict")
-        found = measure(
-            config,
-            workdir,
-            given.get("checkpoint"),
-            factors,
-            examples,
-            tolerance,
-        )
+        which = given.get("checkpoint")
+        found = measure(config, workdir, which, factors, tolerance, **length)
         line = found.line()
         _add(workdir, line)
         logged = logged_scales(line, read_json_lines(workdir / "metrics.jsonl"))
     if "study" in given:
         folder_name = given["workdir"].rstrip("/").rpartition("/")[2]
         name = folder_name if config.name == TrainConfig().name else config.name
-        run_of = {"run": name, "optimizer": config.optimizer.name}
         with _study(given["study"]) as folder:
-            _add(absolute_workdir(folder), {**run_of, **line, **logged})
+            _add(absolute_workdir(folder), {"run": name, "arms": arms, **line, **logged})
     show(*found.lines())
 
 
-def _examples_of(tokens: str, config: TrainConfig) -> int:
-    """Return the examples that have a number of tokens, a flag."""
-    fix = f"the run's data, {config.data.name!r}, have none; give --examples"
-    require(config.data.name in TEXT, "--tokens", tokens, fix, code="conflict")
-    return math.ceil(_flags.whole("tokens", tokens) / config.data.sequence_length)
+def _check_kind(config: TrainConfig, given: Mapping[str, str]) -> None:
+    """Raise `UserError` for a run that cannot be branched, or a flag that is not for its kind."""
+    growing = config.batch_schedule
+    fix = "its batch was decided as it went; take a run of another kind"
+    fits = growing is None or growing.kind != NOISE_SCALE
+    require(fits, "--workdir", given["workdir"], fix, code="conflict")
+    fix = "its slices take local steps, which a branch does not; take a run of another kind"
+    every = config.diloco.every
+    require(every == 1, "--workdir", given["workdir"], fix, code="conflict")
+    fix = "its text goes on from step to step (data.carry_state), and another batch reads other "
+    fix += "text; take a run of another kind"
+    require(not config.data.carry_state, "--workdir", given["workdir"], fix, code="conflict")
+
+    if "rule" in given:
+        fix = "the run's batch grew by its own rule; leave --rule out"
+        require(growing is None, "--rule", given["rule"], fix, code="conflict")
+    if "tokens" in given:
+        fix = f"the run's data, {config.data.name!r}, have none; give --examples"
+        has_tokens = config.data.name in TEXT
+        require(has_tokens, "--tokens", given["tokens"], fix, code="conflict")
 
 
 @contextlib.contextmanager
@@ -245,14 +250,19 @@ def _study(study: str, write: bool = True) -> Iterator[str]:
         yield folder
 
 
-def _check_study(study: str, config: TrainConfig) -> None:
-    """Raise `UserError` unless a study is there and has the data and model of a run."""
+def _arms_like(study: str, config: TrainConfig) -> list[str]:
+    """Return the arms of a study that have the data, the model and the optimizer of a run.
+
+    Raises:
+      UserError: If no study is there, or none of its arms has the data and the model.
+    """
     with _study(study, write=False) as folder:
         fix = "no study is there; give a folder of lbopt sweep"
         saved = read_config(folder)
         fits = saved is not None and saved["kind"] == "sweep"
         require(fits, "--study", study, fix, code="missing")
         assert saved is not None
+
     theirs = completed_json(SweepConfig, saved["config"])
     ours = data_and_model(config_to_json(config))
     differences = []
@@ -264,6 +274,12 @@ def _check_study(study: str, config: TrainConfig) -> None:
         f"no arm of it has the run's data and model ({'; '.join(nearest[:3])}); give another study"
     )
     require(not nearest, "--study", study, fix, code="mismatch")
+
+    return [
+        arm["name"]
+        for arm, different in zip(theirs["arms"], differences, strict=True)
+        if not different and arm["optimizer"]["name"] == config.optimizer.name
+    ]
 
 
 def _add(workdir: pathlib.Path, line: Mapping[str, Any]) -> None:
@@ -279,8 +295,9 @@ def measure(
     workdir: pathlib.Path,
     which: str | None,
     factors: Sequence[int],
-    num_examples: int | None,
     tolerance: float,
+    num_examples: int | None = None,
+    num_tokens: int | None = None,
 ) -> CriticalMeasurement:
     """Branch a run at each multiple of its batch, from one checkpoint and over the same examples.
 
@@ -290,18 +307,17 @@ def measure(
       which: The checkpoint: "latest", "best" or a step; None for the newest from which the branches
         end within the run.
       factors: Multiples of the run's batch, ascending, the first of them 1.
+      tolerance: Loss by which a branch may be above the first one.
       num_examples: Examples of each branch, rounded up to a multiple of 4 steps of every batch;
         None for 32 steps of the largest.
-      tolerance: Loss by which a branch may be above the first one.
+      num_tokens: Tokens of each branch, instead of `num_examples`.
 
     Raises:
       UserError: If a branch does not fit the run, or diverges at the run's own batch.
     """
     training = build_run(config)
 
-    def length(step: int) -> int:
-        return _length(training.phase_at(step).global_batch_size, factors, num_examples)
-
+    length = functools.partial(_length, config, training, factors, num_examples, num_tokens)
     state = _restored(training, workdir, which, length)
     step = int(state.step)
     phase = training.phase_at(step)
@@ -329,17 +345,25 @@ def measure(
     )
 
 
-def _length(size: int, factors: Sequence[int], num_examples: int | None) -> int:
-    """Return the length of the branches in examples; see `measure`.
-
-    Args:
-      size: The run's batch where the branches begin.
-      factors: Multiples of it, ascending.
-      num_examples: Length that the user gives, or None.
+def _length(
+    config: TrainConfig,
+    training: Run,
+    factors: Sequence[int],
+    num_examples: int | None,
+    num_tokens: int | None,
+    step: int,
+) -> int:
+    """Return the length in examples of branches that begin at a step; see `measure`.
 
     Raises:
       UserError: If batches of these factors end together at multiples too far apart.
     """
+    phase = training.phase_at(step)
+    size = phase.global_batch_size
+    if num_tokens is not None:
+        place = training.phases().index(phase) if config.phase2 is not None else 0
+        num_examples = math.ceil(num_tokens / config.phases()[place].data.sequence_length)
+
     # A quarter of whole steps has the same examples in every branch.
     together = _QUARTERS * size * math.lcm(*factors)
     least = _QUARTERS * size * factors[-1]
@@ -420,7 +444,7 @@ def _run_branch(branch: Run, state: TrainState) -> Branch:
         global_batch_size=branch.global_batch_size,
         steps=len(steps),
         train_loss=means(quarter)["loss"],
-        validation_loss=float(branch.evaluate(state)["loss"]),
+        validation_loss=branch.evaluate(state).get("loss"),
     )
 
 

@@ -1,7 +1,7 @@
 """The critical batch of a run by its branches, beside the noise scale that the run logged.
 
-The line of a measurement stands in the run's folder. A copy in that of a study has the run's name,
-optimizer and noise scales besides.
+The line of a measurement stands in the run's folder. A copy in that of a study has the run's name
+and noise scales besides, and the arms that it can be compared with.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _LineOfRun(_CriticalLine):
     """A line in the folder of a study."""
 
     run: str
-    optimizer: str
+    arms: list[str]
     noise_scale: NotRequired[_Scale]
     noise_scale_of_norms: NotRequired[_Scale]
     noise_scale_of_parameters: NotRequired[tuple[_Scale, _Scale, _Scale]]

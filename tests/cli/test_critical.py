@@ -18,7 +18,10 @@ from lbopt.cli._critical import Branch, CriticalMeasurement, critical_size
 from lbopt.config import (
     Arm,
     DataConfig,
+    ModelConfig,
     OptimizerConfig,
+    ParallelConfig,
+    PhaseConfig,
     ScheduleConfig,
     SweepConfig,
     TrainConfig,
@@ -181,11 +184,12 @@ def test_a_study_gets_the_measurement_too(file, workdirs, tmp_path):
     with_arms(
         Arm("other", "momentum", 0.1),
         Arm("same", "adamw", 0.004, data=config.data, model=config.model),
+        Arm("adam", "adam", 0.004, data=config.data, model=config.model),
     )
     assert main([*command, f"--study={study}"]) == 0
     (added,) = [json.loads(line) for line in (study / "critical.jsonl").read_text().splitlines()]
     last = json.loads((workdirs[""] / "critical.jsonl").read_text().splitlines()[-1])
-    assert added == {"run": "run", "optimizer": "adamw", **last}
+    assert added == {"run": "run", "arms": ["same"], **last}
 
 
 @pytest.mark.parametrize(
@@ -214,7 +218,7 @@ def test_the_last_quarter_has_the_same_examples_in_every_branch(file, workdirs):
     """A network that stays as it is has the same loss on the same examples, and on no others."""
     config = call_get_config(str(file))
     config.schedule.base_learning_rate = 1e-30
-    found = _critical.measure(config, workdirs[""], "4", [1, 2, 3], 100, 0.01)
+    found = _critical.measure(config, workdirs[""], "4", [1, 2, 3], 0.01, 100)
     assert found.examples == 384
     assert [branch.steps for branch in found.branches] == [24, 12, 8]
     losses = [branch.train_loss for branch in found.branches]
@@ -294,13 +298,49 @@ def test_refusals(flag, field, workdirs):
 
 
 def test_branches_count_in_tokens_of_text_alone(workdirs):
-    text = TrainConfig(data=DataConfig("pydoc_mlm", sequence_length=64), model="bert")
-    assert _critical._examples_of("1000", text) == 16  # 15.6 sequences of 64
     with refused("--tokens", "80", "conflict") as caught:
         _critical.run([f"--workdir={workdirs['']}", "--tokens=80"])
     assert "digits" in names_in(caught)
     with refused("--tokens", "80", "conflict"):
         _critical.run([f"--workdir={workdirs['']}", "--examples=80", "--tokens=80"])
+
+
+def test_tokens_are_those_of_the_phase_in_which_the_branches_begin():
+    """With a batch of 2, a branch of 4 steps of batch 4 has at least 16 examples."""
+    schedule = ScheduleConfig(0.001, warmup_rule="none")
+    second = PhaseConfig(4, 2, schedule=schedule, sequence_length=64, max_predictions=10)
+    config = TrainConfig(
+        data=DataConfig("pydoc_mlm", sequence_length=32),
+        model=ModelConfig("bert", size="tiny", max_length=64),
+        schedule=schedule,
+        global_batch_size=2,
+        num_steps=4,
+        parallel=ParallelConfig(num_devices=1),
+        phase2=second,
+    )
+    training = build_run(config)
+    lengths = [_critical._length(config, training, (1, 2), None, 2048, at) for at in (0, 6)]
+    assert lengths == [64, 32]
+
+
+def test_text_that_goes_on_from_step_to_step_is_refused(file, workdirs, monkeypatch):
+    carried = TrainConfig(data=DataConfig("pydoc_lm", carry_state=True), model="lstm")
+    monkeypatch.setattr(_critical, "saved_config", lambda *_: carried)
+    with refused("--workdir", str(workdirs[""]), "conflict") as caught:
+        _critical.run([f"--workdir={workdirs['']}"])
+    assert "data.carry_state" in str(caught.value)
+
+
+def test_a_branch_of_a_network_that_is_evaluated_without_a_loss(file, workdirs):
+    config = call_get_config(str(file))
+    whole = build_run(config)
+    branch = build_branch(config, whole, 8, 64, 256)
+    branch = dataclasses.replace(branch, evaluation=lambda *_: {"f1": 0.5})
+    found = _critical._run_branch(branch, restored(whole, workdirs[""], 8))
+    assert found.validation_loss is None
+    measured = CriticalMeasurement(8, 128, 256, "none", 0.01, (found,), 64, False)
+    assert measured.line()["branches"][0]["validation_loss"] is None
+    assert measured.lines()[2].endswith("-")
 
 
 def test_a_run_of_local_steps_is_refused(file, tmp_path):
@@ -451,7 +491,7 @@ def test_the_critical_batch_is_that_of_the_closed_form(tmp_path):
     sizes = [critical_size(closed_form(variance), tolerance)[0] for variance in (0.5, 1.0, 2.0)]
     assert sizes == [256, 128, 32]
 
-    found = _critical.measure(config, tmp_path, "0", factors, examples, tolerance)
+    found = _critical.measure(config, tmp_path, "0", factors, tolerance, examples)
     assert (found.critical_batch_size, found.is_beyond) == (128, False)
     ours, theirs = (
         [branch.train_loss - branches[0].train_loss for branch in branches]

@@ -28,8 +28,8 @@ _ABOUT = (
 )
 _ABOUT_BRANCHES = (
     "Branches of a single run (lbopt critical) bracket its critical batch at one step. They are "
-    "compared with the arms of the run's optimizer, and with the last noise scale that the run had "
-    "logged."
+    "compared with the arms of the run's data, model and optimizer, and with the last noise scale "
+    "that the run had logged."
 )
 _HEADER = (
     "arm",
@@ -95,11 +95,8 @@ def branches_apart(study: Study) -> list[str]:
 
 
 def _arms_of(study: Study, one: Branched) -> list[ArmResults]:
-    """Return the arms with a critical batch that have the optimizer of a run with branches."""
-    name = one.line["optimizer"]
-    return [
-        arm for arm in study.measured if arm.critical_batch and arm.config.optimizer.name == name
-    ]
+    """Return the arms with a critical batch that a run with branches is compared with."""
+    return [arm for arm in study.measured if arm.critical_batch and arm.name in one.line["arms"]]
 
 
 def disagreements(study: Study) -> list[str]:
@@ -169,8 +166,8 @@ def _agreement_of_branches(study: Study) -> str:
     ]
     if not compared:
         return (
-            "There is nothing to compare them with: no arm of the run's optimizer has a critical "
-            "batch, and the run logged no noise scale."
+            "There is nothing to compare them with: no arm of the run's kind has a critical batch, "
+            "and the run logged no noise scale."
         )
     if not found:
         return f"None is off by more than a factor of {WITHIN:g} from what it is compared with."

@@ -115,14 +115,14 @@ def _judged(study: Study, arm: ArmResults) -> ArmResults:
 def _scaling(study: Study, arm: ArmResults) -> Scaling | None:
     """Return the steps to the target over the batch sizes from the smallest to the first gap."""
     cells = from_smallest(study, arm)
-    if not study.has_target or not cells:
+    if not study.has_target or not cells or arm.grows:
         return None
     return measure_scaling(_cell_steps(cells), seed=(1, arm.place))
 
 
 def _critical_batch(study: Study, arm: ArmResults) -> CriticalBatch | None:
     """Return the fit of the steps to the target, over the batch sizes that reached it."""
-    if not study.has_target or not arm.cells:
+    if not study.has_target or not arm.cells or arm.grows:
         return None
     return measure_critical_batch(_cell_steps(arm.cells), seed=(2, arm.place))
 
@@ -144,7 +144,7 @@ def _law(study: Study, arm: ArmResults) -> LawEstimate | None:
         return None
     if study.has_target and study.config.train.stop_at_target:
         return NoLaw("stops_at_target")
-    if arm.train.batch_schedule is not None or arm.train.phase2 is not None:
+    if arm.grows:
         return NoLaw("batch_grows")
     points = [point for cell in arm.cells for point in _final_losses(cell)]
     return fit_three_term_law(*zip(*points, strict=True)) if points else NoLaw("few_losses")

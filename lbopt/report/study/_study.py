@@ -258,8 +258,10 @@ class ArmResults:
       limit_over_examples: Whether the bootstrap of the limit resamples test examples too, not
         only seeds.
       failure: Failure at the first batch size past the limit; None without a result there.
-      scaling: Steps to the target as a function of the batch size; None for a study without one.
-      critical_batch: Fit of the median steps to the target; None where there is none.
+      scaling: Steps to the target as a function of the batch size; None for a study without one,
+        and where the batch grows.
+      critical_batch: Fit of the median steps to the target; None where there is none, and where the
+        batch grows.
       law: Fit of the final losses over batch size and steps, or the reason why there is none; None
         without a result.
       twins: Number of earlier arms whose optimizer has the same colour.
@@ -282,6 +284,11 @@ class ArmResults:
     def name(self) -> str:
         """Name, as in the config."""
         return self.config.name
+
+    @property
+    def grows(self) -> bool:
+        """Whether the batch changes within a run, so that the cell's is that of the start alone."""
+        return self.train.batch_schedule is not None or self.train.phase2 is not None
 
     def cell(self, global_batch_size: int) -> CellResults | None:
         """Return the tested cell at a batch size, if there is one."""

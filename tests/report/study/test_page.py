@@ -108,7 +108,7 @@ def test_page_is_self_contained(everything):
 
 LINE = {
     "run": "one run",
-    "optimizer": "lamb",
+    "arms": ["lamb"],
     "step": 25,
     "examples_seen": 400,
     "rule": "sqrt",
@@ -146,7 +146,7 @@ def test_branches_of_a_run_stand_beside_the_study_and_say_where_they_differ(step
     has_fit = lamb.critical_batch is not None
     assert has_fit == (steps[0] is not None) == (momentum.critical_batch is not None)
     others = ["its noise scale of 30"]
-    if has_fit:  # far below 2,000; the arm of another optimizer is not compared
+    if has_fit:  # far below 2,000; an arm of another kind is not compared
         others.insert(0, f"{lamb.critical_batch.critical_batch_size:,.0f} of lamb")
     found = _critical_measures.branches_apart(study)
     assert found[0] == f"2000 to 4000 of one run at step 25 and {' and '.join(others)}"
@@ -167,6 +167,18 @@ def test_branches_that_differ_from_nothing(more, said, tmp_path):
     line = {"critical_batch_size": 2000, **more}
     written, _ = with_branches(tmp_path, {"lamb": legw((0.98, 0.98, 0.975))}, line)
     assert said in written.text
+
+
+def test_a_critical_batch_is_fitted_where_the_batch_stays_alone(tmp_path):
+    growing = {"kind": "doubling", "every": 1.0, "final_batch_size": 4096}
+    steps = (150.0, 50.0, 20.0)
+    truths = {
+        "constant": legw((0.98, 0.98, 0.975), steps_to_target=steps),
+        "growing": legw((0.98, 0.98, 0.975), steps_to_target=steps, batch_schedule=growing),
+    }
+    _, study = write(tmp_path, truths)
+    assert [arm.critical_batch is not None for arm in study.measured] == [True, False]
+    assert [arm.scaling is not None for arm in study.measured] == [True, False]
 
 
 def test_page_escapes_names(plain):
