@@ -27,7 +27,7 @@ from lbopt.config import (
 )
 from lbopt.errors import UserError
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
-from lbopt.parallel import TrainState, connect_processes
+from lbopt.parallel import Aggregate, StepOptions, TrainState, connect_processes
 from lbopt.recipes import build_run
 from lbopt.train import ProfiledSteps, Run, check_name, is_begun, train
 from lbopt.transforms import is_per_layer
@@ -251,9 +251,10 @@ def comparison(
       config: Config of this run.
       left_out: Fields in which the two runs may differ.
       num_devices: Number of devices of a run to resume. It must stay the same where the update
-        depends on it: with batch norm or a clip per replica, or with aggregation between slices.
-        An aggregator's memory is rebuilt for another number of replicas. None for an evaluation,
-        which may use any number of devices.
+        depends on it: with batch norm or a clip per replica, with shards of slices compressed
+        each for itself, or with layers of others that see one device. An aggregator's memory is
+        rebuilt for another number of replicas. None for an evaluation, which may use any number
+        of devices.
     """
     ours = json_without(without_layout(config_to_json(config)), left_out)
 
@@ -278,8 +279,20 @@ def _depends_on_devices(config: TrainConfig) -> bool:
     by_clip = (
         config.optimizer.clip_stage == "replica" and resolve_clip(config.optimizer) is not None
     )
-    # Between slices, each device holds a shard of the gradient, padded to the number of devices.
-    by_shards = config.aggregator.over != "replicas"
+    options = step_options(config)
     # Layers of others normalize, and draw, over what a device sees.
-    by_others = is_place(config.model.name) and step_options(config).mapped
-    return by_norm or by_clip or by_shards or by_others
+    mapped = options.mapped or config.diloco.every > 1
+    by_others = is_place(config.model.name) and mapped
+    return by_norm or by_clip or _compresses_shards(options) or by_others
+
+
+def _compresses_shards(options: StepOptions) -> bool:
+    """Return whether each device of a slice compresses its own shard of a leaf.
+
+    With a stated number of devices shards stay the same on any number of groups. Slices may be of
+    another size in another pod.
+    """
+    found = options.reduction
+    if not isinstance(found, Aggregate) or found.over != "slices":
+        return False
+    return found.aggregator.takes_parts and found.aggregator.compresses

@@ -456,3 +456,30 @@ def test_an_evaluation_may_have_other_groups_of_batch_norm(configs):
     saved = {"config": config_to_json(saved)}
     assert comparison(ours, UNUSED_BY_EVALUATION)(saved) == []
     assert comparison(ours)(saved) != []
+
+
+OVER = "aggregator.over=slices"
+LOCAL = "diloco.every=8"
+
+
+@pytest.mark.parametrize(
+    ("fields", "may_differ"),
+    [
+        ((), True),
+        ((LOCAL,), True),
+        ((LOCAL, OVER, "aggregator.name=mean"), True),
+        ((LOCAL, OVER, "aggregator.name=powersgd"), True),
+        ((LOCAL, OVER, "aggregator.name=ef"), False),
+        ((LOCAL, "aggregator.over=2", "aggregator.name=ef"), True),
+        (("model.name=mine.py:Net",), True),
+        (("model.name=mine.py:Net", "aggregator.name=mean"), False),
+        (("model.name=mine.py:Net", LOCAL), False),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, tuple) else "",
+)
+def test_the_number_of_devices_stays_where_updates_depend_on_it(configs, fields, may_differ):
+    flags = [f"--config.{field}" for field in fields]
+    config = load_config(f"{configs / 'digits_cnn.py'}:adam-64", flags, TrainConfig)
+    saved = {"config": config_to_json(config), "num_devices": 4}
+    assert comparison(config, num_devices=4)(saved) == []
+    assert (comparison(config, num_devices=8)(saved) == []) == may_differ
