@@ -29,6 +29,8 @@ _NEEDED = {
     "phase2": (None,),
 }
 """Values of fields with which each worker can train alone."""
+_WITHOUT_COPIES = {"muloco": "muon", "muown": "normuon"}
+"""Optimizers that keep a copy of the parameters or of their norms -> the nearest without one."""
 
 
 @dataclasses.dataclass
@@ -99,3 +101,9 @@ def check_diloco(config: "TrainConfig") -> None:
     with_local_steps(local, optax.identity())
     fix = "with {every} > 1 each worker trains alone; leave this at its default"
     _checks.require_among(config, _NEEDED, fix, {"every": "diloco.every"})
+    name = config.optimizer.name
+    fix = "it keeps parameters, or their norms, that no exchange with {every} > 1 reaches; use "
+    fix += f"{_WITHOUT_COPIES.get(name)!r}"
+    also = {"every": "diloco.every"}
+    known = name not in _WITHOUT_COPIES
+    require(known, "optimizer.name", name, fix, code="conflict", also=also)

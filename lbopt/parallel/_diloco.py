@@ -14,7 +14,22 @@ from lbopt import _scalars, tree, types
 from lbopt.errors import UserError, require
 from lbopt.parallel import _leaves
 from lbopt.parallel._state import TrainState
-from lbopt.transforms import require_transformation
+from lbopt.transforms import (
+    EmaState,
+    MuownState,
+    OuterState,
+    find_states,
+    is_placeholder,
+    require_transformation,
+)
+
+_COPIES: dict[Any, str] = {
+    EmaState: "leave lbopt.track_ema out",
+    MuownState: "use lbopt.muon or lbopt.normuon",
+    OuterState: "use its inner optimizer, lbopt.muon in place of lbopt.muloco for instance",
+    optax.contrib.ScheduleFreeState: "use the optimizer that it is around",
+}
+"""States that keep parameters, or their norms, beside the parameters -> what to do."""
 
 
 class LocalState(NamedTuple):
@@ -154,9 +169,11 @@ def diloco(
       workers' states are in `state.aggregator_state`, a `LocalState`.
 
     Raises:
-      UserError: For an argument that is out of range. The step raises it for an option that does
-        not go with local steps. `update` raises it, since only a step has workers; for one worker
-        in your own loop see `lbopt.nesterov_outer`.
+      UserError: For an argument that is out of range. `init` raises it for an inner optimizer that
+        keeps a copy of the parameters, or their average, which an exchange would not reach
+        (`lbopt.muloco`, `lbopt.muown`, `lbopt.track_ema`, schedule-free). The step raises it for an
+        option that does not go with local steps. `update` raises it, since only a step has workers;
+        for one worker in your own loop see `lbopt.nesterov_outer`.
 
     >>> import jax.numpy as jnp, lbopt, optax
     >>> def loss_fn(params, model_state, batch, rng):
@@ -191,6 +208,8 @@ def diloco(
     require_transformation("outer", chosen)
 
     def init(params: types.Params) -> Any:
+        if not is_placeholder(params):
+            _refuse_copies(jax.eval_shape(inner.init, params))
         if num_fragments == 1:
             return (chosen.init(params),)
         return tuple(chosen.init(made.take(params, part)) for part in range(num_fragments))
@@ -286,6 +305,15 @@ def finite_rows(rows: types.PyTree) -> jax.Array:
 def where_rows(chosen: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
     """Return rows of one array where a flag of `chosen`, bool [r], holds, else of the other."""
     return jnp.where(chosen.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
+
+
+def _refuse_copies(inner_state: Any) -> None:
+    """Raise `UserError` for an inner optimizer's state that no exchange between workers reaches."""
+    for state in find_states(inner_state, tuple(_COPIES)):
+        kind = type(state)
+        fix = "it keeps a copy of the parameters, or of their norms, which an exchange between "
+        fix += f"workers does not reach; {_COPIES[kind]}"
+        raise UserError("inner", kind.__name__, fix, code="conflict")
 
 
 def first_worker(state: TrainState) -> Any:

@@ -367,7 +367,8 @@ def build_one_batch(
     fits = all(leaf.size for leaf in jax.tree.leaves(opt_state))
     require(fits, "optimizer.name", config.optimizer.name, fix, code="conflict")
     tx = with_local_steps(config.diloco, inner, resolved.num_steps)
-    with errors.under("diloco"):
+    of_inner = errors.about("optimizer.name", config.optimizer.name, "diloco.inner")
+    with of_inner, errors.under("diloco"):
         jax.eval_shape(tx.init, problem.params)
     train_step = _make_step.make_step(config, problem.loss_fn, tx, mesh, problem.stacked, trains)
 

@@ -333,6 +333,21 @@ def test_leaving_out_needs_workers():
         leave_out(lbopt.TrainState.create(*start(), inner()), 0)
 
 
+@pytest.mark.parametrize(
+    ("keeping", "state"),
+    [
+        (lbopt.muloco(0.1), "OuterState"),
+        (lbopt.muown(0.1), "MuownState"),
+        (optax.chain(inner(), lbopt.track_ema()), "EmaState"),
+        (optax.contrib.schedule_free_sgd(0.1), "ScheduleFreeState"),
+        (lbopt.compress_state(lbopt.muloco(0.1)), "OuterState"),
+    ],
+)
+def test_an_inner_optimizer_with_a_copy_of_the_parameters_is_refused(keeping, state):
+    with refused("inner", state, "conflict"):
+        lbopt.TrainState.create(*start(), lbopt.diloco(keeping, every=2))
+
+
 AGGREGATORS = {
     "mean": (plain_mean(), None),
     "aps": (lbopt.aps(4, 3), None),

@@ -17,6 +17,7 @@ from lbopt.cli import load_config, main
 from lbopt.config import (
     ArraysConfig,
     DataConfig,
+    DilocoConfig,
     LossConfig,
     ModelConfig,
     OptaxConfig,
@@ -35,6 +36,7 @@ from lbopt.recipes._build import build_run
 CODE = """
 import flax.linen as nn
 import jax.numpy as jnp
+import lbopt
 import numpy as np
 import optax
 from flax import nnx
@@ -126,6 +128,10 @@ def adamw(learning_rate, weight_decay, mask, b1=0.9):
     return optax.adamw(learning_rate, b1, weight_decay=weight_decay, mask=mask)
 
 
+def averaged(learning_rate):
+    return optax.chain(optax.sgd(learning_rate), lbopt.track_ema(0.9))
+
+
 def nothing(learning_rate):
     return None
 """
@@ -192,6 +198,27 @@ def test_the_users_own_parts_train(changes, code):
     if "two" not in str(changes):
         assert np.mean(losses[-5:]) < 0.95 * np.mean(losses[:5])
         assert scores["accuracy"] > 0.75
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "by_its_name"),
+    [
+        (OptimizerConfig("muloco"), True),
+        (OptimizerConfig("muown"), True),
+        (OptaxConfig("contrib.schedule_free_adamw"), False),
+        (OptimizerConfig(of_user("averaged")), False),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_local_steps_refuse_optimizers_that_keep_a_copy_of_the_parameters(
+    optimizer, by_its_name, code
+):
+    config = config_of(optimizer=optimizer, diloco=DilocoConfig(every=2))
+    with refused("config.optimizer.name", optimizer.name, "conflict"):
+        if not by_its_name:
+            config.validate()
+            build_run(config, jax.devices()[:1])
+        config.validate()
 
 
 def test_an_own_loss_counts_every_example_once_at_any_batch_size(code):
