@@ -168,7 +168,7 @@ MODULES = {
         {
             "Steps": "make_train_step make_eval_step Step TrainState split_seed",
             "Matrix optimizers on a mesh": "shard_matrices",
-            "Local steps": "diloco leave_out first_worker LocalState",
+            "Local steps": "diloco leave_out rebuilt_workers first_worker LocalState",
             "Reduction of gradients": "AllReduce ReduceScatter Aggregate GradientClip",
             "Devices and batches": "make_mesh put_batch put_replicated batch_sharding "
             "replicated_sharding",

@@ -105,7 +105,9 @@ class Aggregation:
                 second_moment_of(state.opt_state)
         wanted = jax.eval_shape(self.init, state.params)
         fix = "the training state has none of its state; use state = step.place(state)"
-        check_same_shapes(self.aggregator, self.num_replicas, wanted, state.aggregator_state, fix)
+        own = state.aggregator_state
+        rebuild = "lbopt.aggregators.rebuilt_state"
+        check_same_shapes(self.aggregator, self.num_replicas, wanted, own, fix, rebuild)
 
     def warn(self, params: types.Params) -> None:
         """Warn if more is sent than a plain mean would send."""
@@ -241,7 +243,9 @@ class Aggregation:
         return jax.tree.map(shape, params)
 
 
-def check_same_shapes(what: Any, num_replicas: int, wanted: Any, got: Any, fix: str) -> None:
+def check_same_shapes(
+    what: Any, num_replicas: int, wanted: Any, got: Any, fix: str, rebuild: str
+) -> None:
     """Raise `UserError` unless what a training state has of an aggregator fits the replicas.
 
     Args:
@@ -250,6 +254,7 @@ def check_same_shapes(what: Any, num_replicas: int, wanted: Any, got: Any, fix: 
       wanted: Shapes of its state.
       got: The `aggregator_state` of the training state.
       fix: What to do if that is of another kind.
+      rebuild: Name of the function that changes the number of replicas.
     """
     ours: Any = jax.tree.structure(wanted)
     if ours != jax.tree.structure(got):
@@ -259,7 +264,7 @@ def check_same_shapes(what: Any, num_replicas: int, wanted: Any, got: Any, fix: 
     ):
         if needed.shape != jnp.shape(there):
             reason = f"it has shape {jnp.shape(there)}, {num_replicas} replicas need "
-            reason += f"{needed.shape}; use lbopt.aggregators.rebuilt_state for another number"
+            reason += f"{needed.shape}; use {rebuild} for another number"
             raise UserError(f"aggregator_state/{name}", reason=reason, code="mismatch")
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import _scalars, tree, types
+from lbopt.aggregators import rebuilt_state
 from lbopt.errors import UserError, require
 from lbopt.parallel import _leaves
 from lbopt.parallel._state import TrainState
@@ -40,6 +41,8 @@ class LocalState(NamedTuple):
       model_state: Model state of each worker, [workers, ...].
       opt_state: State of each worker's inner optimizer, [workers, ...].
       present: bool [workers]; the next exchange leaves out the workers with False.
+      num_left_out: int32 scalar, number of workers left out, summed over all exchanges so far.
+      num_empty: int32 scalar, number of exchanges so far without any sound worker.
       exchange: The aggregator's state of each fragment.
 
     >>> import jax.numpy as jnp, lbopt, optax
@@ -56,6 +59,8 @@ class LocalState(NamedTuple):
     model_state: types.ModelState
     opt_state: Any
     present: jax.Array
+    num_left_out: jax.Array
+    num_empty: jax.Array
     exchange: tuple[Any, ...]
 
 
@@ -144,9 +149,12 @@ def diloco(
     `lbopt.econtrol`, `lbopt.powersgd`, `lbopt.aps` and so on. Between two exchanges nothing crosses
     the workers but the sums of the metrics. Evaluate and save `state.params`.
 
-    A worker whose parameters or model state are not finite, or that `leave_out` names, is left out
-    of the mean. It goes on from the new theta, with the mean of the other workers' optimizer and
-    model state. If no worker is left, theta stays, and numbers that are not finite start again.
+    A worker is left out of the mean if its parameters are not finite, or a number of its model
+    state that is finite in the shared one, or if `leave_out` names it. It continues from the new
+    theta, with the mean of the other workers' model state, and with the optimizer's state of the
+    first of them: a mean of 8-bit codes, or of rotations, would be no state. Counts and keys of the
+    model state are that worker's too. If no worker is left, theta stays, and numbers that are not
+    finite start again; `LocalState` counts both.
 
     What a step does with "the batch" is done by each worker with its own part: batch norm over the
     global batch, random keys (whatever `key_per_replica` says), and `lbopt.track_noise_scale`,
@@ -250,9 +258,7 @@ def leave_out(state: TrainState, worker: int) -> TrainState:
     >>> print(leave_out(state, 0).aggregator_state.present)
     [False]
     """
-    workers = state.aggregator_state
-    fix = "it has no workers of lbopt.diloco; give a state from step.place"
-    require(isinstance(workers, LocalState), "state", type(workers).__name__, fix, code="type")
+    workers = _workers_of(state)
     number = _scalars.whole("worker", worker, low=0)
     count = len(workers.present)
     require(number < count, "worker", worker, f"there are {count}; give 0 to {count - 1}")
@@ -262,49 +268,83 @@ def leave_out(state: TrainState, worker: int) -> TrainState:
     return state.replace(aggregator_state=workers._replace(present=present))
 
 
-def rebuilt_workers(state: LocalState, num_workers: int, params: types.Params) -> LocalState:
-    """Return a state for another number of workers, each with the mean of the sound ones before.
+def rebuilt_workers(state: TrainState, num_workers: int) -> TrainState:
+    """Return a state for another number of workers of `diloco`, which are all alike.
 
-    A worker that is not present or not finite does not count; if none counts, the parameters are
-    the shared ones. Leaves without a mean, counts for instance, are those of the first worker. What
-    the aggregators remember stays; see `lbopt.aggregators.rebuilt_state`.
+    Their parameters and model state are the mean of the sound workers before, and their optimizer's
+    state is that of the first sound one. If no worker is sound (see `diloco`), parameters and model
+    state are the shared ones. `lbopt.aggregators.rebuilt_state` rebuilds each aggregator's memory.
 
     Args:
-      state: A state for any number of workers.
+      state: A state that `step.place` or the step returned, with any number of workers.
       num_workers: The new number of workers.
-      params: The shared parameters.
+
+    Returns:
+      The state for a step with that many workers, which lays it out over its devices.
+
+    Raises:
+      UserError: If the state has no workers, or the number is below 1.
+
+    >>> import jax.numpy as jnp, lbopt, optax
+    >>> def loss_fn(params, model_state, batch, rng):
+    ...     return (batch["x"] @ params["w"]).mean(), (model_state, {})
+    >>> tx = diloco(optax.adam(0.1), every=4)
+    >>> step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(1))
+    >>> state = step.place(lbopt.TrainState.create({"w": jnp.zeros(2)}, {}, tx))
+    >>> rebuilt_workers(state, 3).aggregator_state.params["w"].shape
+    (3, 2)
     """
-    sound = state.present & finite_rows((state.params, state.model_state))
+    workers = _workers_of(state)
+    num_workers = _scalars.whole("num_workers", num_workers)
+    sound = workers.present & sound_rows(workers, state.model_state)
     count = jnp.maximum(sound.sum(), 1)
+    first = jnp.arange(len(sound)) == jnp.argmax(sound)
 
-    def spread(x: jax.Array, last: Any = None) -> jax.Array:
-        found = x[0]
-        if _leaves.has_mean(x):
-            wide = x.astype(tree.wide_dtype(x.dtype))
-            mean = where_rows(sound, wide, jnp.zeros_like(wide)).sum(0) / count
-            kept = jnp.where(jnp.isfinite(x[0]), x[0], 0) if last is None else last
-            found = jnp.where(sound.any(), mean.astype(x.dtype), kept)
-        return jnp.broadcast_to(found, (num_workers, *x.shape[1:]))
+    def row(x: jax.Array) -> jax.Array:
+        return _leaves.chosen_row(x, first, lambda rows: rows.sum(0))
 
-    return LocalState(
-        jax.tree.map(spread, state.params, params),
-        jax.tree.map(spread, state.model_state),
-        jax.tree.map(spread, state.opt_state),
-        jnp.ones(num_workers, bool),
-        state.exchange,
+    def spread(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(x, (num_workers, *x.shape))
+
+    def mean(x: jax.Array, shared: Any) -> jax.Array:
+        if not _leaves.has_mean(x):
+            return spread(row(x))
+        wide = x.astype(tree.wide_dtype(x.dtype))
+        average = _leaves.where_rows(sound, wide, jnp.zeros_like(wide)).sum(0) / count
+        return spread(jnp.where(sound.any(), average.astype(x.dtype), shared))
+
+    def copied(x: jax.Array) -> jax.Array:
+        found = row(x)
+        if _leaves.has_mean(x):  # without a sound worker, what is not finite starts again
+            found = jnp.where(sound.any() | jnp.isfinite(found), found, jnp.zeros_like(found))
+        return spread(found)
+
+    rebuilt = workers._replace(
+        params=jax.tree.map(mean, workers.params, state.params),
+        model_state=jax.tree.map(mean, workers.model_state, state.model_state),
+        opt_state=jax.tree.map(copied, workers.opt_state),
+        present=jnp.ones(num_workers, bool),
+        exchange=tuple(rebuilt_state(memory, num_workers) for memory in workers.exchange),
     )
+    return state.replace(aggregator_state=rebuilt)
 
 
-def finite_rows(rows: types.PyTree) -> jax.Array:
-    """Return, bool [r], whether all floating-point numbers of each row are finite."""
-    leaves = [x for x in jax.tree.leaves(rows) if _leaves.has_mean(x)]
-    each = [jnp.isfinite(x).reshape(len(x), -1).all(1) for x in leaves]
+def sound_rows(workers: LocalState, shared: types.ModelState) -> jax.Array:
+    """Return, bool [r], which workers have finite parameters and a sound model state.
+
+    A number of the model state that is not finite in the shared one, a bound that starts at
+    infinity for instance, may be so in a worker.
+
+    Args:
+      workers: Rows of workers.
+      shared: The shared model state.
+    """
+    fine = [jnp.isfinite(x) for x in jax.tree.leaves(workers.params) if _leaves.has_mean(x)]
+    for x, last in zip(jax.tree.leaves(workers.model_state), jax.tree.leaves(shared), strict=True):
+        if _leaves.has_mean(x):
+            fine.append(jnp.isfinite(x) | ~jnp.isfinite(last))
+    each = [x.reshape(len(x), -1).all(1) for x in fine]
     return functools.reduce(jnp.logical_and, each)
-
-
-def where_rows(chosen: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
-    """Return rows of one array where a flag of `chosen`, bool [r], holds, else of the other."""
-    return jnp.where(chosen.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
 
 
 def _refuse_copies(inner_state: Any) -> None:
@@ -314,6 +354,13 @@ def _refuse_copies(inner_state: Any) -> None:
         fix = "it keeps a copy of the parameters, or of their norms, which an exchange between "
         fix += f"workers does not reach; {_COPIES[kind]}"
         raise UserError("inner", kind.__name__, fix, code="conflict")
+
+
+def _workers_of(state: TrainState) -> LocalState:
+    workers = state.aggregator_state
+    fix = "it has no workers of lbopt.diloco; give a state from step.place"
+    require(isinstance(workers, LocalState), "state", type(workers).__name__, fix, code="type")
+    return workers
 
 
 def first_worker(state: TrainState) -> Any:

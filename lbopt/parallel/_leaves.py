@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -47,17 +48,35 @@ def over_replicas(axis_name: str, state: types.PyTree) -> types.PyTree:
 
 
 def _of_first(x: jax.Array, axis_name: str) -> jax.Array:
-    """Broadcast the first replica's value: sum over replicas, with zeros from the others."""
+    """Broadcast the first replica's value."""
     if x.dtype == jax.dtypes.float0:
         return x
+    is_first = jax.lax.axis_index(axis_name) == 0
+    return chosen_row(x[None], is_first[None], lambda rows: jax.lax.psum(rows[0], axis_name))
+
+
+def chosen_row(x: jax.Array, chosen: jax.Array, add: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """Return the one row of x [r, ...] where `chosen`, bool [r], holds: a sum, others are zeros.
+
+    Args:
+      x: Rows in any dtype, random keys too.
+      chosen: True for one row of all that are added; zeros come back if there is none.
+      add: Function that adds rows [r, ...], for instance those of all devices.
+    """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = _of_first(jax.random.key_data(x), axis_name)
+        data = chosen_row(jax.random.key_data(x), chosen, add)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
 
     # Some backends sum neither bools nor numbers of less than 32 bits.
-    number = x.astype(jnp.int32) if x.dtype.itemsize < 4 else x
-    mine = jnp.where(jax.lax.axis_index(axis_name) == 0, number, jnp.zeros_like(number))
-    return jax.lax.psum(mine, axis_name).astype(x.dtype)
+    number = x
+    if x.dtype.itemsize < 4:
+        number = x.astype(tree.wide_dtype(x.dtype) if has_mean(x) else jnp.int32)
+    return add(where_rows(chosen, number, jnp.zeros_like(number))).astype(x.dtype)
+
+
+def where_rows(chosen: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
+    """Return rows of one array where a flag of `chosen`, bool [r], holds, else of the other."""
+    return jnp.where(chosen.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
 
 
 def with_dtypes_of(old: types.PyTree, new: types.PyTree) -> types.PyTree:

@@ -22,7 +22,7 @@ from lbopt.parallel._aggregation import (
     check_same_shapes,
     devices_summed_first,
 )
-from lbopt.parallel._diloco import Diloco, LocalState, finite_rows, where_rows
+from lbopt.parallel._diloco import Diloco, LocalState, sound_rows
 from lbopt.parallel._mesh import check_mesh, num_slices
 from lbopt.parallel._options import StepOptions
 from lbopt.parallel._reduction import Aggregate, Reduced, Strategy, mean
@@ -76,6 +76,8 @@ class LocalSteps:
             jax.tree.map(rows, state.model_state),
             jax.tree.map(rows, self.tx.inner.init(state.params)),
             jnp.ones(self.num_replicas, bool),
+            jnp.zeros((), jnp.int32),
+            jnp.zeros((), jnp.int32),
             tuple(self._aggregation.init(part) for part in self._parts(state.params)),
         )
 
@@ -86,7 +88,9 @@ class LocalSteps:
             aggregator.check_chain(state.opt_state, state.params)
         wanted = jax.eval_shape(self.first_state, state)
         fix = "the training state has no workers; use state = step.place(state)"
-        check_same_shapes("diloco", self.num_replicas, wanted, state.aggregator_state, fix)
+        own = state.aggregator_state
+        rebuild = "lbopt.parallel.rebuilt_workers"
+        check_same_shapes("diloco", self.num_replicas, wanted, own, fix, rebuild)
 
     def warn(self, params: types.Params) -> None:
         """Warn if an exchange sends more than a plain mean would send."""
@@ -108,7 +112,9 @@ class LocalSteps:
         by_worker = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
         whole = NamedSharding(self.mesh, PartitionSpec())
         exchange = tuple(map(self._aggregation.sharding, state.exchange))
-        return jax.tree.map(lambda _: by_worker, state)._replace(present=whole, exchange=exchange)
+        return jax.tree.map(lambda _: by_worker, state)._replace(
+            present=whole, num_left_out=whole, num_empty=whole, exchange=exchange
+        )
 
     def make_step_fn(self, loss_fn: types.LossFn, options: StepOptions) -> StepFn:
         """Build the step (state, global batch) -> (state, metrics), mapped over the devices."""
@@ -127,7 +133,7 @@ class LocalSteps:
         whole = PartitionSpec()
         workers = PartitionSpec(REPLICA_AXIS)
         exchange = (self._aggregation.specs(),) * self.tx.num_fragments
-        local = LocalState(workers, workers, workers, whole, exchange)  # type: ignore[arg-type]
+        local = LocalState(workers, workers, workers, whole, whole, whole, exchange)  # type: ignore
         specs = TrainState(whole, whole, whole, whole, whole, local)
         return jax.shard_map(
             on_device,
@@ -185,26 +191,25 @@ class LocalSteps:
         """End a round of fragments: one outer step from the workers' mean difference."""
         workers: LocalState = state.aggregator_state
         group = self._group()
-        own = (workers.params, workers.model_state)
-        sound = workers.present[group.numbers()] & finite_rows(own)
+        sound = workers.present[group.numbers()] & sound_rows(workers, state.model_state)
         num_sound = group.sum(sound.astype(jnp.int32))
         whole = num_sound == self.num_replicas
 
         for fragment in fragments:
             state = self._outer_step(state, fragment, sound, num_sound)
 
-        # A worker that was left out goes on from the shared parameters.
+        # A worker that was left out continues from the shared parameters.
         def mended(given: Any) -> Any:
             params, model_state, opt_state = given
             params = jax.tree.map(
-                lambda rows, x: where_rows(sound, rows, x[None]), params, state.params
+                lambda rows, x: _leaves.where_rows(sound, rows, x[None]), params, state.params
             )
             # Without any sound worker there is no mean: what is not finite starts again.
             blank = jax.tree.map(jnp.zeros_like, self.tx.inner.init(state.params))
             return (
                 params,
-                self._mean_where_unsound(model_state, sound, num_sound, state.model_state),
-                self._mean_where_unsound(opt_state, sound, num_sound, blank),
+                self._mended(model_state, sound, num_sound, state.model_state),
+                self._mended(opt_state, sound, num_sound, blank, averaged=False),
             )
 
         workers = state.aggregator_state
@@ -233,6 +238,8 @@ class LocalSteps:
             model_state=model_state,
             opt_state=opt_state,
             present=jnp.ones_like(workers.present),
+            num_left_out=workers.num_left_out + self.num_replicas - num_sound,
+            num_empty=workers.num_empty + (num_sound == 0),
         )
         return state.replace(model_state=shared, aggregator_state=new)
 
@@ -251,7 +258,7 @@ class LocalSteps:
             # neither the mean nor what an aggregator remembers of it.
             def filled(ways: types.PyTree) -> types.PyTree:
                 still = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), ways)
-                return self._mean_where_unsound(ways, sound, num_sound, still)
+                return self._mended(ways, sound, num_sound, still)
 
             whole = num_sound == self.num_replicas
             with jax.named_scope(LEFT_OUT):
@@ -284,23 +291,41 @@ class LocalSteps:
             ),
         )
 
-    def _mean_where_unsound(
-        self, rows: types.PyTree, sound: jax.Array, num_sound: jax.Array, fallback: types.PyTree
+    def _mended(
+        self,
+        rows: types.PyTree,
+        sound: jax.Array,
+        num_sound: jax.Array,
+        fallback: types.PyTree,
+        averaged: bool = True,
     ) -> types.PyTree:
         """Return rows [r, ...] with the mean of all sound ones in place of the others.
 
-        Leaves without a mean stay. If no worker is sound, finite numbers stay too, and the others
-        are those of `fallback`, a tree without the leading axis.
+        Args:
+          rows: The rows of this device's workers.
+          sound: bool [r], whether a worker is sound.
+          num_sound: Number of sound workers. If it is 0, finite numbers stay, and so do leaves
+            without a mean.
+          fallback: A tree without the leading axis, for numbers that are not finite then.
+          averaged: False for the row of the first sound worker instead of the mean. Leaves without
+            a mean have that row in any case.
         """
+        group = self._group()
         count = jnp.maximum(num_sound, 1)
+        from_the_end = self.num_replicas - group.numbers()
+        first = from_the_end == group.max(jnp.where(sound, from_the_end, 0))
 
         def one(x: jax.Array, last: jax.Array) -> jax.Array:
-            if not _leaves.has_mean(x):
-                return x
-            wide = x.astype(tree.wide_dtype(x.dtype))
-            average = self._group().sum(where_rows(sound, wide, jnp.zeros_like(wide))) / count
-            mended = where_rows(sound, x, average[None].astype(x.dtype))
-            alone = jnp.where(jnp.isfinite(x), x, last[None].astype(x.dtype))
+            summable = _leaves.has_mean(x)
+            if averaged and summable:
+                wide = x.astype(tree.wide_dtype(x.dtype))
+                total = group.sum(_leaves.where_rows(sound, wide, jnp.zeros_like(wide)))
+                found = (total / count).astype(x.dtype)
+            else:
+                found = _leaves.chosen_row(x, first, group.sum)
+
+            mended = _leaves.where_rows(sound, x, found[None])
+            alone = jnp.where(jnp.isfinite(x), x, last[None].astype(x.dtype)) if summable else x
             return jnp.where(num_sound > 0, mended, alone)
 
         return jax.tree.map(one, rows, fallback)

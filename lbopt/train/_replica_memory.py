@@ -102,8 +102,10 @@ def shapes_for(like: TrainState, replicas: int | None, slices: int | None) -> An
 
     found = _each_memory(like.aggregator_state, like.params, of_memory)
     if isinstance(found, LocalState):
-        workers = jax.tree.map(rows, found._replace(exchange=()))
-        found = workers._replace(exchange=found.exchange)
+        of_workers = ("params", "model_state", "opt_state", "present")
+        found = found._replace(
+            **{name: jax.tree.map(rows, getattr(found, name)) for name in of_workers}
+        )
     return like.replace(aggregator_state=found)
 
 
@@ -134,7 +136,8 @@ def fitted(
     if before != now:
         rebuilt = "the aggregator's memory of each was rebuilt, every replica has the mean"
         if isinstance(like.aggregator_state, LocalState):
-            rebuilt = "every worker goes on from the mean of those before"
+            rebuilt = "every worker starts at the mean of those before, with the optimizer's state "
+            rebuilt += "of the first one"
         say(f"warning: {before} replicas saved this state and there are {now} now: {rebuilt}")
     elif slices_before == slices_now:
         return state
@@ -148,21 +151,23 @@ def fitted(
         return jax.vmap(lambda of_replica: cut_again(of_replica, param))(x)
 
     def of_memory(memory: AggregatorState, params: types.Params) -> AggregatorState:
-        if slices_before != slices_now:
-            memory = memory._replace(
-                local=_by_parameter(cut_each_again, memory.local, params),
-                mirrored=_by_parameter(cut_again, memory.mirrored, params),
-            )
-        return memory if before == now else rebuilt_state(memory, now)
+        if slices_before == slices_now:
+            return memory
+        return memory._replace(
+            local=_by_parameter(cut_each_again, memory.local, params),
+            mirrored=_by_parameter(cut_again, memory.mirrored, params),
+        )
 
-    def rebuild(memory: Any, shared: types.Params) -> Any:
-        found = _each_memory(memory, like.params, of_memory)
-        if isinstance(found, LocalState) and before != now:
-            found = rebuilt_workers(found, now, shared)
-        return found
+    def rebuild(state: TrainState) -> Any:
+        found = _each_memory(state.aggregator_state, like.params, of_memory)
+        if before == now:
+            return found
+        if isinstance(found, LocalState):
+            return rebuilt_workers(state.replace(aggregator_state=found), now).aggregator_state
+        return rebuilt_state(found, now)
 
     shardings = jax.tree.map(lambda x: x.sharding, like.aggregator_state)
-    rebuilt = jax.jit(rebuild, out_shardings=shardings)(state.aggregator_state, state.params)
+    rebuilt = jax.jit(rebuild, out_shardings=shardings)(state)
     return state.replace(aggregator_state=rebuilt)
 
 

@@ -28,6 +28,7 @@ def rounds(start, batches, workers, every, owners, offsets, inner, outer, presen
       inner: (learning rate, momentum) of the workers' SGD.
       outer: (learning rate, Nesterov momentum) of the outer SGD.
       present: Step, counted from 1 -> the workers that its exchange counts; all if it is not there.
+        The others continue with the velocity of the first of these.
     """
     shared = {name: np.float64(x) for name, x in start.items()}
     velocity = {name: np.zeros(x.shape) for name, x in start.items()}
@@ -54,8 +55,5 @@ def rounds(start, batches, workers, every, owners, offsets, inner, outer, presen
         if any(due):
             for worker in left_out:
                 own[worker] = {name: x.copy() for name, x in shared.items()}
-                traces[worker] = {
-                    name: np.mean([traces[other][name] for other in counted], axis=0)
-                    for name in start
-                }
+                traces[worker] = {name: x.copy() for name, x in traces[counted[0]].items()}
         yield {name: x.copy() for name, x in shared.items()}

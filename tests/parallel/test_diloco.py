@@ -11,6 +11,7 @@ from refusal import refused
 
 import lbopt
 from lbopt.aggregators import identity, plain_mean, topk
+from lbopt.errors import UserError
 from lbopt.models import CNN, MLP
 from lbopt.parallel import LocalState, _mesh, first_worker, leave_out, rebuilt_workers
 from tests.oracles import diloco as transcribed
@@ -111,6 +112,8 @@ def test_a_worker_that_is_left_out_of_a_round_goes_on_in_the_next(how):
             np.testing.assert_allclose(state.params[name], value, rtol=2e-5, atol=1e-6)
 
     assert found[4].aggregator_state.present.all()
+    assert found[-1].aggregator_state.num_left_out == 1
+    assert found[-1].aggregator_state.num_empty == 0
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(found[3]))
 
 
@@ -158,6 +161,8 @@ def test_without_any_worker_all_goes_on_from_the_last_exchange(how):
         np.testing.assert_array_equal(workers.params[name][2], before.params[name])
         assert np.isfinite(workers.opt_state.inner_state[0].trace[name]).all()
         assert (found[8].aggregator_state.params[name][0] != before.params[name]).any()
+    assert workers.num_left_out == WORKERS
+    assert (before.aggregator_state.num_empty, workers.num_empty) == (0, 1)
     assert after.model_state["mean"] == before.model_state["mean"]
     assert np.isfinite(workers.model_state["mean"]).all()
     for value, wanted in (("learning_rate", RATE), ("momentum", MOMENTUM)):
@@ -172,6 +177,45 @@ def test_a_worker_whose_model_state_is_not_finite_is_left_out_too():
     assert np.isfinite(found.aggregator_state.model_state["mean"]).all()
 
 
+def in_eight_bits():
+    return lbopt.compress_state(optax.adam(RATE), min_size=0, min_length=1)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_left_out_worker_has_codes_with_the_scales_that_belong_to_them(devices):
+    tx = lbopt.diloco(in_eight_bits(), every=4)
+    given = batches()[:4]
+    given[2]["x"][:4] = np.nan  # of the first worker
+    found = trained(tx, devices, 4, given, replicas_per_device=WORKERS // devices)
+    before, after = (found[number].aggregator_state.opt_state for number in (2, 3))
+    sound = trained(tx, devices, 4, replicas_per_device=WORKERS // devices)[3]
+    for x, wanted in zip(
+        *map(jax.tree.leaves, (after, sound.aggregator_state.opt_state)), strict=True
+    ):
+        np.testing.assert_array_equal(x, wanted[[1, 1, 2, 3]])
+
+    rebuilt = rebuilt_workers(found[2], 2).aggregator_state.opt_state
+    for x, wanted in zip(*map(jax.tree.leaves, (rebuilt, before)), strict=True):
+        np.testing.assert_array_equal(x, wanted[[1, 1]])
+
+
+@pytest.mark.parametrize("bound", [np.inf, np.nan])
+def test_a_model_state_that_is_not_finite_from_the_start_leaves_no_worker_out(bound):
+    def bounded(params, model_state, batch, rng):
+        loss, (seen, metrics) = loss_fn(params, model_state, batch, rng)
+        return loss, ({**seen, "bound": model_state["bound"]}, metrics)
+
+    params, model_state = start()
+    tx = lbopt.diloco(inner(), every=2)
+    step = lbopt.make_train_step(bounded, tx, lbopt.make_mesh(4))
+    state = step.place(lbopt.TrainState.create(params, {**model_state, "bound": bound}, tx))
+    for batch in batches()[:4]:
+        state, _ = jax.block_until_ready(step(state, batch))
+    assert (np.asarray(state.params["first"]) != params["first"]).all()
+    assert state.aggregator_state.num_left_out == 0
+    assert rebuilt_workers(state, 2).aggregator_state.params["first"].shape == (2, 6, 5)
+
+
 def test_other_workers_do_not_start_from_a_broken_one():
     tx = lbopt.diloco(inner(), every=4)
     state = trained(tx, 4, 3, broken_in_step_two(3))[2]
@@ -179,11 +223,12 @@ def test_other_workers_do_not_start_from_a_broken_one():
     assert not np.isfinite(workers.params["first"][1]).all()
     for number, rows in ((2, [0, 2, 3]), (3, [0, 3])):
         left = workers._replace(present=np.arange(WORKERS) != 2) if number == 3 else workers
-        rebuilt = rebuilt_workers(left, number, state.params)
+        rebuilt = rebuilt_workers(state.replace(aggregator_state=left), number).aggregator_state
         mean = workers.params["first"][rows].mean(0)
         np.testing.assert_allclose(rebuilt.params["first"], [mean] * number, rtol=1e-6)
 
-    nobody = rebuilt_workers(workers._replace(present=np.zeros(4, bool)), 2, state.params)
+    nobody = state.replace(aggregator_state=workers._replace(present=np.zeros(4, bool)))
+    nobody = rebuilt_workers(nobody, 2).aggregator_state
     np.testing.assert_array_equal(nobody.params["first"][1], state.params["first"])
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(nobody))
 
@@ -328,9 +373,26 @@ def test_a_state_without_workers_is_refused():
         step(lbopt.TrainState.create(*start(), tx), batches()[0])
 
 
-def test_leaving_out_needs_workers():
+@pytest.mark.parametrize("change", [leave_out, rebuilt_workers])
+def test_changing_workers_needs_workers(change):
     with refused("state", "tuple", "type"):
-        leave_out(lbopt.TrainState.create(*start(), inner()), 0)
+        change(lbopt.TrainState.create(*start(), inner()), 1)
+
+
+@pytest.mark.parametrize("aggregator", [plain_mean(), lbopt.ef(topk(0.3))], ids=repr)
+def test_the_error_about_other_workers_names_the_function_that_makes_them(aggregator):
+    tx = lbopt.diloco(inner(), every=2)
+    state = made(tx, 4, aggregator=aggregator).place(lbopt.TrainState.create(*start(), tx))
+    step = made(tx, 2, aggregator=aggregator)
+    with pytest.raises(UserError, match=r"use lbopt\.parallel\.rebuilt_workers") as caught:
+        step(state, batches()[0])
+    assert caught.value.code == "mismatch"
+
+    state = rebuilt_workers(state, 2)
+    for batch in batches()[:2]:
+        state, _ = jax.block_until_ready(step(state, batch))
+    assert len(state.aggregator_state.params["first"]) == 2
+    assert np.isfinite(state.params["first"]).all()
 
 
 @pytest.mark.parametrize(
