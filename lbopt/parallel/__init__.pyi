@@ -7,9 +7,11 @@ from ._backends import (
 from ._clip import CLIP_STAGES as CLIP_STAGES, GradientClip as GradientClip
 from ._compiled import Step as Step
 from ._diloco import (
+    EMPTY_EXCHANGES as EMPTY_EXCHANGES,
     Diloco as Diloco,
     LocalState as LocalState,
     diloco as diloco,
+    exchange_metrics as exchange_metrics,
     first_worker as first_worker,
     leave_out as leave_out,
     rebuilt_workers as rebuilt_workers,

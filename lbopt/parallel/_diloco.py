@@ -31,6 +31,9 @@ _COPIES: dict[Any, str] = {
     optax.contrib.ScheduleFreeState: "use the optimizer that it is around",
 }
 """States that keep parameters, or their norms, beside the parameters -> what to do."""
+LEFT_OUT_WORKERS = "exchange/left_out_workers"
+EMPTY_EXCHANGES = "exchange/without_workers"
+"""Metrics: `num_left_out` and `num_empty` of `LocalState`."""
 
 
 class LocalState(NamedTuple):
@@ -383,3 +386,15 @@ def first_worker(state: TrainState) -> Any:
         return (x.addressable_data(0) if here else x)[0]
 
     return jax.tree.map(first, workers.opt_state)
+
+
+def exchange_metrics(state: TrainState) -> dict[str, jax.Array]:
+    """Return what the exchanges of `diloco` have counted so far; {} without local steps.
+
+    Args:
+      state: A state of any step.
+    """
+    workers = state.aggregator_state
+    if not isinstance(workers, LocalState):
+        return {}
+    return {LEFT_OUT_WORKERS: workers.num_left_out, EMPTY_EXCHANGES: workers.num_empty}

@@ -16,7 +16,13 @@ from lbopt._regular import read_regular
 from lbopt.data import train_iterator
 from lbopt.errors import EnvironmentProblem, Preempted, UserError, require
 from lbopt.job import STARTING_PATIENCE, Job, PreemptionWatch, SoloJob
-from lbopt.parallel import TrainState, first_worker, put_batch
+from lbopt.parallel import (
+    EMPTY_EXCHANGES,
+    TrainState,
+    exchange_metrics,
+    first_worker,
+    put_batch,
+)
 from lbopt.train._ahead import PhaseAhead
 from lbopt.train._checkpoint import Checkpoints
 from lbopt.train._checksums import all_finite
@@ -230,6 +236,7 @@ class Status:
       doubled_at: Steps after which the noise scale doubled the batch.
       warned_of_stalled: Whether the user was warned that updates are too small for the dtype of
         the parameters.
+      warned_of_empty: Whether the user was warned of exchanges of local steps without a worker.
     """
 
     seconds: float = 0.0
@@ -237,6 +244,7 @@ class Status:
     broken_step: int | None = None
     doubled_at: list[int] = dataclasses.field(default_factory=list)
     warned_of_stalled: bool = False
+    warned_of_empty: bool = False
 
     @classmethod
     def of(cls, lines: Sequence[Mapping[str, Any]]) -> Status:
@@ -382,10 +390,12 @@ class _PhaseLoop:
 
         Ends the run if the optimizer has skipped too many updates in a row.
         """
-        pairs, applied = jax.device_get((step_metrics, optimizer_metrics(first_worker(state))))
+        measured = (step_metrics, optimizer_metrics(first_worker(state)), exchange_metrics(state))
+        pairs, applied, exchanged = jax.device_get(measured)
         _check_skipped(self.run, step, applied)
         self._warn_of_stalled(step, applied)
-        found = {**metrics.means([pairs]), **applied}
+        self._warn_of_empty(step, exchanged)
+        found = {**metrics.means([pairs]), **applied, **exchanged}
         return {f"train/{name}": float(value) for name, value in found.items()}
 
     def _evaluate(self, step: int, state: TrainState, clock: _Clock) -> dict[str, float]:
@@ -436,6 +446,17 @@ class _PhaseLoop:
             f"warning: at step {step} the update left {shares[worst]:.0%} of the weights of "
             f"{layer} as they were: it is less than half of their last bit; keep the parameters "
             "in fp32"
+        )
+
+    def _warn_of_empty(self, step: int, exchanged: Mapping[str, Any]) -> None:
+        """Warn once that exchanges had no sound worker, so that the parameters stayed."""
+        empty = int(exchanged.get(EMPTY_EXCHANGES, 0))
+        if not empty or self.status.warned_of_empty:
+            return
+        self.status.warned_of_empty = True
+        self.progress.say(
+            f"warning: exchanges without any finite worker by step {step}: {empty}, and these left "
+            f"the parameters as they were; {_ADVICE}"
         )
 
     def _report(self, step: int, scalars: dict[str, float]) -> None:

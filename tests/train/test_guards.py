@@ -90,6 +90,20 @@ def test_stalled_weights_are_told_of_once():
     )
 
 
+def test_exchanges_without_any_worker_are_counted_and_told_of_once(train, tmp_path, logged, capsys):
+    def before(step, state, batch):
+        if step in (5, 9):
+            batch.update(broken(jax.device_get(batch)))
+
+    assert train(tmp_path / "run", "--config.diloco.every=4", before=before) == 0
+    for name in ("left_out_workers", "without_workers"):
+        counts = [line[f"train/exchange/{name}"] for line in logged(tmp_path / "run")]
+        assert counts == [0.0] * 7 + [1.0] * 4 + [2.0] * 9
+    told = [line for line in capsys.readouterr().err.splitlines() if "finite worker" in line]
+    assert len(told) == 1
+    assert "warning: exchanges without any finite worker by step 8: 1" in told[0]
+
+
 @pytest.mark.parametrize(
     ("stats", "too_large"),
     [(None, False), ({"bytes_limit": 2**50}, False), ({"bytes_limit": 2**20}, True)],
