@@ -118,11 +118,12 @@ def transfer_table(
     unused = [pattern for pattern in patterns if not any(re.search(pattern, n) for n in growths)]
     fix = f"{unused} is found in no path ({tree.some(list(growths))}); correct it"
     require(not unused, "kinds", kinds, fix, code="mismatch")
-    deeper_alone = depth != 1 and all(set(growth) <= {1.0} for growth in growths.values())
+    deeper_alone = depth != 1 and all(not _grows(growth) for growth in growths.values())
     fix = "nothing is wider than in the base network; multiply eps by 1 / depth for all layers"
     require(not deeper_alone, "depth", depth, fix, code="conflict")
 
-    roles = masks.explain_roles(params, known_roles)
+    layer_axes = stacks.resolve_stacked(stacked, params)
+    roles = masks.explain_roles(stacks.one_layer(params, layer_axes), known_roles)
     structure: Any = jax.tree.structure(params)
     axes = structure.flatten_up_to(masks.matrix_dimension_numbers(params, stacked, known_roles))
     found = {}
@@ -133,10 +134,14 @@ def transfer_table(
     return found
 
 
+def _grows(growth: Mapping[int, float]) -> bool:
+    return any(times != 1 for times in growth.values())
+
+
 def _growths(
     params: types.Params, base_params: types.Params, stacked: types.Stacked
-) -> dict[str, list[float]]:
-    """Return how many times as long each axis of each leaf is; 1 for axes that count layers."""
+) -> dict[str, dict[int, float]]:
+    """Return {path: {axis: how many times as long it is}}, without axes that count layers."""
     base = {name: jnp.shape(leaf) for name, leaf in tree.by_name(base_params).items()}
     alike: dict[str, set[tuple[int, ...]]] = collections.defaultdict(set)
     for name, shape in base.items():
@@ -155,44 +160,44 @@ def _growths(
         fix = f"it has the shape {narrow} in the base network; give the same network, narrower"
         fits = len(narrow) == len(shape) and 0 not in narrow
         require(fits, f"params/{name}", shape, fix, code="mismatch")
-        skipped = int(layer_axes[name] or 0)
-        growth = [new / old for new, old in zip(shape, narrow, strict=True)]
-        found[name] = [1.0] * skipped + growth[skipped:]
+        own = [axis for axis in range(len(shape)) if axis not in layer_axes[name].axes]
+        found[name] = {axis: shape[axis] / narrow[axis] for axis in own}
     return found
 
 
 def _kind_of(
-    name: str, role: str, growth: list[float], numbers: Any, told: Kind | None
+    name: str, role: str, growth: dict[int, float], numbers: Any, told: Kind | None
 ) -> tuple[Kind, float]:
     """Return the kind of a leaf and how many times as wide it is.
 
     Args:
       name: Path of the leaf.
       role: Its role.
-      growth: How many times as long each axis is.
+      growth: {axis: how many times as long it is}, without axes that count layers.
       numbers: The axes of a hidden weight, as `optax.contrib.MuonDimensionNumbers`; None for other
         leaves.
       told: The kind that the caller gave; None for none.
     """
-    if told == "fixed" or set(growth) <= {1.0}:
+    all_times = list(growth.values())
+    if told == "fixed" or not _grows(growth):
         return told or "fixed", 1.0
     if role in ("bias", "norm", "vector"):
-        return told or "vector", math.prod(growth)
+        return told or "vector", math.prod(all_times)
     if role == "embedding":
-        return told or "input", math.prod(growth)
-    if len(growth) == 2 and growth[0] == growth[1]:
-        return told or "hidden", growth[0]
+        return told or "input", math.prod(all_times)
+    if len(all_times) == 2 and all_times[0] == all_times[1]:
+        return told or "hidden", all_times[0]
 
     # A `weight` (PyTorch, Equinox) has its outputs first, a `kernel` (Flax) last; Flax's queries
     # have more than one axis of outputs.
     last = name.rpartition("/")[2]
-    output = {"kernel": len(growth) - 1, "w": len(growth) - 1, "weight": 0}.get(last)
+    output = {"kernel": max(growth), "w": max(growth), "weight": min(growth)}.get(last)
     if output is None and told is None:
         fix = "its name does not tell which axis is the output; name its kind in {kinds}"
-        raise UserError(f"params/{name}", growth, fix, code="missing", also=["kinds"])
+        raise UserError(f"params/{name}", all_times, fix, code="missing", also=["kinds"])
     outputs = {output} if numbers is None else {*numbers.output_axis}
-    width = math.prod(times for axis, times in enumerate(growth) if axis not in outputs)
-    wide = math.prod(times for axis, times in enumerate(growth) if axis in outputs)
+    width = math.prod(times for axis, times in growth.items() if axis not in outputs)
+    wide = math.prod(times for axis, times in growth.items() if axis in outputs)
     if width == 1:
         return told or "input", wide
     return told or ("output" if wide == 1 else "hidden"), width

@@ -67,6 +67,37 @@ def test_stacks_and_further_layers_are_those_of_the_base_network():
     assert len({*alone.values()}) == len({*stacked.values()}) == len({*deeper.values()})
 
 
+@pytest.mark.parametrize("layers", [3, 6], ids=["as many layers", "more layers"])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_axes_that_count_layers_are_not_counted_wherever_they_are(axis, layers):
+    """MaxText's stacks have their layers along axis 1."""
+
+    def network(width, layers):
+        shapes = {"kernel": (width, 2 * width), "first": (8, width), "gain": (width,)}
+        shapes["weight"] = (2 * width, width)
+
+        def stacked(shape):
+            place = axis % (len(shape) + 1)
+            return np.zeros((*shape[:place], layers, *shape[place:]))
+
+        return {"layers": {name: {name: stacked(shape)} for name, shape in shapes.items()}}
+
+    table = lbopt.transfer_table(
+        network(64, layers),
+        network(16, 3),
+        stacked=lbopt.stacked_paths("^layers/", axis=axis),
+        kinds={"first": "input"},
+    )
+    found = {name.rpartition("/")[2]: (each.kind, each.width) for name, each in table.items()}
+    hidden = ("hidden", 4)
+    assert found == {
+        "kernel": hidden,
+        "weight": hidden,
+        "first": ("input", 4),
+        "gain": ("vector", 4),
+    }
+
+
 def test_axes_tell_inputs_from_outputs_in_the_conventions_of_libraries():
     def torch_like(width):
         shapes = {"fc": (width, 8), "deep": (2 * width, width), "out": (3, width)}
