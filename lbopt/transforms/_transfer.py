@@ -189,18 +189,51 @@ def _kind_of(
         return told or "hidden", all_times[0]
 
     # A `weight` (PyTorch, Equinox) has its outputs first, a `kernel` (Flax) last; Flax's queries
-    # have more than one axis of outputs.
+    # have more than one axis of outputs, which only their names tell.
     last = name.rpartition("/")[2]
     output = {"kernel": max(growth), "w": max(growth), "weight": min(growth)}.get(last)
     if output is None and told is None:
         fix = "its name does not tell which axis is the output; name its kind in {kinds}"
         raise UserError(f"params/{name}", all_times, fix, code="missing", also=["kinds"])
     outputs = {output} if numbers is None else {*numbers.output_axis}
+    if numbers is not None and len(outputs) == 1 and not _is_sure(name, growth, outputs):
+        if told is None:
+            fix = "it cannot be told which axes are the outputs; name its kind in {kinds}"
+            raise UserError(f"params/{name}", all_times, fix, code="missing", also=["kinds"])
+        inputs_first = all_times[::-1] if last == "weight" else all_times
+        return told, _split(inputs_first) if told == "hidden" else math.prod(all_times)
+
     width = math.prod(times for axis, times in growth.items() if axis not in outputs)
     wide = math.prod(times for axis, times in growth.items() if axis in outputs)
     if width == 1:
         return told or "input", wide
     return told or ("output" if wide == 1 else "hidden"), width
+
+
+def _is_sure(name: str, growth: Mapping[int, float], outputs: set[int]) -> bool:
+    """Return whether the axes of a hidden weight, as its name tells them, agree with its growth.
+
+    A kernel may be [heads, dim, out] or, under a name that does not tell, [in, heads, dim].
+    """
+    inputs = [times for axis, times in growth.items() if axis not in outputs]
+    wide = math.prod(times for axis, times in growth.items() if axis in outputs)
+    if sum(times != 1 for times in inputs) > 1:
+        return math.isclose(math.prod(inputs), wide)
+
+    # The middle axis alone is the inputs of a convolution, or the heads of a query.
+    *_, module, last = ["", *name.lower().split("/")]
+    middle = [times != 1 for times in growth.values()] == [False, True, False]
+    return last == "weight" or not middle or "conv" in module
+
+
+def _split(growth: list[float]) -> float:
+    """Return how much the inputs of a hidden weight grow that has its inputs first.
+
+    It is split where inputs and outputs grow most alike.
+    """
+    splits = range(len(growth) - 1, 0, -1)
+    halves = [(math.prod(growth[:split]), math.prod(growth[split:])) for split in splits]
+    return min(halves, key=lambda half: abs(math.log(half[0] / half[1])))[0]
 
 
 def _multipliers(kind: Kind, m: float, depth: float) -> LeafTransfer:

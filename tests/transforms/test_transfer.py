@@ -125,6 +125,42 @@ def test_all_inputs_of_a_kernel_count_and_those_of_queries_are_one():
     }
 
 
+# name -> narrow and wide shape, and the kind and width that are right for it.
+KERNELS_UNDER_OTHER_NAMES = {
+    "q_proj": ((8, 1, 8), (32, 4, 8), "hidden", 4),
+    "heads and their width": ((16, 2, 8), (64, 4, 16), "hidden", 4),
+    "fewer heads of keys": ((16, 1, 8), (64, 2, 8), "hidden", 4),
+    "from fixed inputs": ((24, 2, 8), (24, 8, 8), "input", 4),
+    "to fixed outputs": ((2, 8, 3), (4, 16, 3), "output", 4),
+}
+
+
+@pytest.mark.parametrize("case", KERNELS_UNDER_OTHER_NAMES)
+def test_which_axes_are_outputs_is_asked_where_a_name_does_not_tell(case):
+    narrow, wide, kind, width = KERNELS_UNDER_OTHER_NAMES[case]
+    shapes = [{"projection": {"kernel": np.zeros(shape)}} for shape in (wide, narrow)]
+    growth = [new / old for new, old in zip(wide, narrow, strict=True)]
+    with refused("params/projection/kernel", growth, "missing"):
+        lbopt.transfer_table(*shapes)
+    found = lbopt.transfer_table(*shapes, kinds={"kernel": kind})["projection/kernel"]
+    assert (found.kind, found.width) == (kind, width)
+
+
+def test_axes_that_can_be_told_are_not_asked_for():
+    def network(m):
+        shapes = {"out": (m, 8 * m, 8 * m * m), "conv_out": (3, 8 * m, 4)}
+        shapes |= {"conv": (3, 3, 8 * m, 8 * m), "last_of_image": (3, 3, 8 * m, 4)}
+        return {name: {"kernel": np.zeros(shape)} for name, shape in shapes.items()}
+
+    table = lbopt.transfer_table(network(2), network(1))
+    assert {name.split("/")[0]: (each.kind, each.width) for name, each in table.items()} == {
+        "out": ("hidden", 4),
+        "conv_out": ("output", 2),
+        "conv": ("hidden", 2),
+        "last_of_image": ("output", 2),
+    }
+
+
 def tree(width, seed=0):
     rng = np.random.default_rng(seed)
     shapes = {"first": (8, width), "second": (width, width), "head": (width, 3)}
