@@ -60,8 +60,9 @@ def transfer_of(model: ModelConfig, base_params: types.Params, stacked: types.St
       base_params: Shapes of the narrower network's parameters.
       stacked: The parameters that are stacks of layers.
     """
-    # BERT starts from one standard deviation, and its last norm belongs to the output.
-    kinds = {"prediction_norm": "fixed"} if model.name == "bert" else {}
+    # BERT starts from one standard deviation. The last norm of its pre-training head belongs to the
+    # output.
+    kinds = {"prediction_norm": "fixed"} if "prediction_norm" in base_params else {}
     init = "constant" if model.name == "bert" else "fan_in"
     return Transfer(base_params, cast(Any, kinds), cast(Any, init), stacked)
 

@@ -17,13 +17,14 @@ from tfds_sets import write
 from lbopt import errors, evaluation
 from lbopt.cli import main
 from lbopt.cli._train import with_vocabulary
-from lbopt.config import DataConfig, TrainConfig
+from lbopt.config import DataConfig, ModelConfig, TrainConfig
 from lbopt.data import TfdsFolder
-from lbopt.data.from_config import _text
+from lbopt.data.from_config import _text, known_source
 from lbopt.data.squad import _examples
 from lbopt.data.text import TextNormalization
 from lbopt.data.text._pieces import SPECIAL_TOKENS
 from lbopt.data.text._vocabulary import UNCASED, save_vocabulary
+from lbopt.recipes import make_problem
 from lbopt.recipes._initial import opened_folder
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -98,6 +99,15 @@ def lasting(num_steps):
 def trained(flags, made_once):
     """Return the workdir of a run that is too short to learn anything."""
     return made_once("trained", "train", *flags, "--workdir={folder}")
+
+
+def test_the_head_of_spans_takes_numbers_of_a_narrower_network_too():
+    model = ModelConfig("bert", size="tiny", base_size="tiny", width_coefficient=2.0)
+    data = DataConfig("squad", builder="squad", test_split="validation")
+    problem = make_problem(data, model, load=known_source)
+    lines = problem.transfer.lines(problem.params)
+    (output,) = (line for line in lines if line.startswith("output, 2 x as wide"))
+    assert output.endswith(": span/kernel")
 
 
 def lines(workdir):
