@@ -22,6 +22,8 @@ KINDS = ("fixed", "hidden", "input", "output", "vector")
 _POWERS = {"constant": {"hidden": 0.5, "output": 1.0}, "fan_in": {"output": 0.5}}
 """Initializers -> kind -> power of 1 / width by which first values are scaled beside them."""
 _LAYER_NUMBER = re.compile(r"\d+")
+_ARRAY_NUMBER = re.compile(r"(/\d+)+$")
+"""Number of an array inside a named leaf, such as a box."""
 
 
 class LeafTransfer(NamedTuple):
@@ -69,7 +71,7 @@ def transfer_table(
         fixed    1               1           1
 
     Args:
-      params: The parameters, or their shapes.
+      params: The parameters, or their shapes. Leaves that `optax.masked` took out are left out.
       base_params: The parameters of the base network, or their shapes: the same leaves, narrower.
         Leaves of layers that it does not have are compared with those of the same path and another
         layer's number.
@@ -114,15 +116,19 @@ def transfer_table(
     for pattern, kind in patterns.items():
         require_choice(f"kinds[{pattern!r}]", kind, KINDS)
 
-    growths = _growths(params, base_params, stacked)
+    given = tree.leaf_names(params)
+    params, all_given = _filled(params, base_params)
+    if not all_given and isinstance(stacked, stacks.StackedPaths):
+        stacked = stacked.__call__  # does not compare their numbers of layers with the base's
+    layer_axes = stacks.resolve_stacked(stacked, params)
+    growths = _growths(params, base_params, tree.by_name(layer_axes))
     unused = [pattern for pattern in patterns if not any(re.search(pattern, n) for n in growths)]
     fix = f"{unused} is found in no path ({tree.some(list(growths))}); correct it"
     require(not unused, "kinds", kinds, fix, code="mismatch")
-    deeper_alone = depth != 1 and all(not _grows(growth) for growth in growths.values())
+    same_width = all_given and all(not _grows(growth) for growth in growths.values())
     fix = "nothing is wider than in the base network; multiply eps by 1 / depth for all layers"
-    require(not deeper_alone, "depth", depth, fix, code="conflict")
+    require(depth == 1 or not same_width, "depth", depth, fix, code="conflict")
 
-    layer_axes = stacks.resolve_stacked(stacked, params)
     roles = masks.explain_roles(stacks.one_layer(params, layer_axes), known_roles)
     structure: Any = jax.tree.structure(params)
     axes = structure.flatten_up_to(masks.matrix_dimension_numbers(params, stacked, known_roles))
@@ -131,7 +137,36 @@ def transfer_table(
         told = next((kind for regex, kind in patterns.items() if re.search(regex, name)), None)
         kind, width = _kind_of(name, roles[name].role, growth, numbers, told)
         found[name] = _multipliers(kind, width, depth)
-    return found
+    return {name: found[name] for name in given}
+
+
+def _filled(params: types.Params, base_params: types.Params) -> tuple[types.Params, bool]:
+    """Return the parameters, with those of the base network where `optax.masked` took some out.
+
+    Roles depend on the leaves beside a leaf, and patterns may be meant for leaves taken out.
+
+    Returns:
+      The parameters, and whether all of them were given.
+    """
+    base = tree.by_name(base_params)
+    taken_out = []
+
+    def is_taken_out(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    def filled(path: tuple[Any, ...], node: Any) -> Any:
+        if not is_taken_out(node):
+            return node
+        name = tree.path_name(path)
+        taken_out.append(name)
+        if name in base:
+            return base[name]
+        start = f"{name}/" if name else ""
+        inside = {key: leaf for key, leaf in base.items() if key.startswith(start)}
+        return {key.removeprefix(start): leaf for key, leaf in inside.items()}
+
+    found = jax.tree_util.tree_map_with_path(filled, params, is_leaf=is_taken_out)
+    return found, not taken_out
 
 
 def _grows(growth: Mapping[int, float]) -> bool:
@@ -139,14 +174,15 @@ def _grows(growth: Mapping[int, float]) -> bool:
 
 
 def _growths(
-    params: types.Params, base_params: types.Params, stacked: types.Stacked
+    params: types.Params,
+    base_params: types.Params,
+    layer_axes: Mapping[str, stacks.LayerAxes],
 ) -> dict[str, dict[int, float]]:
     """Return {path: {axis: how many times as long it is}}, without axes that count layers."""
     base = {name: jnp.shape(leaf) for name, leaf in tree.by_name(base_params).items()}
     alike: dict[str, set[tuple[int, ...]]] = collections.defaultdict(set)
     for name, shape in base.items():
         alike[_LAYER_NUMBER.sub("#", name)].add(shape)
-    layer_axes = tree.by_name(stacks.resolve_stacked(stacked, params))
 
     found = {}
     for name, leaf in tree.by_name(params).items():
@@ -190,13 +226,13 @@ def _kind_of(
 
     # A `weight` (PyTorch, Equinox) has its outputs first, a `kernel` (Flax) last; Flax's queries
     # have more than one axis of outputs, which only their names tell.
-    last = name.rpartition("/")[2]
+    *_, module, last = ["", *_ARRAY_NUMBER.sub("", name).split("/")]
     output = {"kernel": max(growth), "w": max(growth), "weight": min(growth)}.get(last)
     if output is None and told is None:
         fix = "its name does not tell which axis is the output; name its kind in {kinds}"
         raise UserError(f"params/{name}", all_times, fix, code="missing", also=["kinds"])
     outputs = {output} if numbers is None else {*numbers.output_axis}
-    if numbers is not None and len(outputs) == 1 and not _is_sure(name, growth, outputs):
+    if numbers is not None and len(outputs) == 1 and not _is_sure(module, last, growth, outputs):
         if told is None:
             fix = "it cannot be told which axes are the outputs; name its kind in {kinds}"
             raise UserError(f"params/{name}", all_times, fix, code="missing", also=["kinds"])
@@ -210,7 +246,7 @@ def _kind_of(
     return told or ("output" if wide == 1 else "hidden"), width
 
 
-def _is_sure(name: str, growth: Mapping[int, float], outputs: set[int]) -> bool:
+def _is_sure(module: str, last: str, growth: Mapping[int, float], outputs: set[int]) -> bool:
     """Return whether the axes of a hidden weight, as its name tells them, agree with its growth.
 
     A kernel may be [heads, dim, out] or, under a name that does not tell, [in, heads, dim].
@@ -221,9 +257,8 @@ def _is_sure(name: str, growth: Mapping[int, float], outputs: set[int]) -> bool:
         return math.isclose(math.prod(inputs), wide)
 
     # The middle axis alone is the inputs of a convolution, or the heads of a query.
-    *_, module, last = ["", *name.lower().split("/")]
     middle = [times != 1 for times in growth.values()] == [False, True, False]
-    return last == "weight" or not middle or "conv" in module
+    return last == "weight" or not middle or "conv" in module.lower()
 
 
 def _split(growth: list[float]) -> float:
@@ -408,6 +443,7 @@ def scale_by_transfer(
 
     def update_fn(updates, state, params=None, **extra_args):
         _arguments.require_params(params, "scale_by_transfer")
+        tree.check_inexact(updates, "updates")
         found = table(params)
         grads = tree.map_with_name(lambda name, g: tree.scaled(g, 1 / found[name].eps), updates)
         direction, state = through.update(grads, state, params, **extra_args)

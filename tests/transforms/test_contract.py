@@ -28,6 +28,16 @@ def by_shape(params):
     return jax.tree.map(of, params)
 
 
+# The leaves of all tests here, narrower than `tree_of` makes them.
+NARROW = {
+    "first": {"kernel": np.ones((8, 2)), "bias": np.ones(2)},
+    "norm": {"scale": np.ones(2)},
+    "last": {"kernel": np.ones((2, 2, 3)), "bias": np.ones(3)},
+    "gain": np.ones(()),
+    "w": {"kernel": np.ones((3, 2))},
+    "kernel": np.ones((2, 2)),
+    "steps": np.ones(()),
+}
 jit = functools.partial(jax.jit, compiler_options=QUICKLY)
 # name -> (factory, options, static_args of inject_hyperparams, whether update needs params)
 TABLE = {
@@ -193,6 +203,12 @@ TABLE = {
         {"inner": lbopt.scale_by_lars_momentum(0.8), "min_fraction": 0.5},
         (),
         False,
+    ),
+    "transfer": (
+        lbopt.scale_by_transfer,
+        {"base_params": NARROW, "inner": lbopt.scale_by_lamb_moments(b2=0.9, eps=1e-3)},
+        ("depth",),
+        True,
     ),
     "newton_schulz": (
         lbopt.scale_by_newton_schulz,
@@ -477,10 +493,9 @@ def test_the_table_has_every_transformation_that_is_exported():
         if "GradientTransformation" in str(annotations(getattr(module, name)).get("return", ""))
     }
     known = {factory.__name__ for factory, *_ in TABLE.values()}
-    # Three see more than gradients and have tests of their own, as have those for meshes, and the
-    # one that needs a narrower network.
+    # Three see more than gradients and have tests of their own, as have those for meshes.
     others = {"aggregate", "scale_by_agvm", "track_noise_scale"}
-    others |= {"diloco", "shard_matrices", "scale_by_transfer"}
+    others |= {"diloco", "shard_matrices"}
     assert made - known == others
 
 
@@ -510,9 +525,9 @@ WITHOUT_STATE = (
 """Their updates read no state."""
 
 
-def make(name):
+def make(name, **others):
     factory, options, _, _ = TABLE[name]
-    return factory(**options)
+    return factory(**options | others)
 
 
 def tree_of(seed, dtype=jnp.float32):
@@ -916,6 +931,7 @@ OF_MODULI = {
     "lans",
     "scale_by_lans",
     "skip",
+    "transfer",
     "newton_schulz",
     "matrix_shape",
     "neuron_norm",
@@ -1130,7 +1146,8 @@ OF_A_STEP = {
 @pytest.mark.parametrize("name", [*rows(), *OF_A_STEP])
 @pytest.mark.parametrize("kind", boxes.KINDS)
 def test_the_state_of_parameters_in_boxes_can_be_sharded_as_they_are(name, kind):
-    tx, extra = (make(name), {}) if name in TABLE else OF_A_STEP[name]
+    others = {"base_params": boxes.boxed(kind, NARROW)} if name == "transfer" else {}
+    tx, extra = (make(name, **others), {}) if name in TABLE else OF_A_STEP[name]
     params = boxes.boxed(kind, tree_of(0))
     shapes = jax.eval_shape(tx.init, params)
     boxes.check_ranks(kind, shapes)

@@ -203,6 +203,49 @@ def test_steps_are_adamw_with_numbers_for_each_leaf():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-9), *ends)
 
 
+def stacked_network(width, layers):
+    """A network whose leaf `embedder/weight` is told from a table by the bias beside it."""
+    shapes = {"layers": {"kernel": (layers, width, width), "bias": (layers, width)}}
+    shapes |= {"embedder": {"weight": (width, 2 * width), "bias": (width,)}}
+    shapes |= {"last_norm": {"scale": (width,)}, "head": {"kernel": (width, 3)}}
+    return jax.tree.map(jnp.ones, shapes, is_leaf=lambda node: isinstance(node, tuple))
+
+
+NO_BIASES = jax.tree.map(lambda _: True, stacked_network(1, 1)) | {
+    "layers": {"kernel": True, "bias": False},
+    "embedder": {"weight": True, "bias": False},
+}
+MASKS = {
+    "biases": NO_BIASES,
+    "stacks": {"layers": False, "embedder": True, "last_norm": True, "head": True},
+    "a leaf with a kind": {"layers": True, "embedder": True, "last_norm": False, "head": True},
+    "all": False,
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_what_is_masked_out_changes_nothing_for_the_others(name):
+    params = stacked_network(16, layers=4)
+    tx = lbopt.scale_by_transfer(
+        stacked_network(8, layers=2),
+        depth=2.0,
+        kinds={"last_norm": "fixed"},
+        stacked=lbopt.stacked_paths("^layers/"),
+    )
+    labels = jax.tree.map(lambda chosen: "train" if chosen else "frozen", MASKS[name])
+    partition = optax.partition({"train": tx, "frozen": optax.set_to_zero()}, labels)
+    masked = optax.masked(tx, MASKS[name])
+
+    grads = jax.tree.map(lambda x: x * 1e-8, params)
+    plain = tx.update(grads, tx.init(params), params)[0]
+    for wrapped, others in ((masked, grads), (partition, jax.tree.map(jnp.zeros_like, params))):
+        updates = wrapped.update(grads, wrapped.init(params), params)[0]
+        expected = jax.tree.map(
+            lambda chosen, one, other: one if chosen else other, MASKS[name], plain, others
+        )
+        jax.tree.map(np.testing.assert_array_equal, updates, expected)
+
+
 @pytest.mark.parametrize(("init", "base_variance"), [("constant", "same"), ("fan_in", "1 / in")])
 def test_variances_are_those_of_the_table_of_mup(init, base_variance):
     """Table 3 of arXiv:2203.03466: hidden 1 / fan-in, output 1 / fan-in squared, input constant."""
