@@ -13,10 +13,10 @@ import optax
 
 from lbopt import types
 from lbopt.api._problem import Problem, in_python, train_config
-from lbopt.config import make_optimizer
+from lbopt.config import make_optimizer, step_options
 from lbopt.data.from_config import load_source
 from lbopt.errors import require
-from lbopt.parallel import TrainState, make_mesh, make_train_step
+from lbopt.parallel import GradientClip, TrainState, make_mesh, make_train_step
 from lbopt.recipes import check_size, make_problem
 from lbopt.report import new_panels, tidy
 
@@ -153,7 +153,8 @@ def coordinate_check(
             problem.known_roles,
             problem.transfer,
         )
-        found[width] = _sizes(problem, tx, global_batch_size, num_steps, seed)
+        clip = step_options(config, problem.stacked).clip
+        found[width] = _sizes(problem, tx, clip, global_batch_size, num_steps, seed)
 
     names = next(iter(found.values()))[0]
     sizes = {
@@ -166,12 +167,13 @@ def coordinate_check(
 def _sizes(
     problem: Any,
     tx: optax.GradientTransformation,
+    clip: GradientClip | None,
     global_batch_size: int,
     num_steps: int,
     seed: int,
 ) -> list[dict[str, float]]:
     """Return the sizes of all activations before the first step and after each."""
-    step = make_train_step(problem.loss_fn, tx, make_mesh(1), donate=False)
+    step = make_train_step(problem.loss_fn, tx, make_mesh(1), clip=clip, donate=False)
     params, model_state = problem.init(jax.random.key(seed))
     state = TrainState.create(params, model_state, tx, seed)
     batch = problem.splits.train.take(np.arange(global_batch_size))

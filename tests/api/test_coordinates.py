@@ -1,11 +1,12 @@
 """Activations over the width: flat where numbers are transferred, and not without."""
 
 import flax.linen as nn
+import numpy as np
 import pytest
 from refusal import refused
 
 import lbopt
-from lbopt.config import Arm, ModelConfig, SweepConfig, TrainConfig
+from lbopt.config import Arm, ModelConfig, OptimizerConfig, SweepConfig, TrainConfig
 
 WIDTHS = (64, 256, 1024)
 
@@ -56,6 +57,26 @@ def test_steps_have_the_same_size_at_every_width(name):
     assert max(last.values()) < 0.15, last
     assert min(last.values()) > -0.15, last
     assert max(slopes[-1] for slopes in without.values()) > 0.7
+
+
+def test_gradients_are_clipped_at_every_stage():
+    """On one device and without microsteps all stages are one."""
+
+    def logits(**clip):
+        optimizer = OptimizerConfig("adam", **clip)
+        problems = {
+            width: lbopt.Problem("digits", ModelConfig("mlp", (width,))) for width in (4, 8)
+        }
+        check = lbopt.coordinate_check(problems, optimizer, 0.1, global_batch_size=8, num_steps=1)
+        return check.sizes["head"]
+
+    clipped = {
+        stage: logits(max_grad_norm=1e-8, clip_stage=stage)
+        for stage in ("accumulated", "mean", "replica")
+    }
+    np.testing.assert_allclose(clipped["mean"], clipped["accumulated"], rtol=1e-5)
+    np.testing.assert_allclose(clipped["replica"], clipped["accumulated"], rtol=1e-5)
+    assert not np.allclose(clipped["accumulated"], logits(), rtol=0.1)
 
 
 def test_the_figure_has_a_panel_for_each_step_and_a_line_for_each_layer():
