@@ -143,6 +143,11 @@ def _layers(module: Bert, config: Mapping[str, Any]) -> Iterator[Described]:
     yield Described("next_sentence", (width, 2))
 
 
+def _factor(module: Bert, name: str) -> float:
+    """Return a variable's multiplier: the decoder is linear in what the last norm gives it."""
+    return module.readout_scale if name.startswith("params/prediction_norm/") else 1.0
+
+
 def _family(architecture: str, head: str, table: tuple[LayerNames, ...], **options: Any) -> Family:
     return Family(
         architecture,
@@ -152,6 +157,7 @@ def _family(architecture: str, head: str, table: tuple[LayerNames, ...], **optio
         module=lambda config: _module(config, head),
         config=_config,
         layers=_layers,
+        factor=_factor,
         **options,
     )
 

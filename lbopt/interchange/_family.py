@@ -28,6 +28,8 @@ class Family:
       also: Other classes whose files have all of the tensors, or may have them.
       tied: Tied tensor -> tensor that it must equal; `transformers` saves only the second.
       ignored: Regular expressions of tensors that are not part of the network.
+      factor: Function of (module, name of one of our variables) that returns its multiplier in
+        `transformers`, for what the module has and `transformers` lacks.
     """
 
     architecture: str
@@ -40,3 +42,4 @@ class Family:
     also: tuple[str, ...] = ()
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    factor: Callable[[Any, str], float] = lambda module, name: 1.0

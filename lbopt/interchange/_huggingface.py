@@ -104,7 +104,8 @@ def save_huggingface(
     Args:
       directory: A new or empty folder, which appears only when it is complete; or
         gs://BUCKET/FOLDER, where `config.json` appears last.
-      module: A Bert (scanned or not), a ResNet with a 7 x 7 stem, or an EfficientNet.
+      module: A Bert (scanned or not), a ResNet with a 7 x 7 stem, or an EfficientNet. A Bert's
+        `readout_scale` is multiplied into its last norm, `prediction_norm`.
       variables: The module's parameters and batch statistics.
       image_size: Side of the images in pixels, on which an EfficientNet's padding depends.
       metadata: Strings for the header of the safetensors file.
@@ -181,7 +182,10 @@ def _to_theirs(
         shape = given[ours].shape
         fix = f"the module has {tensor.shape}; give the variables that belong to it"
         require(shape == tensor.shape, f"variables[{ours!r}].shape", shape, fix, code="mismatch")
-        arrays[tensor.theirs] = tensor.layout.to_theirs(np.asarray(given[ours], np.float32))
+        array = np.asarray(given[ours], np.float32)
+        factor = family.factor(module, ours)
+        scaled = array if factor == 1 else array * np.float32(factor)
+        arrays[tensor.theirs] = tensor.layout.to_theirs(scaled)
         # PyTorch's batch norm counts batches, and `from_pretrained` expects the count.
         if tensor.theirs.endswith(".running_mean"):
             counter = tensor.theirs.removesuffix("running_mean") + "num_batches_tracked"

@@ -109,6 +109,21 @@ def test_we_read_it(network, folder):
         assert getattr(loaded, name, None) == getattr(module, name, None)
 
 
+def test_the_factor_of_the_decoder_is_written_too(evaluated, tmp_path):
+    """A network with the numbers of a narrower one has it, and `transformers` does not."""
+    module = Bert(**TINY, readout_scale=1 / 3)
+    variables = torch_side.randomized_variables(module, TOKENS)
+    _huggingface.save_huggingface(tmp_path / "out", module, variables)
+    ours = evaluated(module, variables, TOKENS)["prediction_logits"]
+
+    model = transformers.BertForPreTraining.from_pretrained(tmp_path / "out").eval()
+    theirs = model(torch.tensor(TOKENS["input_ids"])).prediction_logits.detach().numpy()
+    back = evaluated(*lbopt.load_huggingface(tmp_path / "out"), TOKENS)["prediction_logits"]
+    for others in (theirs, back):
+        np.testing.assert_allclose(others, ours, rtol=0, atol=1e-5)
+    assert np.std(ours) > 0.1
+
+
 def test_transformers_would_write_the_same(network, folder, tmp_path):
     """Tensors and config fields equal those of `save_pretrained` after reading."""
     getattr(transformers, network[-1]).from_pretrained(folder).save_pretrained(tmp_path / "theirs")
