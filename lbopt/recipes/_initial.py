@@ -33,6 +33,7 @@ from lbopt.interchange import (
 )
 from lbopt.models import BERT_SIZES, bert_layer_names, stack_layers, unstack_layers
 from lbopt.parallel import TrainState
+from lbopt.recipes import _networks
 from lbopt.train import read_variables
 from lbopt.workdir import absolute_workdir, checkpoint_root, local_workdir, read_config
 
@@ -86,7 +87,7 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
       place: A workdir, a safetensors file of `lbopt export`, or a folder of Transformers; on this
         machine or in a bucket.
       model: The network that starts from them. The layers of bert are returned stacked if it has
-        them so.
+        them so, and its last norm makes up for another factor of the decoder.
 
     Raises:
       UserError: If the place is none of these, or if its network has another activation, which
@@ -94,18 +95,17 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
       EnvironmentProblem: If it cannot be read.
     """
     with opened(place) as path:
-        variables, activation = _read(path, place)
+        variables, stated = _read(path, place)
     fix = "no parameters are in it; give a file of lbopt export or a workdir of lbopt train"
     require(isinstance(variables.get("params"), Mapping), "init_from", place, fix, code="missing")
+    activation = stated.get("activation")
     fix = f"{brief(place)} was trained with {activation!r}, and shapes do not tell; use that"
     agrees = model.name != "bert" or activation in (None, model.activation)
     require(agrees, "model.activation", model.activation, fix, code="mismatch")
-    params = (
-        _as_scanned(variables["params"], model, place)
-        if model.name == "bert"
-        else variables["params"]
-    )
-    return {**variables, "params": params}
+    if model.name != "bert":
+        return variables
+    params = _as_decoded(variables["params"], model, stated.get("base_size") or "", place)
+    return {**variables, "params": _as_scanned(params, model, place)}
 
 
 @contextlib.contextmanager
@@ -173,22 +173,45 @@ def _as_scanned(params: types.Params, model: ModelConfig, place: str) -> types.P
     return change(params)
 
 
-def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], str | None]:
-    """Return variables, and the activation of their network if that is known."""
+def _as_decoded(
+    params: types.Params, model: ModelConfig, base_size: str, place: str
+) -> types.Params:
+    """Return parameters of bert that decode tokens in the model as they do in their own network.
+
+    Args:
+      params: The parameters.
+      model: The model that starts from them.
+      base_size: `base_size` of their own network.
+      place: Place of the parameters, for messages.
+    """
+    fix = f"its network takes the numbers of {brief(base_size)}, which is no size; export it again"
+    require(base_size in ("", *BERT_SIZES), "init_from", place, fix, code="damaged")
+    own = dataclasses.replace(model, base_size=base_size)
+    factor = _networks.readout_scale(own) / _networks.readout_scale(model)
+    if factor == 1 or "prediction_norm" not in params:
+        return params
+
+    # The decoder is linear in what this norm gives it.
+    norm = jax.tree.map(lambda x: (x * factor).astype(x.dtype), params["prediction_norm"])
+    return {**params, "prediction_norm": norm}
+
+
+def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Return variables, and the fields of their network's config that are known."""
     if path.is_file():
         with _naming(place):
             variables, metadata = load_safetensors(path)
-        return variables, _activation(metadata.get("model", "{}"), place)
+        return variables, _exported_model(metadata.get("model", "{}"), place)
     if (checkpoint_root(path) / "checkpoints").is_dir():
         with _naming(place):
             saved = read_config(path, "train") or {}
             variables = read_variables(path)
-        return variables, saved.get("config", {}).get("model", {}).get("activation")
+        return variables, saved.get("config", {}).get("model", {})
     fix = "give a workdir of lbopt train, a file of lbopt export, or a folder of Transformers"
     require((path / "config.json").is_file(), "init_from", place, fix, code="missing")
     with _naming(place):
         network, variables = load_huggingface(path)
-    return dict(variables), getattr(network, "activation", None)
+    return dict(variables), {"activation": getattr(network, "activation", None)}
 
 
 def check_text(place: str, vocabulary: Vocabulary) -> None:
@@ -264,12 +287,13 @@ def _stated_text(path: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path | Non
 
 class _ExportedModel(TypedDict):
     activation: NotRequired[str | None]
+    base_size: NotRequired[str]
 
 
-def _activation(model: str, place: str) -> str | None:
-    """Return the activation in the metadata of `lbopt export`; None if it is not stated."""
+def _exported_model(model: str, place: str) -> Mapping[str, Any]:
+    """Return the config of the network in the metadata of `lbopt export`."""
     try:
-        return _typed_json.decode(model.encode(), _ExportedModel).get("activation")
+        return _typed_json.decode(model.encode(), _ExportedModel)
     except ValueError as error:
         fix = f"model in its metadata: {error}; export it again"
         raise UserError("init_from", place, fix, code="damaged") from error

@@ -164,17 +164,25 @@ def _efficientnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
     )
 
 
-def _bert(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+def readout_scale(model: ModelConfig) -> float:
+    """Return the factor of BERT's decoder, which a transfer over the width needs."""
+    _, width = _heads_and_width(model)
+    return BERT_SIZES[model.base_size].width / width if model.base_size else 1.0
+
+
+def _heads_and_width(model: ModelConfig) -> tuple[int, int]:
     published = BERT_SIZES[model.size]
     num_heads = max(1, round(published.num_heads * (model.width_coefficient or 1.0)))
-    width = num_heads * published.width // published.num_heads
-    readout_scale = BERT_SIZES[model.base_size].width / width if model.base_size else 1.0
+    return num_heads, num_heads * published.width // published.num_heads
 
+
+def _bert(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    num_heads, width = _heads_and_width(model)
     return make_bert(
         model.size,
         num_heads=num_heads,
         width=width,
-        readout_scale=readout_scale,
+        readout_scale=readout_scale(model),
         vocab_size=outputs,
         head=head,
         max_length=model.max_length,

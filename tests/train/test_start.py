@@ -20,7 +20,7 @@ from lbopt.errors import EnvironmentProblem, UserError
 from lbopt.interchange import load_safetensors, save_huggingface, save_safetensors
 from lbopt.models import make_bert, stack_layers
 from lbopt.parallel import Step
-from lbopt.recipes import _initial, build_run, with_averaged_params
+from lbopt.recipes import _initial, build_run, make_network, with_averaged_params
 
 PRETRAINED = """
 from lbopt.config import *
@@ -114,6 +114,37 @@ def test_another_activation_is_refused_wherever_it_is_known(file, learned, tmp_p
     for place in places:
         with refused("config.model.activation", "relu", "mismatch"):
             start(file, place, "--config.model.activation=relu")
+
+
+def test_another_factor_of_the_decoder_changes_no_logits(learned, params, tmp_path):
+    """A network that takes the numbers of another width has one, and its parameters do not tell."""
+
+    def sized(base_size):
+        return ModelConfig("bert", size="tiny", max_length=64, base_size=base_size)
+
+    def logits(model, params):
+        inputs = {"input_ids": np.arange(6)[None]}
+        outputs = make_network(model, 512).apply({"params": params}, inputs, train=False)
+        return outputs["prediction_logits"]
+
+    # The same parameters in three places, as those of a network with a factor of 6.
+    places = [tmp_path / name for name in ("file", "folder", "workdir")]
+    save_safetensors(places[0], {"params": params}, {"model": '{"base_size": "base"}'})
+    save_huggingface(places[1], make_network(sized("base"), 512), {"params": params})
+    shutil.copytree(learned, places[2])
+    saved = json.loads((places[2] / "config.json").read_text())
+    saved["config"]["model"]["base_size"] = "base"
+    (places[2] / "config.json").write_text(json.dumps(saved))
+
+    wanted = logits(sized("base"), params)
+    for place in places:
+        for base_size in ("", "base", "large"):
+            model = sized(base_size)
+            found = logits(model, _initial.read(str(place), model)["params"])
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    save_safetensors(places[0], {"params": params}, {"model": '{"base_size": "?"}'})
+    with refused("init_from", str(places[0]), "damaged"):
+        _initial.read(str(places[0]), sized(""))
 
 
 @pytest.mark.slow
