@@ -226,13 +226,14 @@ def _kind_of(
 
     # A `weight` (PyTorch, Equinox) has its outputs first, a `kernel` (Flax) last; Flax's queries
     # have more than one axis of outputs, which only their names tell.
-    *_, module, last = ["", *_ARRAY_NUMBER.sub("", name).split("/")]
+    path = _ARRAY_NUMBER.sub("", name)
+    last = path.rpartition("/")[2]
     output = {"kernel": max(growth), "w": max(growth), "weight": min(growth)}.get(last)
     if output is None and told is None:
         fix = "its name does not tell which axis is the output; name its kind in {kinds}"
         raise UserError(f"params/{name}", all_times, fix, code="missing", also=["kinds"])
-    outputs = {output} if numbers is None else {*numbers.output_axis}
-    if numbers is not None and len(outputs) == 1 and not _is_sure(module, last, growth, outputs):
+    outputs: set[Any] = {output} if numbers is None else {*numbers.output_axis}
+    if numbers is not None and len(outputs) == 1 and not _is_sure(path, growth, outputs):
         if told is None:
             fix = "it cannot be told which axes are the outputs; name its kind in {kinds}"
             raise UserError(f"params/{name}", all_times, fix, code="missing", also=["kinds"])
@@ -246,7 +247,7 @@ def _kind_of(
     return told or ("output" if wide == 1 else "hidden"), width
 
 
-def _is_sure(module: str, last: str, growth: Mapping[int, float], outputs: set[int]) -> bool:
+def _is_sure(path: str, growth: Mapping[int, float], outputs: set[int]) -> bool:
     """Return whether the axes of a hidden weight, as its name tells them, agree with its growth.
 
     A kernel may be [heads, dim, out] or, under a name that does not tell, [in, heads, dim].
@@ -257,8 +258,9 @@ def _is_sure(module: str, last: str, growth: Mapping[int, float], outputs: set[i
         return math.isclose(math.prod(inputs), wide)
 
     # The middle axis alone is the inputs of a convolution, or the heads of a query.
+    module, _, last = path.rpartition("/")
     middle = [times != 1 for times in growth.values()] == [False, True, False]
-    return last == "weight" or not middle or "conv" in module.lower()
+    return last == "weight" or not middle or "conv" in module.rpartition("/")[2].lower()
 
 
 def _split(growth: list[float]) -> float:

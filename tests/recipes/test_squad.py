@@ -105,8 +105,8 @@ def test_the_head_of_spans_takes_numbers_of_a_narrower_network_too():
     model = ModelConfig("bert", size="tiny", base_size="tiny", width_coefficient=2.0)
     data = DataConfig("squad", builder="squad", test_split="validation")
     problem = make_problem(data, model, load=known_source)
-    lines = problem.transfer.lines(problem.params)
-    (output,) = (line for line in lines if line.startswith("output, 2 x as wide"))
+    told = problem.transfer.lines(problem.params)
+    (output,) = (line for line in told if line.startswith("output, 2 x as wide"))
     assert output.endswith(": span/kernel")
 
 
