@@ -36,9 +36,10 @@ def growing_batches_keep_the_score(study: Study) -> list[Claim]:
 
 
 def _differ_in_growth(arm: ArmResults, other: ArmResults) -> bool:
-    """Return whether an arm is another one with a batch schedule."""
-    changed = dataclasses.replace(arm.config, name=other.name, batch_schedule=None)
-    return arm.config.batch_schedule is not None and changed == other.config
+    """Return whether an arm is another one with a batch schedule, its own or the study's."""
+    constant = dataclasses.replace(arm.train, batch_schedule=None)
+    is_alike = constant == other.train and arm.search == other.search
+    return arm.train.batch_schedule is not None and is_alike
 
 
 def _judge(study: Study, arm: ArmResults, constant: ArmResults, before: Sequence[str]) -> Claim:
@@ -50,7 +51,7 @@ def _judge(study: Study, arm: ArmResults, constant: ArmResults, before: Sequence
       constant: The arm without a batch schedule.
       before: Names of the claims so far.
     """
-    growing = arm.config.batch_schedule
+    growing = arm.train.batch_schedule
     assert growing is not None
     verdict, evidence = stay_within(study, constant, [arm], "the constant batch")
     metric = study.metric

@@ -627,3 +627,12 @@ def test_a_growing_batch_is_held_to_the_same_arm_without_it(grown, verdict):
         for name in claims({"other": arms["other"], "seesaw": arms["seesaw"]})
         if name.startswith("growing")
     ]
+
+
+def test_an_arm_with_the_batch_schedule_of_the_study_is_not_a_constant_batch():
+    seesaw = {"kind": "seesaw", "final_batch_size": 1024}
+    config, rows = synthetic.make_study(
+        {"study's": Truth(FLAT), "seesaw": Truth(FLAT, batch_schedule=seesaw)}
+    )
+    config["train"]["batch_schedule"] = {"kind": "doubling", "final_batch_size": 1024}
+    assert not [name for name in judged(config, rows) if name.startswith("growing")]
