@@ -31,6 +31,7 @@ from lbopt.config import (
     at_batch_size,
     doubled_sizes,
     naming,
+    naming_growth,
     naming_phase2,
     step_options,
 )
@@ -191,7 +192,7 @@ def _data(config: TrainConfig | SweepConfig, workers: int) -> tuple[str, list[Lo
         problems = []
         size = config.global_batch_size
         for number, phase in enumerate(config.phases()):
-            with _naming_phase(number):
+            with _naming_phase(config, number, phase.global_batch_size):
                 options = (phase.data, phase.model, phase.loss)
                 problems.append(make_problem(*options, phase.global_batch_size, phase.init_from))
 
@@ -209,9 +210,11 @@ def _data(config: TrainConfig | SweepConfig, workers: int) -> tuple[str, list[Lo
 
 
 @contextlib.contextmanager
-def _naming_phase(number: int) -> Iterator[None]:
-    """Let errors of a phase, counted from 0, name the fields of the whole config."""
-    with naming("config", TrainConfig), naming_phase2() if number else contextlib.nullcontext():
+def _naming_phase(config: TrainConfig, number: int, size: int) -> Iterator[None]:
+    """Let errors of a phase, counted from 0, of a batch size name the fields of the config."""
+    growing = config.batch_schedule
+    later = naming_phase2() if growing is None else naming_growth(growing, size)
+    with naming("config", TrainConfig), later if number else contextlib.nullcontext():
         yield
 
 
@@ -270,7 +273,7 @@ def _batch(
             _check_processes(mesh.devices.flat, workers)
         phases = _phases(config, problems, mesh.size)
         for number, phase in enumerate(phases):
-            with _naming_phase(number if config.phase2 else 0):
+            with _naming_phase(config, number, phase.global_batch_size):
                 problem = problems[number if config.phase2 else 0] if problems else None
                 check_batch_fits(phase, problem, mesh)
         sizes = [phase.global_batch_size for phase in phases]

@@ -10,6 +10,7 @@ from ._batch_schedule import (
     at_batch_size as at_batch_size,
     doubled_sizes as doubled_sizes,
     examples_in as examples_in,
+    naming_growth as naming_growth,
     resolve_batch_schedule as resolve_batch_schedule,
 )
 from ._checks import (

@@ -1,6 +1,7 @@
 """The batch size over a run."""
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -244,6 +245,19 @@ def at_batch_size(config: "TrainConfig", global_batch_size: int, num_devices: in
         require(fits, "batch_schedule.microstep_size", largest, fix, code="mismatch")
         parallel = dataclasses.replace(parallel, num_microsteps=microsteps)
     return dataclasses.replace(config, global_batch_size=global_batch_size, parallel=parallel)
+
+
+def naming_growth(
+    config: BatchScheduleConfig, global_batch_size: int
+) -> contextlib.AbstractContextManager[None]:
+    """Let errors about a later batch size name the field of the batch schedule that has it.
+
+    Args:
+      config: The batch schedule.
+      global_batch_size: The later batch size.
+    """
+    field = "changes" if config.kind == "steps" else "final_batch_size"
+    return errors.about(f"batch_schedule.{field}", global_batch_size, "global_batch_size")
 
 
 def fewest_microsteps(size: int, largest: int, num_devices: int) -> int:

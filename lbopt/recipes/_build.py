@@ -30,6 +30,7 @@ from lbopt.config import (
     make_schedule,
     moment_decays,
     naming,
+    naming_growth,
     naming_phase2,
     naming_step,
     resolve_batch_schedule,
@@ -166,6 +167,8 @@ def _build_phase(
 
 def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, trains: bool) -> Run:
     """Build a run whose batch changes; a phase for each batch size, from one problem."""
+    growing = config.batch_schedule
+    assert growing is not None
     config, problem, resolved = _prepared(config, mesh, load, trains)
     first = config.global_batch_size
     num_examples = len(problem.splits.train)
@@ -182,7 +185,7 @@ def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
         )
         scale = batch_ratios(config, first, size).learning_rate
         schedule = phase_schedule(base, phase, first, scale)
-        with _naming_growth(config, size) if runs else contextlib.nullcontext():
+        with naming_growth(growing, size) if runs else contextlib.nullcontext():
             run = build_one_batch(
                 here, problem, mesh, steps, schedule, runs[-1] if runs else None, trains
             )
@@ -226,7 +229,7 @@ def _build_noise_growth(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
         steps = dataclasses.replace(resolved, steps_per_epoch=units.exact_steps(1))
         ratios = batch_ratios(config, first, size)
         schedule = _in_strides(base, size // first, ratios.learning_rate)
-        with _naming_growth(config, size) if candidates else contextlib.nullcontext():
+        with naming_growth(growing, size) if candidates else contextlib.nullcontext():
             run = build_one_batch(here, problem, mesh, steps, schedule, None, trains)
         candidates.append(continuing(run, config, before, problem) if candidates else run)
         before = size
@@ -239,13 +242,6 @@ def _build_noise_growth(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
         tuple(candidates), every, growing.noise_scale_factor, total or first * resolved.num_steps
     )
     return growth.chain(())
-
-
-def _naming_growth(config: TrainConfig, size: int) -> contextlib.AbstractContextManager[None]:
-    """Let errors about a later batch size name the field of the batch schedule that has it."""
-    assert config.batch_schedule is not None
-    field = "changes" if config.batch_schedule.kind == "steps" else "final_batch_size"
-    return errors.about(f"batch_schedule.{field}", size, "global_batch_size")
 
 
 def _check_states(

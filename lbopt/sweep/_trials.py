@@ -21,6 +21,7 @@ from lbopt.config import (
     batch_ratios,
     check_moments,
     moment_decays,
+    naming_growth,
     naming_step,
     optimizer_numbers,
     resolve_schedule,
@@ -276,7 +277,8 @@ def _scaled(config: SweepConfig, index: int, size: int) -> TrainConfig:
 
 def _growth(config: SweepConfig, cell: Cell) -> tuple[GrowthPhase, ...]:
     """Return the phases of a cell whose arm has a batch schedule; () for one batch size."""
-    if cell.train.batch_schedule is None:
+    growing = cell.train.batch_schedule
+    if growing is None:
         return ()
     first = cell.global_batch_size
     found: list[GrowthPhase] = []
@@ -285,7 +287,7 @@ def _growth(config: SweepConfig, cell: Cell) -> tuple[GrowthPhase, ...]:
         whole = dataclasses.replace(cell.train, optimizer=cell.arm.optimizer)
         for steps in batch_phases_of(whole, cell.problem):
             size = steps.global_batch_size
-            with errors.about("batch_schedule.kind", size, "global_batch_size"):
+            with naming_growth(growing, size):
                 check_size(cell.problem, size)
             train = at_batch_size(_scaled(config, cell.index, size), size, _num_devices(config))
             moments = moment_decays(found[-1].train.optimizer, train.optimizer) if found else None

@@ -106,6 +106,30 @@ def test_the_batch_of_other_kinds_of_run(flags, said, lbopt, configs, tmp_path, 
     assert said in checked(lbopt, config, *others, "--devices=4", "--memory=false")[2]
 
 
+ODD = """
+from lbopt.config import BatchScheduleConfig, TrainConfig
+def get_config(arg):
+    growing = BatchScheduleConfig(GROWING)
+    return TrainConfig(
+        data="digits", model="mlp", schedule=0.01, global_batch_size=16, batch_schedule=growing
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("growing", "field"),
+    [
+        ("'ramp', final_batch_size=18, increment=2", "final_batch_size"),
+        ("'steps', changes=((1.0, 18),)", "changes"),
+    ],
+)
+def test_a_later_batch_that_does_not_fit_is_named_as_by_train(growing, field, lbopt, tmp_path):
+    (tmp_path / "odd.py").write_text(ODD.replace("GROWING", growing))
+    code, marks, out = checked(lbopt, f"--config={tmp_path}/odd.py", "--devices=4")
+    assert (code, marks["batch"]) == (2, "WRONG"), out
+    assert f"config.batch_schedule.{field} = 18:" in out
+
+
 def test_the_schedule_of_the_second_phase_is_a_schedule_too(lbopt, tmp_path):
     (tmp_path / "two.py").write_text(TWO_PHASES.replace("WARMUP", "9.0"))
     _, marks, out = checked(lbopt, f"--config={tmp_path}/two.py", "--devices=2")

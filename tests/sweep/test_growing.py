@@ -151,3 +151,18 @@ def test_cells_have_the_numbers_of_each_batch():
 def test_refused(changes, field, code):
     with refused(field, code=code):
         study("auto", **changes).validate()
+
+
+@pytest.mark.parametrize(
+    ("growing", "field"),
+    [
+        (dataclasses.replace(RAMP, final_batch_size=2048, increment=1984), "final_batch_size"),
+        (BatchScheduleConfig("steps", changes=((1.0, 2048),)), "changes"),
+    ],
+)
+def test_a_later_batch_larger_than_the_training_set_is_named(growing, field):
+    config = study(global_batch_sizes=(64,))
+    config.arms[1].batch_schedule = growing
+    config.validate()
+    with refused(f"config.arms[1].batch_schedule.{field}", 2048):
+        make_cells(config, make_problems(config))
