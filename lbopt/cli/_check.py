@@ -44,6 +44,7 @@ from lbopt.recipes import (
     build_mesh,
     build_run,
     check_batch_fits,
+    check_growth,
     make_problem,
 )
 from lbopt.report import new_figure
@@ -262,7 +263,8 @@ def _batch(
 ) -> tuple[str, None]:
     """Divide the batches by replicas, microsteps and groups of batch norm.
 
-    `problems` is None if their data are missing: what does not depend on them is checked.
+    The optimizer's state has to fit all sizes of a batch schedule. `problems` is None if their data
+    are missing: what does not depend on them is checked.
     """
     if isinstance(config, SweepConfig) and config.trial_devices == "one":
         return "each trial runs on one device", None
@@ -277,6 +279,9 @@ def _batch(
                 problem = problems[number if config.phase2 else 0] if problems else None
                 check_batch_fits(phase, problem, mesh)
         sizes = [phase.global_batch_size for phase in phases]
+        if config.batch_schedule is not None and problems:
+            with naming("config", TrainConfig):
+                check_growth(config, problems[0], sizes)
     else:
         mesh = build_mesh(config.train.parallel, devices)
         sizes = [*config.global_batch_sizes]

@@ -5,6 +5,7 @@ from ._build import (
     build_run as build_run,
     build_state as build_state,
     check_batch_fits as check_batch_fits,
+    check_growth as check_growth,
     with_averaged_params as with_averaged_params,
 )
 from ._classification import check_pairs as check_pairs

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -192,7 +193,7 @@ def _build_batch_phases(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
         before = runs[-1].global_batch_size if runs else size
         runs.append(continuing(run, config, before, problem) if runs else run)
 
-    _check_states(config, runs, problem)
+    _check_states(config, [run.tx for run in runs], problem)
     log = runs[0].mllog
     if log is not None:
         whole = {**log, "opt_learning_rate_training_steps": runs[-1].last_step}
@@ -234,7 +235,7 @@ def _build_noise_growth(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
         candidates.append(continuing(run, config, before, problem) if candidates else run)
         before = size
 
-    _check_states(config, candidates, problem)
+    _check_states(config, [run.tx for run in candidates], problem)
     unit = examples_in(growing, num_examples, config.data.sequence_length)
     last = candidates[-1].global_batch_size
     every = max(1, round(growing.every * unit / last)) * last
@@ -244,11 +245,47 @@ def _build_noise_growth(config: TrainConfig, mesh: Mesh, load: _problem.Load, tr
     return growth.chain(())
 
 
+def check_growth(
+    config: TrainConfig, problem: _problem.LoadedProblem, sizes: Sequence[int]
+) -> None:
+    """Check that the optimizer's state can be carried from batch size to batch size.
+
+    Args:
+      config: Config of a run with a batch schedule.
+      problem: Its data, model and loss.
+      sizes: The batch sizes, in order.
+
+    Raises:
+      UserError: Naming the field, for a rule that has no value for a number of the optimizer, or
+        that changes the state, or moments of an unknown optimizer.
+    """
+    rate = config.schedule.base_learning_rate
+    made = [_optimizer_at(config, problem, size, rate) for size in sizes]
+    for (before, _), (after, _) in itertools.pairwise(made):
+        _reweighing(before, after, problem)
+    _check_states(config, [tx for _, tx in made], problem)
+
+
+def _optimizer_at(
+    config: TrainConfig,
+    problem: _problem.LoadedProblem,
+    global_batch_size: int,
+    schedule: optax.ScalarOrSchedule,
+) -> tuple[OptimizerConfig, optax.GradientTransformation]:
+    """Return the optimizer of a batch size, with the numbers that the scaling rule gives it."""
+    optimizer = scale_optimizer(config.optimizer, config.schedule, global_batch_size)
+    labels = scaled_modules(config.aggregator)
+    of_leaves = (problem.stacked, labels, problem.known_roles, problem.transfer)
+    return optimizer, make_optimizer(optimizer, schedule, None, global_batch_size, *of_leaves)
+
+
 def _check_states(
-    config: TrainConfig, runs: Sequence[Run], problem: _problem.LoadedProblem
+    config: TrainConfig,
+    optimizers: Sequence[optax.GradientTransformation],
+    problem: _problem.LoadedProblem,
 ) -> None:
     """Check that the optimizer's state is the same tree at every batch size."""
-    trees = [jax.tree.structure(jax.eval_shape(run.tx.init, problem.params)) for run in runs]
+    trees = [jax.tree.structure(jax.eval_shape(tx.init, problem.params)) for tx in optimizers]
     rule = config.schedule.scaling_rule
     fix = "it changes a number of the optimizer that is at a special value (a ratio of 1, for "
     fix += "instance), and with it the optimizer's state; give the number another value"
@@ -354,10 +391,7 @@ def build_one_batch(
     if trains:
         check_batch_fits(config, problem, mesh)
     _patterns.check_patterns(config, problem)
-    labels = scaled_modules(config.aggregator)
-    of_leaves = (problem.stacked, labels, problem.known_roles, problem.transfer)
-    optimizer = scale_optimizer(config.optimizer, config.schedule, size)
-    inner = make_optimizer(optimizer, schedule, None, size, *of_leaves)
+    optimizer, inner = _optimizer_at(config, problem, size, schedule)
     opt_state = jax.eval_shape(inner.init, problem.params)
     fix = "arrays of its state have size zero, which no checkpoint can hold; use another"
     fits = all(leaf.size for leaf in jax.tree.leaves(opt_state))
