@@ -261,6 +261,19 @@ class TrainConfig(FromText):
             return self.eval_every_steps
         return self.eval_every_epochs * steps_per_epoch
 
+    def examples_between_evaluations(self, num_examples: int) -> float | None:
+        """Return the examples between two evaluations of a run whose batch changes.
+
+        Args:
+          num_examples: Number of examples in the training set.
+
+        Returns:
+          The examples, which may be a fraction; None if the evaluations count steps.
+        """
+        if self.batch_schedule is None or self.eval_every_epochs is None:
+            return None
+        return self.eval_every_epochs * num_examples
+
     def phases(self) -> "list[TrainConfig]":
         """Return each phase as a config of its own; a run of one phase is its only one."""
         first = dataclasses.replace(self, phase2=None)

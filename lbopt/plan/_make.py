@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from lbopt.plan._limits import Limits, limits
 from lbopt.plan._step_cost import Say, StepCost, cost_of, silent
 from lbopt.plan._topology import Topology, memory_limit
 from lbopt.recipes import build_run, make_problem
-from lbopt.train import Run
+from lbopt.train import Run, count_multiples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,10 +258,11 @@ def _plan_evaluation(
     config: TrainConfig, run: Run, topology: Topology, devices: Sequence[Any], say: Say
 ) -> EvaluationPlan:
     say("the evaluation")
-    times = math.ceil((run.last_step - run.counts_from) / run.cadence.eval_every_steps)
-    if run.cadence.eval_every_examples is not None:  # the last step always evaluates
-        before = run.examples_seen(run.last_step - 1)
-        times = int(before // run.cadence.eval_every_examples) + 1
+    before = run.last_step - 1  # the last step always evaluates
+    if run.cadence.eval_every_examples is None:
+        times = count_multiples(before - run.counts_from, run.cadence.eval_every_steps) + 1
+    else:
+        times = count_multiples(run.examples_seen(before), run.cadence.eval_every_examples) + 1
     num_batches = None
     if has_known_length(config.data):
         num_batches = _num_batches(

@@ -421,7 +421,7 @@ def build_one_batch(
         splits=problem.splits,
         evaluation=problem.evaluator(mesh, config.parallel.backend),
         eval_global_batch_size=config.eval_global_batch_size,
-        cadence=_cadence(config, resolved),
+        cadence=_cadence(config, resolved, len(train)),
         steps_per_epoch=resolved.steps_per_epoch,
         keep_checkpoints=config.checkpoint.keep,
         best_metric=_best_metric(config, problem),
@@ -479,13 +479,12 @@ def _best_metric(config: TrainConfig, problem: _problem.LoadedProblem) -> str:
     return f"eval/{problem.main_metric}" if is_default else name
 
 
-def _cadence(config: TrainConfig, resolved: ResolvedSchedule) -> Cadence:
-    every_steps = config.steps_between_evaluations(resolved.steps_per_epoch)
-    every_examples = None
-    if config.batch_schedule is not None and config.eval_every_epochs is not None:
-        every_examples = every_steps * config.global_batch_size
+def _cadence(config: TrainConfig, resolved: ResolvedSchedule, num_examples: int) -> Cadence:
     return Cadence(
-        config.log_every_steps, every_steps, config.checkpoint.every_steps, every_examples
+        config.log_every_steps,
+        config.steps_between_evaluations(resolved.steps_per_epoch),
+        config.checkpoint.every_steps,
+        config.examples_between_evaluations(num_examples),
     )
 
 

@@ -43,7 +43,7 @@ from lbopt.recipes import (
 from lbopt.replicas import Replicas
 from lbopt.schedules import BatchPhase, Units
 from lbopt.sweep.search import Factors, Proposal, search_cost
-from lbopt.train import is_due
+from lbopt.train import count_multiples, is_due
 from lbopt.transforms import MomentDecays, resolve_labels
 
 _STEP_IN_EXAMPLES = 32
@@ -151,12 +151,12 @@ class Cell:
         train = self.train
         if not train.target_metric:
             return set()
-        every = train.steps_between_evaluations(self.resolved.steps_per_epoch)
         within = range(1, num_steps)
-        if not self.growth or train.eval_every_epochs is None:
+        examples = train.examples_between_evaluations(self.units.num_examples)
+        if examples is None:
+            every = train.steps_between_evaluations(self.resolved.steps_per_epoch)
             return {num_steps, *(step for step in within if is_due(step, every))}
-        examples = every * self.global_batch_size
-        counted = [self.examples(step) // examples for step in range(num_steps)]
+        counted = [count_multiples(self.examples(step), examples) for step in range(num_steps)]
         return {num_steps, *(step for step in within if counted[step] > counted[step - 1])}
 
     @property

@@ -10,6 +10,7 @@ from ._run import (
     Reweighing as Reweighing,
     Run as Run,
     Target as Target,
+    count_multiples as count_multiples,
     is_due as is_due,
     linked as linked,
 )

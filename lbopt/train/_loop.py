@@ -29,7 +29,7 @@ from lbopt.train._checksums import all_finite
 from lbopt.train._profile import ProfiledSteps, StepProfile
 from lbopt.train._progress import Progress, said_by_first
 from lbopt.train._ranking import BROKEN, PHASE
-from lbopt.train._run import Run, Target, is_due
+from lbopt.train._run import Run, Target, count_multiples, is_due
 from lbopt.transforms import optimizer_metrics
 from lbopt.workdir import (
     MetricsWriter,
@@ -533,8 +533,8 @@ class _PhaseLoop:
         every = run.cadence.eval_every_examples
         if every is None:
             return self._is_due(step, run.cadence.eval_every_steps)
-        due = run.examples_seen(step) // every > run.examples_seen(step - 1) // every
-        return due or (step == run.last_step and run.is_end)
+        before, now = (count_multiples(run.examples_seen(at), every) for at in (step - 1, step))
+        return now > before or (step == run.last_step and run.is_end)
 
 
 def _advised(run: Run) -> dict[str, str]:

@@ -52,13 +52,30 @@ class Cadence:
     eval_every_examples: float | None = None
 
 
+_ROUNDOFF = 1e-12
+"""Relative error allowed in a multiple: decimal fractions of an epoch are not exact."""
+
+
+def count_multiples(number: float, every: float) -> int:
+    """Return the number of positive multiples of a number up to another, by roundoff above it too.
+
+    Args:
+      number: The other number.
+      every: The number.
+
+    >>> count_multiples(512, 0.1 * 1024), 512 // (0.1 * 1024)
+    (5, 4.0)
+    """
+    return math.floor(number * (1 + _ROUNDOFF) / every)
+
+
 def is_due(step: int, every_steps: float) -> bool:
     """Return whether a step, counted from 1, is the first at or after a multiple of a number.
 
     >>> [step for step in range(1, 10) if is_due(step, 2.5)]
     [3, 5, 8]
     """
-    return step // every_steps > (step - 1) // every_steps
+    return count_multiples(step, every_steps) > count_multiples(step - 1, every_steps)
 
 
 @dataclasses.dataclass(frozen=True)

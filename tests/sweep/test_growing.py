@@ -136,6 +136,18 @@ def test_cells_have_the_numbers_of_each_batch():
     assert [ramp.examples(step - 1) // 1024 for step in steps] == [0, 1, 2, 3]
 
 
+def test_trials_of_all_arms_are_evaluated_at_the_same_examples():
+    # A tenth of 1,024 examples; the fifth multiple, 512, is where the batch changes.
+    config = study(global_batch_sizes=(16,))
+    config.train.num_epochs = 0.625
+    config.train.eval_every_epochs = 0.1
+    config.arms[0].schedule.base_warmup_epochs = 0.05
+    config.arms[1].batch_schedule = BatchScheduleConfig("steps", changes=((0.5, 49),))
+    constant, grown = make_cells(config, make_problems(config))
+    assert constant.evaluated_steps(40) == {7, 13, 20, 26, 32, 39, 40}
+    assert grown.evaluated_steps(35) == {7, 13, 20, 26, 32, 35}
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "code"),
     [

@@ -144,6 +144,18 @@ def test_steps_examples_and_batches_are_logged(folder):
     assert [line["step"] for line in lines if "eval/loss" in line] == [5, 10, 14]
 
 
+def test_evaluations_in_epochs_are_at_the_same_examples_at_every_batch(tmp_path):
+    # A tenth of 1,024 examples; the fifth multiple, 512, is where the batch changes.
+    growing = BatchScheduleConfig("steps", changes=((0.5, 49),))
+    whole = config(1, batch_schedule=growing, num_steps=40, eval_every_epochs=0.1)
+    whole.schedule.scaling_rule = "none"
+    run = build_run(whole)
+    assert {phase.cadence.eval_every_examples for phase in run.phases()} == {0.1 * 1024}
+    train(run, tmp_path)
+    steps = [line["step"] for line in lines_of(tmp_path) if "eval/loss" in line]
+    assert steps == [7, 13, 20, 26, 32, 35]
+
+
 def test_batches_are_the_stream_of_examples_cut_at_the_sizes(folder):
     _, batches, _ = straight(1, folder, "ramp")
     train_set = run_on(1, "ramp").splits.train
