@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import fractions
 import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,9 +35,11 @@ from lbopt.schedules import (
 _LEAST_B2 = 0.9
 """Floor of b2 in marin's AdamH recipe; a second moment of less memory is out of range."""
 _OF_LENGTH = ("num_epochs", "num_steps", "warmup_steps", "decay_steps")
+_ROUNDOFF = 1e-9
+"""Relative difference of two numbers that are the same, calculated in two ways."""
 _ALSO_KEPT = ("trust_coefficient", "max_grad_norm")
 """Numbers of an optimizer that no rule changes and that users ask about."""
-_PARTS_OF_LENGTHS = (
+_PARTS_OF_OF_LENGTH = (
     ("warmup epochs", "num_epochs"),
     ("warmup_epochs", "num_epochs"),
     ("warmup steps", "num_steps"),
@@ -168,11 +171,13 @@ def scale_recipe(
 
     Returns:
       The new recipe, and the table of what changed. In a config the numbers are those at the new
-      batch, which becomes its base batch, and `schedule.scaling_rule` is the rule.
+      batch, which becomes its base batch, and `schedule.scaling_rule` is the rule. A second phase
+      whose optimizer has other numbers gets the base batch from which the rule gives them.
 
     Raises:
       UserError: Naming the argument or field: an unknown rule, two that contradict each other, one
-        that the optimizer has no part in, or a number that leaves its range.
+        that the optimizer has no part in, one that cannot give two phases their numbers, or a
+        number that leaves its range.
 
     >>> numbers = {"global_batch_size": 512, "learning_rate": 0.001, "b1": 0.9, "b2": 0.999}
     >>> scaled = scale_recipe(numbers, global_batch_size=2048, rule="sde")
@@ -334,23 +339,21 @@ def _of_config(config: TrainConfig, scaling: _BatchChange) -> ScaledRecipe:
     new = copy.deepcopy(config)
     new.global_batch_size = scaling.after
     phases = config.phases()
-    tables = [_phase_table(phase, scaling) for phase in phases]
-    num_examples = _known_examples(config)
-    table = [*tables[0], *_in_steps(tables[0], scaling, num_examples)]
+    num_examples = _known_examples(phases[0])
+    table = _phase_table(phases[0], scaling, num_examples)
     after = {one.name: one.after for one in table}
-    _fill(new, new.schedule, after, scaling)
-    _fill_optimizer(new.optimizer, after, scaling.rule)
+    _fill(new, new.schedule, after, scaling, scaling.after)
+    _fill_optimizer(new.optimizer, after)
     outside = [*_too_large(scaling.after, num_examples), *_out_of_range(table)]
 
     if new.phase2 is not None:
-        size = phases[1].global_batch_size * scaling.after / scaling.before
-        fix = f"the second phase would have batch {size:g}; give a whole multiple of its ratio"
-        require(size == int(size), "global_batch_size", scaling.after, fix, code="conflict")
-        new.phase2.global_batch_size = int(size)
-        second = {one.name: one.after for one in tables[1]}
-        _fill(new.phase2, new.phase2.schedule, second, scaling._replace(after=int(size)))
-        own = [one for one in tables[1] if not one.name.startswith("optimizer.")]
-        outside += [f"phase2: {line}" for line in _out_of_range(own)]
+        second = _second_change(phases[1], scaling)
+        num_examples = _known_examples(phases[1])
+        numbers = _phase_table(phases[1], second, num_examples)
+        _fill_second(new, phases, numbers, second)
+        own = _own_numbers(numbers, table)
+        found = [*_too_large(second.after, num_examples), *_out_of_range(own)]
+        outside += [f"phase2: {line}" for line in found]
         table += [dataclasses.replace(one, name=f"phase2: {one.name}") for one in own]
     flags = tuple(_flags(config_to_json(config), config_to_json(new)))
     beyond = tuple(
@@ -361,8 +364,40 @@ def _of_config(config: TrainConfig, scaling: _BatchChange) -> ScaledRecipe:
     return _result(new, scaling, table, outside, beyond, flags)
 
 
-def _phase_table(config: TrainConfig, scaling: _BatchChange) -> list[ScaledNumber]:
-    """Return the numbers of a phase, at its own batch and at the new one."""
+def _second_change(phase: TrainConfig, scaling: _BatchChange) -> _BatchChange:
+    """Return the change of the second phase's batch, in the same ratio."""
+    size = phase.global_batch_size * scaling.after / scaling.before
+    fix = f"the second phase would have batch {size:g}; give a whole multiple of its ratio"
+    require(size == int(size), "global_batch_size", scaling.after, fix, code="conflict")
+    return scaling._replace(before=phase.global_batch_size, after=int(size))
+
+
+def _own_numbers(
+    second: Sequence[ScaledNumber], first: Sequence[ScaledNumber]
+) -> list[ScaledNumber]:
+    """Return the numbers of a second phase, without those of the optimizer that are the first's."""
+    known = {one.name: one for one in first if one.name.startswith("optimizer.")}
+    return [one for one in second if one.name not in known or not _alike(one, known[one.name])]
+
+
+def _alike(one: ScaledNumber, other: ScaledNumber) -> bool:
+    return _is_close(one.before, other.before) and _is_close(one.after, other.after)
+
+
+def _is_close(value: float, other: float) -> bool:
+    return math.isclose(value, other, rel_tol=_ROUNDOFF)
+
+
+def _phase_table(
+    config: TrainConfig, scaling: _BatchChange, num_examples: int | None
+) -> list[ScaledNumber]:
+    """Return the numbers of a phase, at its own batch and at the new one.
+
+    Args:
+      config: The phase as a run of its own.
+      scaling: The change of its batch.
+      num_examples: Size of its training set; None if it is not known.
+    """
     schedule = config.schedule
     size = config.global_batch_size
     rate = scale_learning_rate(
@@ -390,7 +425,9 @@ def _phase_table(config: TrainConfig, scaling: _BatchChange) -> list[ScaledNumbe
         numbers += [] if value is None else [_Number(f"schedule.{name}", name, value)]
     name = "num_epochs" if config.num_steps is None else "num_steps"
     numbers.append(_Number(name, name, getattr(config, name)))
-    return scaling.table(numbers)
+
+    table = scaling.table(numbers)
+    return [*table, *_in_steps(table, scaling, num_examples)]
 
 
 def _known_examples(config: TrainConfig) -> int | None:
@@ -423,17 +460,33 @@ def _in_steps(
 
 
 def _fill(
-    phase: Any, schedule: ScheduleConfig, after: Mapping[str, float], scaling: _BatchChange
+    phase: Any,
+    schedule: ScheduleConfig,
+    after: Mapping[str, float],
+    scaling: _BatchChange,
+    base: int,
 ) -> None:
-    """Write the length and the schedule at the new batch, which becomes the base, into a config."""
+    """Write the length and the schedule of a phase into a config.
+
+    Args:
+      phase: The config that has the length.
+      schedule: The config of the schedule.
+      after: The numbers at the new batch, by their names in the table.
+      scaling: The change of the phase's batch.
+      base: The base batch to which the schedule's numbers are written.
+    """
+    ratio = base / scaling.after
     schedule.scaling_rule = scaling.rule
-    schedule.base_batch_size = scaling.after
-    schedule.base_learning_rate = after["learning rate"]
+    schedule.base_batch_size = base
+    rate = after["learning rate"]
+    schedule.base_learning_rate = scale_number("learning_rate", rate, scaling.rule, ratio)
     if "warmup epochs" in after:
-        schedule.base_warmup_epochs = after["warmup epochs"]
         change = rule_changes(scaling.rule).get("warmup_epochs")
         if change is not None:
             schedule.warmup_rule = "legw" if change.batch else "epochs"
+        grows = schedule.warmup_rule == "legw"
+        schedule.base_warmup_epochs = after["warmup epochs"] * (ratio if grows else 1)
+
     for name in ("warmup_steps", "decay_steps"):
         if f"schedule.{name}" in after:
             setattr(schedule, name, after[f"schedule.{name}"])
@@ -442,18 +495,14 @@ def _fill(
             setattr(phase, name, after[name])
 
 
-def _fill_optimizer(optimizer: OptimizerConfig, after: Mapping[str, float], rule: str) -> None:
+def _fill_optimizer(optimizer: OptimizerConfig, after: Mapping[str, float]) -> None:
     """Write the numbers at the new batch into an optimizer."""
-    changes = rule_changes(rule)
     for setting in optimizer_settings(optimizer):
-        # The rest's rate is kept as a multiple of the matrices', and follows it without a rule.
-        if setting.number == "rest_learning_rate" and setting.number not in changes:
-            continue
-        if setting.number == "rest_learning_rate":
-            rate = after["learning rate"]
-            value = after["rest learning rate"] / rate if rate else setting.value
-        else:
-            value = after[f"optimizer.{setting.field}"]
+        value = after.get(f"optimizer.{setting.field}", setting.value)
+        # The rest's rate is kept as a multiple of the matrices'.
+        if setting.number == "rest_learning_rate" and after["learning rate"]:
+            ratio = after["rest learning rate"] / after["learning rate"]
+            value = setting.value if _is_close(ratio, setting.value) else ratio
         if value == setting.value:
             continue
         group, _, name = setting.field.rpartition(".")
@@ -461,6 +510,81 @@ def _fill_optimizer(optimizer: OptimizerConfig, after: Mapping[str, float], rule
             optimizer.options[name] = value
         else:
             setattr(optimizer, name, value)
+
+
+def _fill_second(
+    new: TrainConfig,
+    phases: Sequence[TrainConfig],
+    numbers: Sequence[ScaledNumber],
+    scaling: _BatchChange,
+) -> None:
+    """Write the second phase into a config whose optimizer has the numbers of the first.
+
+    Both phases have one optimizer, so the base batch of the second is one from which the rule leads
+    from the first phase's numbers to its own.
+
+    Args:
+      new: The config.
+      phases: Both phases before the change.
+      numbers: The numbers of the second phase.
+      scaling: The change of its batch.
+    """
+    second = new.phase2
+    assert second is not None
+    second.global_batch_size = scaling.after
+    after = {one.name: one.after for one in numbers}
+    wanted = copy.deepcopy(_optimizer_of(phases[1]))
+    _fill_optimizer(wanted, after)
+
+    differing = []
+    for base in _second_bases(phases, scaling):
+        _fill(second, second.schedule, after, scaling, base)
+        found = list(_differing(new, wanted, after["learning rate"]))
+        if not found:
+            return
+        differing += found
+    fix = f"no base batch of the second phase gives it {differing[0]} from the optimizer of the "
+    fix += "first; scale each phase as a run of its own, or take another rule"
+    require(False, "rule", scaling.rule, fix, code="conflict")
+
+
+def _optimizer_of(phase: TrainConfig) -> OptimizerConfig:
+    """Return the optimizer of a phase, with the numbers at its batch."""
+    return scale_optimizer(phase.optimizer, phase.schedule, phase.global_batch_size)
+
+
+def _second_bases(phases: Sequence[TrainConfig], scaling: _BatchChange) -> Iterator[int]:
+    """Yield the base batches at which the first phase's numbers may be those of the second."""
+    yield scaling.after
+    # Where both follow the rule, their numbers differ as those of two batches do.
+    base = fractions.Fraction(scaling.after)
+    for phase, power in zip(phases, (1, -1), strict=True):
+        schedule = phase.schedule
+        common = {*rule_changes(schedule.scaling_rule)} & {*rule_changes(scaling.rule)}
+        if common - {"learning_rate", "warmup_epochs"}:
+            base *= fractions.Fraction(phase.global_batch_size, schedule.base_batch_size) ** power
+    if base.denominator == 1 and base != scaling.after:
+        yield int(base)
+
+
+def _differing(new: TrainConfig, wanted: OptimizerConfig, rate: float) -> Iterator[str]:
+    """Yield the numbers that the second phase of a config would not have, with their values."""
+    phase = new.phases()[1]
+    schedule = phase.schedule
+    size = phase.global_batch_size
+    try:
+        found = {one.field: one.value for one in optimizer_settings(_optimizer_of(phase))}
+    except errors.UserError as error:  # the rule does not reach that far
+        yield f"{error.field}"
+        return
+    for one in optimizer_settings(wanted):
+        if not _is_close(found[one.field], one.value):
+            yield f"optimizer.{one.field} = {one.value:.6g}"
+    here = scale_learning_rate(
+        schedule.base_learning_rate, schedule.base_batch_size, size, schedule.scaling_rule
+    )
+    if not _is_close(here, rate):
+        yield f"the learning rate {rate:.6g}"
 
 
 def _result(
@@ -491,7 +615,7 @@ def _out_of_range(table: Sequence[ScaledNumber]) -> Iterator[str]:
     steps = next((one for one in table if one.name == "warmup steps"), None)
     if steps is not None and steps.before and not steps.after:
         yield "warmup steps = 0: the warmup is shorter than half a step"
-    for warmup, whole in _PARTS_OF_LENGTHS:
+    for warmup, whole in _PARTS_OF_OF_LENGTH:
         if {warmup, whole} <= {*after} and after[warmup] >= after[whole]:
             yield (
                 f"{warmup} = {after[warmup]:.6g} is not shorter than {whole} = {after[whole]:.6g}: "

@@ -280,6 +280,7 @@ def _growth(config: SweepConfig, cell: Cell) -> tuple[GrowthPhase, ...]:
     growing = cell.train.batch_schedule
     if growing is None:
         return ()
+
     first = cell.global_batch_size
     found: list[GrowthPhase] = []
     with config.naming_trials(cell.index):

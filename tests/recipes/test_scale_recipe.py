@@ -13,6 +13,7 @@ from lbopt.cli import _scale, load_config, main
 from lbopt.config import (
     Arm,
     OptimizerConfig,
+    PhaseConfig,
     ScheduleConfig,
     SweepConfig,
     TrainConfig,
@@ -129,6 +130,88 @@ def test_both_phases_of_bert_are_scaled():
         lbopt.scale_recipe(mixed, global_batch_size=16383, rule="legw")
 
 
+def in_two_phases(rules, bases=(64, 64), **changes):
+    """Return a config whose phases have batches of 512 and 256, and schedules of their own."""
+    first, second = (
+        ScheduleConfig(0.001, scaling_rule=rule, **(EPOCHS | {"base_batch_size": base} | changes))
+        for rule, base in zip(rules, bases, strict=True)
+    )
+    found = digits(OptimizerConfig("adamw", weight_decay=0.1, b1=0.99, b2=0.999), size=512)
+    found.schedule = first
+    found.num_steps = 64
+    found.phase2 = PhaseConfig(num_steps=64, global_batch_size=256, schedule=second)
+    return found
+
+
+def numbers_of(config):
+    """Return the numbers that each phase of a config is trained with."""
+    found = []
+    for phase in config.phases():
+        size = phase.global_batch_size
+        resolved = resolve_schedule(phase.schedule, size, 1024, 1.0, phase.num_steps)
+        optimizer = scale_optimizer(phase.optimizer, phase.schedule, size)
+        names = ("b1", "b2", "eps", "weight_decay")
+        found += [getattr(optimizer, name) for name in names]
+        found += [resolved.learning_rate, resolved.warmup_steps, resolved.num_steps]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rules", "bases", "rule", "decays"),
+    [
+        (("sde", "sde"), (64, 64), "sde", (0.984, 0.992)),
+        (("sde", "sde"), (64, 32), "sde", (0.984, 0.984)),
+        (("sde+power_lines", "sde+power_lines"), (128, 32), "sde+power_lines", (0.992, 0.984)),
+        (("sde", "none"), (64, 64), "sde", (0.984, 0.998)),
+        (("sqrt", "sde"), (64, 64), "sde", (0.998, 0.992)),
+        (("sqrt", "none"), (64, 64), "sde", (0.998, 0.998)),
+    ],
+)
+def test_each_phase_has_its_own_numbers_of_one_optimizer(rules, bases, rule, decays):
+    config = in_two_phases(rules, bases)
+    same = lbopt.scale_recipe(config, global_batch_size=512, rule=rule).recipe
+    same.validate()
+    assert numbers_of(same) == pytest.approx(numbers_of(config), rel=1e-9)
+
+    scaled = lbopt.scale_recipe(config, global_batch_size=1024, rule=rule)
+    scaled.recipe.validate()
+    assert numbers_of(scaled.recipe)[1::7] == pytest.approx(decays)
+    shown = {one.name: one.after for one in scaled.changed if one.name.endswith("optimizer.b2")}
+    expected = {"optimizer.b2": decays[0], "phase2: optimizer.b2": decays[1]}
+    if decays[0] == decays[1]:
+        del expected["phase2: optimizer.b2"]
+    assert shown == pytest.approx(expected)
+
+
+def test_the_warmup_of_a_second_phase_keeps_its_length_at_another_base_batch():
+    rules = ("sqrt+token_half_life",) * 2
+    config = in_two_phases(rules, warmup_rule="legw", base_warmup_epochs=0.25)
+    same = lbopt.scale_recipe(config, global_batch_size=512, rule=rules[0]).recipe
+    assert same.phase2.schedule.base_batch_size == 512
+    assert numbers_of(same) == pytest.approx(numbers_of(config), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("bases", "rule"),
+    [((64, 64), "sqrt"), ((48, 64), "sde"), ((64, 64), "sqrt+token_half_life")],
+)
+def test_numbers_of_two_phases_that_one_optimizer_cannot_give_are_refused(bases, rule):
+    config = in_two_phases(("sde", "none"), bases)
+    with refused("rule", rule, "conflict"):
+        lbopt.scale_recipe(config, global_batch_size=512, rule=rule)
+
+
+def test_the_rate_of_the_rest_stays_where_another_rule_takes_over():
+    config = digits(OptimizerConfig("muonh"), "muonh", 1024)
+    config.schedule.base_learning_rate = 0.008
+    found = lbopt.scale_recipe(config, global_batch_size=1024, rule="sqrt").recipe
+    before, after = (
+        scale_optimizer(each.optimizer, each.schedule, 1024).options for each in (config, found)
+    )
+    assert before["rest_learning_rate_ratio"] > 1
+    assert after == pytest.approx(before)
+
+
 def test_options_of_a_matrix_optimizer_are_scaled():
     base = digits(OptimizerConfig("muon"), "none", 64)
     new = lbopt.scale_recipe(base, global_batch_size=256, rule="sqrt+token_half_life").recipe
@@ -169,6 +252,22 @@ def test_what_leaves_its_range_is_said():
     adan = digits(OptimizerConfig("optax.adan", options={"b3": 0.99}), "none", 64)
     short = lbopt.scale_recipe(adan, global_batch_size=1024, rule="token_half_life")
     assert [line.split(" = ")[0] for line in short.out_of_range] == ["optimizer.options.b3"]
+
+
+def test_what_leaves_its_range_in_a_second_phase_is_said():
+    config = in_two_phases(("sqrt", "sqrt"))
+    large = lbopt.scale_recipe(config, global_batch_size=4096, rule="legw")
+    assert [line.split(" = ")[0] for line in large.out_of_range] == [
+        "batch 4096 is larger than the training set, of 1024 examples",
+        "phase2: batch 2048 is larger than the training set, of 1024 examples",
+    ]
+
+    # A warmup in epochs, of a phase whose length is in steps.
+    config.phase2.schedule.base_warmup_epochs = 10.0
+    late = lbopt.scale_recipe(config, global_batch_size=1024, rule="legw")
+    assert [line.split(" = ")[0] for line in late.out_of_range] == ["phase2: warmup steps"]
+    (steps,) = (one for one in late.numbers if one.name == "phase2: warmup steps")
+    assert (steps.before, steps.after) == (40, 40)
 
 
 @pytest.mark.parametrize(
