@@ -35,11 +35,12 @@ from lbopt.schedules import (
 _LEAST_B2 = 0.9
 """Floor of b2 in marin's AdamH recipe; a second moment of less memory is out of range."""
 _OF_LENGTH = ("num_epochs", "num_steps", "warmup_steps", "decay_steps")
+_LENGTHS = (*_OF_LENGTH, "stair_epochs")
 _ROUNDOFF = 1e-9
 """Relative difference of two numbers that are the same, calculated in two ways."""
 _ALSO_KEPT = ("trust_coefficient", "max_grad_norm")
 """Numbers of an optimizer that no rule changes and that users ask about."""
-_PARTS_OF_OF_LENGTH = (
+_PARTS_OF_LENGTHS = (
     ("warmup epochs", "num_epochs"),
     ("warmup_epochs", "num_epochs"),
     ("warmup steps", "num_steps"),
@@ -224,7 +225,7 @@ class _Number(NamedTuple):
 
     Attributes:
       name: Its name in the table.
-      kind: One of `NUMBERS` or of `_OF_LENGTH`; "" for one that always stays.
+      kind: One of `NUMBERS` or of `_LENGTHS`; "" for one that always stays.
       value: Its value at the recipe's batch.
     """
 
@@ -265,7 +266,7 @@ class _BatchChange(NamedTuple):
 
     def _scaled(self, number: _Number, rate: float) -> ScaledNumber:
         name, kind, value = number
-        if kind in _OF_LENGTH:
+        if kind in _LENGTHS:
             return self._length(number)
         sources = {
             change.number: (change.formula, f"{one.name}: {one.source}")
@@ -283,7 +284,7 @@ class _BatchChange(NamedTuple):
     def _length(self, number: _Number) -> ScaledNumber:
         """Scale a length: the run has the same examples, times the duration."""
         name, kind, value = number
-        if kind == "num_epochs":
+        if kind in ("num_epochs", "stair_epochs"):
             return ScaledNumber(name, value, value * self.duration, "x d")
         warmup = rule_changes(self.rule).get("warmup_epochs")
         if kind == "warmup_steps" and (warmup is None or warmup.batch):
@@ -423,11 +424,28 @@ def _phase_table(
     for name in ("warmup_steps", "decay_steps"):
         value = getattr(schedule, name)
         numbers += [] if value is None else [_Number(f"schedule.{name}", name, value)]
+    stairs = schedule.stair_epochs if schedule.decay in ("exponential", "step") else ()
+    for place, epochs in enumerate(stairs):
+        numbers.append(_Number(f"schedule.stair_epochs[{place}]", "stair_epochs", epochs))
     name = "num_epochs" if config.num_steps is None else "num_steps"
     numbers.append(_Number(name, name, getattr(config, name)))
 
     table = scaling.table(numbers)
+    if schedule.start_step:
+        table.append(_start_step(schedule.start_step, table, scaling))
     return [*table, *_in_steps(table, scaling, num_examples)]
+
+
+def _start_step(start: int, table: Sequence[ScaledNumber], scaling: _BatchChange) -> ScaledNumber:
+    """Scale the step at which the warmup begins, in proportion to its steps."""
+    lengths = {one.name: one for one in table}
+    ratio = scaling.duration / scaling.ratio
+    formula = "x d / k"
+    for name, steps in (("schedule.warmup_steps", 1.0), ("warmup epochs", 1 / scaling.ratio)):
+        if name in lengths and lengths[name].before:
+            ratio = steps * lengths[name].after / lengths[name].before
+            formula = "as the steps of warmup"
+    return ScaledNumber("schedule.start_step", start, round(start * ratio), formula)
 
 
 def _known_examples(config: TrainConfig) -> int | None:
@@ -487,9 +505,12 @@ def _fill(
         grows = schedule.warmup_rule == "legw"
         schedule.base_warmup_epochs = after["warmup epochs"] * (ratio if grows else 1)
 
-    for name in ("warmup_steps", "decay_steps"):
+    for name in ("warmup_steps", "decay_steps", "start_step"):
         if f"schedule.{name}" in after:
             setattr(schedule, name, after[f"schedule.{name}"])
+    stairs = [name for name in after if name.startswith("schedule.stair_epochs[")]
+    if stairs:
+        schedule.stair_epochs = tuple(after[name] for name in stairs)
     for name in ("num_epochs", "num_steps"):
         if name in after:
             setattr(phase, name, after[name])
@@ -615,7 +636,7 @@ def _out_of_range(table: Sequence[ScaledNumber]) -> Iterator[str]:
     steps = next((one for one in table if one.name == "warmup steps"), None)
     if steps is not None and steps.before and not steps.after:
         yield "warmup steps = 0: the warmup is shorter than half a step"
-    for warmup, whole in _PARTS_OF_OF_LENGTH:
+    for warmup, whole in _PARTS_OF_LENGTHS:
         if {warmup, whole} <= {*after} and after[warmup] >= after[whole]:
             yield (
                 f"{warmup} = {after[warmup]:.6g} is not shorter than {whole} = {after[whole]:.6g}: "

@@ -212,6 +212,37 @@ def test_the_rate_of_the_rest_stays_where_another_rule_takes_over():
     assert after == pytest.approx(before)
 
 
+def test_stairs_follow_the_length_and_the_first_step_the_warmup():
+    config = digits(size=64, rule="power_lines", decay="step", start_step=-40)
+    config.num_epochs = 90.0
+    config.schedule.stair_epochs = (30.0, 60.0, 80.0)
+    scaled = lbopt.scale_recipe(config, global_batch_size=256, rule="power_lines", duration=2.0)
+    assert scaled.recipe.num_epochs == 180
+    assert scaled.recipe.schedule.stair_epochs == (60, 120, 160)
+    assert scaled.recipe.schedule.start_step == -10  # the warmup has as many epochs
+    assert [one.after for one in scaled.changed if "stair" in one.name] == [60, 120, 160]
+    kept = lbopt.scale_recipe(config, global_batch_size=256, rule="power_lines").kept
+    assert [one.before for one in kept if "stair" in one.name] == [30, 60, 80]
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes", "start"),
+    [
+        ("legw", {"warmup_steps": 160.0}, -40),
+        ("sde", {"warmup_steps": 160.0}, -10),
+        ("legw", {"base_warmup_epochs": 10.0, "warmup_rule": "legw"}, -40),
+        ("sde", {"base_warmup_epochs": 10.0}, -10),
+        ("sqrt", {"warmup_rule": "none", "base_warmup_epochs": 0.5}, -10),
+    ],
+)
+def test_the_first_step_of_a_warmup_follows_its_steps(rule, changes, start):
+    old = {"warmup_rule": "legw", "base_warmup_epochs": 0.5} if "warmup_steps" in changes else {}
+    config = digits(size=64, rule="none", start_step=-40, **(old | changes))
+    scaled = lbopt.scale_recipe(config, global_batch_size=256, rule=rule)
+    assert scaled.recipe.schedule.start_step == start
+    scaled.recipe.validate()
+
+
 def test_options_of_a_matrix_optimizer_are_scaled():
     base = digits(OptimizerConfig("muon"), "none", 64)
     new = lbopt.scale_recipe(base, global_batch_size=256, rule="sqrt+token_half_life").recipe
