@@ -496,10 +496,11 @@ def _fill(
     ratio = base / scaling.after
     schedule.scaling_rule = scaling.rule
     schedule.base_batch_size = base
-    rate = after["learning rate"]
-    schedule.base_learning_rate = scale_number("learning_rate", rate, scaling.rule, ratio)
+    changes = rule_changes(scaling.rule)
+    power = changes["learning_rate"].batch if "learning_rate" in changes else 0.0
+    schedule.base_learning_rate = after["learning rate"] * ratio**power
     if "warmup epochs" in after:
-        change = rule_changes(scaling.rule).get("warmup_epochs")
+        change = changes.get("warmup_epochs")
         if change is not None:
             schedule.warmup_rule = "legw" if change.batch else "epochs"
         grows = schedule.warmup_rule == "legw"
