@@ -19,7 +19,6 @@ from lbopt.config import (
     TrainConfig,
     at_batch_size,
     batch_ratios,
-    check_moments,
     moment_decays,
     naming_growth,
     naming_step,
@@ -34,6 +33,7 @@ from lbopt.recipes import (
     LoadedProblem,
     batch_phases_of,
     check_batch,
+    check_growth,
     check_pairs,
     check_patterns,
     check_size,
@@ -292,11 +292,8 @@ def _growth(config: SweepConfig, cell: Cell) -> tuple[GrowthPhase, ...]:
                 check_size(cell.problem, size)
             train = at_batch_size(_scaled(config, cell.index, size), size, _num_devices(config))
             moments = moment_decays(found[-1].train.optimizer, train.optimizer) if found else None
-            if moments is not None:
-                problem = cell.problem
-                leaves = (problem.params, problem.stacked, problem.known_roles)
-                check_moments(train.optimizer, moments, *leaves)
             found.append(GrowthPhase(steps, train, batch_ratios(whole, first, size), moments))
+        check_growth(whole, cell.problem, [each.steps.global_batch_size for each in found])
     return tuple(found) if len(found) > 1 else ()
 
 

@@ -165,6 +165,17 @@ def test_refused(changes, field, code):
         study("auto", **changes).validate()
 
 
+def test_a_rule_that_changes_the_state_of_an_optimizer_is_refused():
+    config = study(global_batch_sizes=(64,))
+    config.arms[1].optimizer = OptimizerConfig("muonh")
+    config.arms[1].schedule = dataclasses.replace(
+        config.arms[1].schedule, base_learning_rate=0.008, scaling_rule="muonh"
+    )
+    config.validate()
+    with refused("config.arms[1].schedule.scaling_rule", "muonh", "conflict"):
+        make_cells(config, make_problems(config))
+
+
 @pytest.mark.parametrize(
     ("growing", "field"),
     [
