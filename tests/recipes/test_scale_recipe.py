@@ -191,6 +191,15 @@ def test_the_warmup_of_a_second_phase_keeps_its_length_at_another_base_batch():
     assert numbers_of(same) == pytest.approx(numbers_of(config), rel=1e-9)
 
 
+def test_the_rate_of_a_second_phase_is_not_capped_at_its_base_batch():
+    config = in_two_phases(("adamh", "adamh"))
+    config.optimizer = OptimizerConfig("adamh", options={"b2": 0.999})
+    config.phase2.schedule.base_learning_rate = 0.004
+    same = lbopt.scale_recipe(config, global_batch_size=512, rule="adamh").recipe
+    assert same.phase2.schedule.base_learning_rate > 0.01  # the cap of the rule
+    assert numbers_of(same)[-3] == pytest.approx(0.008)
+
+
 @pytest.mark.parametrize(
     ("bases", "rule"),
     [((64, 64), "sqrt"), ((48, 64), "sde"), ((64, 64), "sqrt+token_half_life")],
