@@ -22,7 +22,7 @@ from lbopt.config import (
     scale_optimizer,
 )
 from lbopt.data.from_config import has_known_length, known_source
-from lbopt.errors import EnvironmentProblem, require, require_choice
+from lbopt.errors import EnvironmentProblem, UserError, require, require_choice
 from lbopt.schedules import (
     NUMBERS,
     Units,
@@ -567,7 +567,7 @@ def _fill_second(
         differing += found
     fix = f"no base batch of the second phase gives it {differing[0]} from the optimizer of the "
     fix += "first; scale each phase as a run of its own, or take another rule"
-    require(False, "rule", scaling.rule, fix, code="conflict")
+    raise UserError("rule", scaling.rule, fix, code="conflict")
 
 
 def _optimizer_of(phase: TrainConfig) -> OptimizerConfig:
