@@ -26,7 +26,7 @@ def site(tmp_path_factory):
     """The site, built as scripts/docs builds it but with outputs of notebooks of an earlier run."""
     pytest.importorskip("sphinx", reason="the extra docs has Sphinx")
     folder = tmp_path_factory.mktemp("site")
-    # Pages without an earlier run are executed as a reader does: on one device, with XLA's defaults.
+    # Pages without an earlier run are executed as readers do it: on one device, optimized.
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     subprocess.run(
         [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", "docs", folder],
