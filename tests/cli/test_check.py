@@ -3,6 +3,7 @@
 import importlib.util
 import re
 
+import own_optimizers
 import pytest
 from refusal import refused
 
@@ -131,31 +132,14 @@ def test_a_later_batch_that_does_not_fit_is_named_as_by_train(growing, field, lb
 
 
 CARRIED = """
-from typing import Any, NamedTuple
-import jax, jax.numpy as jnp, optax
 from lbopt.config import BatchScheduleConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-
-class OwnState(NamedTuple):
-    count: Any
-    average: Any
-
-def own(learning_rate, b2=0.9):
-    def init(params):
-        return OwnState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
-
-    def update(updates, state, params=None):
-        return updates, OwnState(state.count + 1, state.average)
-
-    return optax.chain(optax.GradientTransformation(init, update), optax.scale(-learning_rate))
-
 def get_config(arg):
     name, rule, last = arg.split(",")
     return TrainConfig(
         data="digits",
         model="mlp",
         optimizer=OptimizerConfig(
-            f"{__file__}:own" if name == "own" else name,
-            options={"b2": 0.9} if name == "own" else {},
+            name, options={"b2": 0.9} if name.endswith(":own") else {}
         ),
         schedule=ScheduleConfig(0.008, scaling_rule=rule, warmup_rule="none"),
         global_batch_size=64,
@@ -169,8 +153,9 @@ def get_config(arg):
     [
         ("muonh,muonh,128", "schedule.scaling_rule"),
         ("adamw,sde,1024", "optimizer.b1"),
-        ("own,token_half_life,128", "optimizer.name"),
+        (f"{own_optimizers.PLACE}:own,token_half_life,128", "optimizer.name"),
     ],
+    ids=["state", "range", "moments"],
 )
 def test_a_state_that_no_larger_batch_can_take_is_named(arg, field, lbopt, tmp_path):
     (tmp_path / "carried.py").write_text(CARRIED)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import own_optimizers
 import pytest
 from refusal import names_in, refused
 
@@ -314,37 +315,9 @@ def test_lars_has_no_moments_to_suit():
     assert [phase.reweighing for phase in phases] == [None, None]
 
 
-OWN = """
-from typing import Any, NamedTuple
-import jax, jax.numpy as jnp, optax
-
-class OwnState(NamedTuple):
-    count: Any
-    average: Any
-
-def adam(learning_rate, b2=0.9):
-    return optax.chain(optax.clip(1.0), optax.adam(learning_rate, b2=b2))
-
-def own(learning_rate, b2=0.9):
-    def init(params):
-        return OwnState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
-
-    def update(updates, state, params=None):
-        return updates, OwnState(state.count + 1, state.average)
-
-    return optax.chain(optax.GradientTransformation(init, update), optax.scale(-learning_rate))
-"""
-
-
-@pytest.fixture
-def place(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
-    return tmp_path / "own.py"
-
-
 @pytest.mark.parametrize("make", [growing, in_two_phases])
-def test_unknown_moments_of_the_users_code_are_refused_where_their_decay_changes(make, place):
-    name = f"{place}:own"
+def test_unknown_moments_of_the_users_code_are_refused_where_their_decay_changes(make):
+    name = f"{own_optimizers.PLACE}:own"
     at = "config.optimizer.name"
     with refused(at, name, "conflict") as caught:
         build_run(make(OptimizerConfig(name, options={"b2": 0.99})))
@@ -352,7 +325,7 @@ def test_unknown_moments_of_the_users_code_are_refused_where_their_decay_changes
     build_run(make(OptimizerConfig(name, options={"b2": 0.99}), "sqrt"))
 
 
-def test_moments_of_adam_in_the_users_code_are_suited(place):
-    optimizer = OptimizerConfig(f"{place}:adam", options={"b2": 0.99})
+def test_moments_of_adam_in_the_users_code_are_suited():
+    optimizer = OptimizerConfig(f"{own_optimizers.PLACE}:adam", options={"b2": 0.99})
     _, second = build_run(growing(optimizer)).phases()
     assert second.reweighing.decays == {"b2": (0.99, pytest.approx(0.99**8))}
