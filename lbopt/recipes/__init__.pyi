@@ -21,8 +21,5 @@ from ._problem import (
     check_size as check_size,
     make_problem as make_problem,
 )
-from ._scale_recipe import (
-    ScaledNumber as ScaledNumber,
-    ScaledRecipe as ScaledRecipe,
-    scale_recipe as scale_recipe,
-)
+from ._scale_recipe import scale_recipe as scale_recipe
+from ._scaled_recipe import ScaledNumber as ScaledNumber, ScaledRecipe as ScaledRecipe
