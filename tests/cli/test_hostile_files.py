@@ -346,7 +346,7 @@ def test_stores(tmp_path, versions):
 @pytest.mark.parametrize("model", ["null", "[]", DEEP, '{"activation": []}', "\x00"])
 def test_what_an_export_says_of_its_model(model):
     with refused("init_from", "x", "damaged"):
-        _initial._activation(model, "x")
+        _initial._exported_model(model, "x")
 
 
 @pytest.mark.parametrize(
