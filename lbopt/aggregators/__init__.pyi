@@ -1,4 +1,5 @@
 from ._aggregator import (
+    ONE_IN as ONE_IN,
     Aggregated as Aggregated,
     Aggregator as Aggregator,
     AggregatorState as AggregatorState,

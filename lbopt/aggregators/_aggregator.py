@@ -25,6 +25,12 @@ from lbopt.transforms import (
     require_transformation,
 )
 
+ONE_IN = "one_in_"
+"""Scope (`jax.named_scope`) of a `lax.cond` whose condition holds in one of so many steps.
+
+The number follows. It tells a plan how often the branches are taken.
+"""
+
 
 class AggregatorState(NamedTuple):
     """The state of an aggregator between steps, by its placement on the devices.

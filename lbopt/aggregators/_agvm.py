@@ -187,7 +187,9 @@ def agvm(
             return group.mean(grads), scale, before
 
         # A condition and no selection: steps that do not measure send half as many bytes.
-        updates, scale, found = jax.lax.cond(within & (count % interval == 0), measured, plain)
+        with jax.named_scope(f"{_aggregator.ONE_IN}{interval}"):
+            is_due = within & (count % interval == 0)
+            updates, scale, found = jax.lax.cond(is_due, measured, plain)
         applied = {module: jnp.where(within, value, 1.0) for module, value in scale.items()}
         new_state = AggregatorState(shared=AgvmState(count + 1, scale, found))
         aux = {"agvm_scale": applied, "agvm_phi": found, "agvm_modules": ModuleOf.of(modules)}

@@ -168,9 +168,10 @@ def powersgd(
 
         def compressed(*given: Any) -> tuple[Any, ...]:
             odd = (count - start) % 2 == 1
-            return jax.lax.cond(
-                odd, functools.partial(step, True), functools.partial(step, False), *given
-            )
+            with jax.named_scope(f"{_aggregator.ONE_IN}2"):
+                return jax.lax.cond(
+                    odd, functools.partial(step, True), functools.partial(step, False), *given
+                )
 
         given = list(state.local), list(left), list(right)
         if not chosen:

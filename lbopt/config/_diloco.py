@@ -29,7 +29,13 @@ _NEEDED = {
     "phase2": (None,),
 }
 """Values of fields with which each worker can train alone."""
-_WITHOUT_COPIES = {"muloco": "muon", "muown": "normuon"}
+_WITHOUT_COPIES = {
+    "adamh": "adamw",
+    "muloco": "muon",
+    "muonh": "muon",
+    "muown": "normuon",
+    "soaph": "soap",
+}
 """Optimizers that keep a copy of the parameters or of their norms -> the nearest without one."""
 
 

@@ -19,15 +19,22 @@ from lbopt.transforms import (
     EmaState,
     MuownState,
     OuterState,
+    SphereState,
     find_states,
     is_placeholder,
     require_transformation,
 )
 
+_FROM_THE_START = "use an optimizer that moves from where the parameters are"
 _COPIES: dict[Any, str] = {
     EmaState: "leave lbopt.track_ema out",
     MuownState: "use lbopt.muon or lbopt.normuon",
     OuterState: "use its inner optimizer, lbopt.muon in place of lbopt.muloco for instance",
+    SphereState: "leave lbopt.hyperball out, with lbopt.muon in place of lbopt.muonh for instance",
+    optax.contrib.COCOBState: _FROM_THE_START,
+    optax.contrib.MadgradState: _FROM_THE_START,
+    optax.contrib.MechanicState: "use the optimizer that it is around",
+    optax.contrib.SAMState: "use the optimizer that it is around",
     optax.contrib.ScheduleFreeState: "use the optimizer that it is around",
 }
 """States that keep parameters, or their norms, beside the parameters -> what to do."""
@@ -181,9 +188,9 @@ def diloco(
 
     Raises:
       UserError: For an argument that is out of range. `init` raises it for an inner optimizer that
-        keeps a copy of the parameters, or their average, which an exchange would not reach
-        (`lbopt.muloco`, `lbopt.muown`, `lbopt.track_ema`, schedule-free). The step raises it for an
-        option that does not go with local steps. `update` raises it, since only a step has workers;
+        keeps a copy of the parameters, their average or their norms, which an exchange would not
+        reach (`lbopt.muloco`, `lbopt.muown`, `lbopt.hyperball`, `lbopt.track_ema`, schedule-free).
+        The step raises it for an option that does not go with local steps. `update` raises it, since only a step has workers;
         for one worker in your own loop see `lbopt.nesterov_outer`.
 
     >>> import jax.numpy as jnp, lbopt, optax

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from lbopt.aggregators import ONE_IN
 from lbopt.parallel import EXCHANGE, LEFT_OUT
 
 BYTES = {
@@ -130,11 +131,11 @@ class Instruction:
 
     @property
     def branches(self) -> list[str]:
-        """Names of the computations of a conditional."""
+        """Names of the computations of a conditional, that of a false condition first."""
         found = _BRANCHES.search(self.attributes)
         if found:
             return _OPERAND.findall(found[1])
-        names = ("true_computation", "false_computation")
+        names = ("false_computation", "true_computation")
         return [self.called[name] for name in names if name in self.called]
 
 
@@ -192,8 +193,8 @@ class HloProgram:
     def executed(self) -> list[Executed]:
         """All instructions that a call executes on average.
 
-        Of a conditional that is the branch with most cycles. In a step of local steps the exchange
-        counts by how often it comes, with no worker left out.
+        Of a conditional that is the branch with most cycles. Those of aggregators count by how
+        often they are taken, and so does the exchange of local steps, with no worker left out.
         """
         return list(self._walk(self.entry, 1, False))
 
@@ -215,8 +216,13 @@ class HloProgram:
 
     def _shares(self, conditional: Instruction) -> dict[str, float]:
         """Return how often each branch of a conditional is taken, without those that never are."""
-        branches = sorted(conditional.branches, key=self._work)
         scope = pathlib.PurePosixPath(conditional.path).parent.name
+        if scope.startswith(ONE_IN):
+            if_false, if_true = conditional.branches
+            share = 1.0 / int(scope.removeprefix(ONE_IN))
+            return {if_false: 1.0 - share, if_true: share}
+
+        branches = sorted(conditional.branches, key=self._work)
         if scope == LEFT_OUT:
             return {branches[0]: 1.0}
         if scope != EXCHANGE:

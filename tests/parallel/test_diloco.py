@@ -400,6 +400,12 @@ def test_the_error_about_other_workers_names_the_function_that_makes_them(aggreg
     [
         (lbopt.muloco(0.1), "OuterState"),
         (lbopt.muown(0.1), "MuownState"),
+        (lbopt.adamh(0.1), "SphereState"),
+        (optax.chain(inner(), lbopt.hyperball(2.0)), "SphereState"),
+        (optax.contrib.cocob(), "COCOBState"),
+        (optax.contrib.madgrad(0.1), "MadgradState"),
+        (optax.contrib.mechanize(inner()), "MechanicState"),
+        (optax.contrib.sam(inner(), inner()), "SAMState"),
         (optax.chain(inner(), lbopt.track_ema()), "EmaState"),
         (optax.contrib.schedule_free_sgd(0.1), "ScheduleFreeState"),
         (lbopt.compress_state(lbopt.muloco(0.1)), "OuterState"),

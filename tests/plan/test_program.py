@@ -9,6 +9,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import lbopt
+from lbopt.aggregators import plain_mean
 from lbopt.errors import EnvironmentProblem
 from lbopt.parallel import with_shardings
 from lbopt.plan import (
@@ -316,10 +317,23 @@ def test_a_program_that_jaxlib_cannot_read_is_read_all_the_same():
         read_program(Silent(), Unreadable())
 
 
-@pytest.mark.parametrize("fragments", [1, 2])
-@pytest.mark.parametrize("last_step", [None, 99])
-def test_an_exchange_of_local_steps_counts_as_often_as_it_comes(fragments, last_step):
-    """Between two slices of v5e: the parameters once in eight steps, in one piece or in two."""
+@pytest.mark.parametrize(
+    ("aggregator", "fragments", "last_step", "words"),
+    [
+        ("mean", 1, None, (256 * 1024 + 1024 * 128) / 4),
+        ("mean", 1, 99, (256 * 1024 + 1024 * 128) / 4),
+        ("mean", 2, None, (256 * 1024 + 1024 * 128) / 4),
+        ("mean", 2, 99, (256 * 1024 + 1024 * 128) / 4),
+        ("powersgd", 1, None, 4 * (256 + 1024 + 1024 + 128) / 2),
+    ],
+)
+def test_an_exchange_of_local_steps_counts_as_often_as_it_comes(
+    aggregator, fragments, last_step, words
+):
+    """Between two slices of v5e: the parameters once in eight steps, in one piece or in two.
+
+    The exchanges of PowerSGD send one factor and the other in turn, of another size.
+    """
     devices = topologies.get_topology_desc("v5e:2x2", platform="tpu", num_slices=2).devices
     tx = lbopt.diloco(optax.adam(0.1), every=8, num_fragments=fragments, last_step=last_step)
 
@@ -327,7 +341,9 @@ def test_an_exchange_of_local_steps_counts_as_often_as_it_comes(fragments, last_
         hidden = jnp.tanh(batch["x"] @ params["first"])
         return jnp.mean((hidden @ params["second"]) ** 2), (model_state, {})
 
-    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(devices=devices))
+    chosen = {"mean": plain_mean(), "powersgd": lbopt.powersgd(4, start=0)}[aggregator]
+    reduction = lbopt.Aggregate(chosen, over="slices")
+    step = lbopt.make_train_step(loss_fn, tx, lbopt.make_mesh(devices=devices), reduction=reduction)
     shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)  # noqa: E731
     params = {"first": shape(256, 1024), "second": shape(1024, 128)}
     bare = jax.eval_shape(
@@ -341,4 +357,4 @@ def test_an_exchange_of_local_steps_counts_as_often_as_it_comes(fragments, last_
     # Beside the parameters a device sends the number of workers that take part, one word padded.
     word = 128 * 4 / 8 * fragments
     assert sent == pytest.approx(step.aggregation.wire_bytes(params).sent + word)
-    assert step.aggregation.wire_bytes(params).sent == 4 * (256 * 1024 + 1024 * 128) / 4 / 8
+    assert step.aggregation.wire_bytes(params).sent == 4 * words / 8

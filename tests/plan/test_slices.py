@@ -10,7 +10,7 @@ import pytest
 import lbopt
 from lbopt.parallel import make_mesh, with_shardings
 from lbopt.parallel._mesh import num_slices
-from lbopt.plan import prepare_environment
+from lbopt.plan import HloProgram, bytes_between_slices, prepare_environment
 from tests.oracles import aggregated_step
 
 pytestmark = [pytest.mark.tpu_compiler, pytest.mark.usefixtures("cache_afterwards")]
@@ -97,3 +97,7 @@ def test_an_aggregator_between_slices_sends_what_it_says(mesh, name):
     padding = 1024 if name != "powersgd" else 2 * 4096  # small arrays fill lines of 1,024 numbers
     assert found == pytest.approx(BRANCHES.get(name, 1) * promised.sent, rel=0.02, abs=padding)
     assert promised.ring == pytest.approx(4 * (64 + 1 + 16) * 4096 / CHIPS)
+
+    # A plan counts each branch as often as it is taken.
+    planned = bytes_between_slices(HloProgram(text), 2) - 4 * 128
+    assert planned == pytest.approx(promised.sent, rel=0.02, abs=padding)

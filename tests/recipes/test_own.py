@@ -205,6 +205,7 @@ def test_the_users_own_parts_train(changes, code):
     [
         (OptimizerConfig("muloco"), True),
         (OptimizerConfig("muown"), True),
+        (OptimizerConfig("muonh"), True),
         (OptaxConfig("contrib.schedule_free_adamw"), False),
         (OptimizerConfig(of_user("averaged")), False),
     ],
