@@ -159,14 +159,31 @@ def _filled(params: types.Params, base_params: types.Params) -> tuple[types.Para
             return node
         name = tree.path_name(path)
         taken_out.append(name)
-        if name in base:
-            return base[name]
-        start = f"{name}/" if name else ""
-        inside = {key: leaf for key, leaf in base.items() if key.startswith(start)}
-        return {key.removeprefix(start): leaf for key, leaf in inside.items()}
+        return _counterpart(name, base)
 
     found = jax.tree_util.tree_map_with_path(filled, params, is_leaf=is_taken_out)
     return found, not taken_out
+
+
+def _counterpart(name: str, base: Mapping[str, Any]) -> Any:
+    """Return the base's leaf of a path, or {path below it: leaf}; {} for none.
+
+    It is that of another layer's number if the base does not have this one.
+    """
+    parts = len(name.split("/")) if name else 0
+    alike: dict[str, dict[str, Any]] = collections.defaultdict(dict)
+    for key, leaf in base.items():
+        path = key.split("/")
+        start = "/".join(path[:parts])
+        if _any_layer(start) == _any_layer(name):
+            alike[start]["/".join(path[parts:])] = leaf
+    found = alike.get(name) or next(iter(alike.values()), {})
+    return found.get("", found)
+
+
+def _any_layer(name: str) -> str:
+    """Return a path without the layer's number in it."""
+    return _LAYER_NUMBER.sub("#", name)
 
 
 def _grows(growth: Mapping[int, float]) -> bool:
@@ -182,12 +199,12 @@ def _growths(
     base = {name: jnp.shape(leaf) for name, leaf in tree.by_name(base_params).items()}
     alike: dict[str, set[tuple[int, ...]]] = collections.defaultdict(set)
     for name, shape in base.items():
-        alike[_LAYER_NUMBER.sub("#", name)].add(shape)
+        alike[_any_layer(name)].add(shape)
 
     found = {}
     for name, leaf in tree.by_name(params).items():
         shape = jnp.shape(leaf)
-        others = {base[name]} if name in base else alike[_LAYER_NUMBER.sub("#", name)]
+        others = {base[name]} if name in base else alike[_any_layer(name)]
         fix = "the base network has no such leaf; build it by the same code with another width"
         require(others, f"params/{name}", shape, fix, code="mismatch")
         fix = f"the layers of the base network differ there ({others}); give it as many layers"

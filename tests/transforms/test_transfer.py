@@ -246,6 +246,30 @@ def test_what_is_masked_out_changes_nothing_for_the_others(name):
         jax.tree.map(np.testing.assert_array_equal, updates, expected)
 
 
+@pytest.mark.parametrize("whole_layer", [False, True])
+def test_what_is_masked_out_of_layers_that_the_base_lacks_changes_nothing(whole_layer):
+    def network(width, blocks):
+        shapes = {"weight": (width, width), "bias": (width,)}
+        layer = {name: jnp.ones(shape) for name, shape in shapes.items()}
+        return {f"block_{number}": {"embedder": {**layer}} for number in range(blocks)}
+
+    params = network(16, 3)
+    base = network(8, 1)
+    kinds = {"block_1/embedder/bias": "fixed"}
+    plain = lbopt.transfer_table(params, base, kinds=kinds)
+    for number in (0, 1, 2):
+        params[f"block_{number}"]["embedder"]["bias"] = optax.MaskedNode()
+    if whole_layer:
+        params["block_1"] = optax.MaskedNode()
+
+    table = lbopt.transfer_table(params, base, kinds=kinds)
+    assert [*table] == [
+        f"block_{n}/embedder/weight" for n in ((0, 2) if whole_layer else (0, 1, 2))
+    ]
+    assert table == {name: plain[name] for name in table}
+    assert {found.kind for found in table.values()} == {"hidden"}
+
+
 @pytest.mark.parametrize(("init", "base_variance"), [("constant", "same"), ("fan_in", "1 / in")])
 def test_variances_are_those_of_the_table_of_mup(init, base_variance):
     """Table 3 of arXiv:2203.03466: hidden 1 / fan-in, output 1 / fan-in squared, input constant."""
