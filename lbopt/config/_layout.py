@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_OF_DATA = ("name", "builder", "path", "options", "target")
 _OF_MODEL = ("fold_columns", "fold_examples", "patch_convolutions")
 _SAME_STEMS = ("auto", "space_to_depth")
 """Stems that compute the function of "conv7"."""
@@ -34,10 +35,13 @@ def without_layout(config: Mapping[str, Any]) -> dict[str, Any]:
 def data_and_model(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a noise scale or a critical batch belongs to, of a config as JSON data.
 
-    >>> config = {"data": {"name": "digits", "builder": ""}, "model": {"name": "mlp"}, "seed": 0}
+    Of the path of data it has the last part, as the data may lie elsewhere on another machine.
+
+    >>> config = {"data": {"name": "arrays", "path": "/a/b.csv"}, "model": {"name": "mlp"}}
     >>> data_and_model(config)
-    {'config': {'data': {'name': 'digits', 'builder': ''}, 'model': {'name': 'mlp'}}}
+    {'config': {'data': {'name': 'arrays', 'path': 'b.csv'}, 'model': {'name': 'mlp'}}}
     """
     found = without_layout(config)
-    data = {name: found["data"][name] for name in ("name", "builder")}
+    data = {name: found["data"][name] for name in _OF_DATA if name in found["data"]}
+    data["path"] = data["path"].rstrip("/").rpartition("/")[2]
     return {"config": {"data": data, "model": found["model"]}}

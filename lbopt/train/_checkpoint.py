@@ -376,12 +376,12 @@ class Checkpoints:
     def _other_generator(self, like: TrainState, step: int) -> Fault | None:
         """Return the fault of a checkpoint with random keys of another generator; None otherwise.
 
-        A checkpoint of an earlier version does not name its generator, and a read-only one may be
-        used under another one of the same keys: then the size of the keys decides.
+        A checkpoint of an earlier version does not name its generator, and one that is only looked
+        at may be used under another one of the same keys: then the size of the keys decides.
         """
         checkpoint = self._folder / str(step)
         name: str | None = None
-        if not self._read_only:
+        if self._trains:
             with contextlib.suppress(Exception):
                 name = read_seal(self._folder, step).generator
         try:

@@ -151,14 +151,22 @@ def test_one_of_another_model_is_not_taken(workdir):
 
 
 @pytest.mark.parametrize(
-    ("generator", "other"),
-    [("threefry2x32", "rbg"), ("rbg", "threefry2x32"), ("rbg", "unsafe_rbg")],
+    ("generator", "other", "read_only"),
+    [
+        ("threefry2x32", "rbg", False),
+        ("rbg", "threefry2x32", False),
+        ("rbg", "unsafe_rbg", False),
+        ("rbg", "unsafe_rbg", True),
+    ],
 )
-def test_one_with_random_keys_of_another_generator_names_the_variable(generator, other, tmp_path):
+def test_one_with_random_keys_of_another_generator_names_the_variable(
+    generator, other, read_only, tmp_path
+):
     with jax.default_prng_impl(generator), Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(make_state(3), {})
     before = fingerprint(tmp_path)
-    with jax.default_prng_impl(other), Checkpoints(tmp_path) as checkpoints:
+    reader = Checkpoints(tmp_path, read_only=read_only, trains=True)
+    with jax.default_prng_impl(other), reader as checkpoints:
         with troubled("jax_default_prng_impl", other, "mismatch") as caught:
             checkpoints.restore_newest(lambda step: shapes())
         assert not isinstance(caught.value, Damaged)
