@@ -198,10 +198,9 @@ class Runner:
         """Return the lanes of a cell's program: as many as trials are wanted and fit in memory."""
         if not self._batched:
             return TrialBatching(self._config)
-        size = cell.growth[-1].steps.global_batch_size if cell.growth else cell.global_batch_size
         search = search_cost(self._config.arm_search(cell.index))
         at_once = max(search.at_once, len(self._config.final_seeds))
-        most = most_lanes(size, jax.local_device_count())
+        most = most_lanes(cell.largest_batch_size, jax.local_device_count())
         return TrialBatching(self._config, width=min(at_once, most))
 
     def _shared(self, cell: Cell, width: int, make: Callable[[], Any]) -> Any:

@@ -131,6 +131,12 @@ class Cell:
         """Number of examples in the last step of a trial of the full length."""
         return self.growth[-1].steps.global_batch_size if self.growth else self.global_batch_size
 
+    @property
+    def largest_batch_size(self) -> int:
+        """Largest number of examples in a step of a trial."""
+        sizes = [each.steps.global_batch_size for each in self.growth]
+        return max(sizes, default=self.global_batch_size)
+
     def examples(self, step: int) -> int:
         """Return the number of examples in the first steps of a trial.
 

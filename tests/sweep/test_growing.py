@@ -134,6 +134,15 @@ def test_cells_have_the_numbers_of_each_batch():
     steps = sorted(ramp.evaluated_steps(ramp.num_steps))
     assert [ramp.examples(step) // 1024 for step in steps] == [1, 2, 3, 4]
     assert [ramp.examples(step - 1) // 1024 for step in steps] == [0, 1, 2, 3]
+    assert (constant.largest_batch_size, ramp.largest_batch_size) == (64, 256)
+
+
+def test_lanes_are_counted_by_the_largest_batch_of_a_schedule_that_falls_again():
+    falling = BatchScheduleConfig("steps", changes=((1.0, 256), (2.0, 128)))
+    config = study()
+    config.arms[1].batch_schedule = falling
+    *_, cell, _ = make_cells(config, make_problems(config))
+    assert [cell.final_batch_size, cell.largest_batch_size] == [128, 256]
 
 
 def test_trials_of_all_arms_are_evaluated_at_the_same_examples():

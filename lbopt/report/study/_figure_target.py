@@ -105,7 +105,7 @@ def _draw_steps(axes: Any, study: Study, arm: ArmResults) -> None:
     axes.plot(_sizes(missed), [cell.first.steps for cell in missed], **hollow)
 
     reached = [pair for pair in zip(_sizes(arm.cells), medians, strict=True) if pair[1] > 0]
-    if reached:
+    if reached and not arm.grows:
         size, first = reached[0]
         larger = [other for other in study.sizes if other >= size]
         ideal = [first * size / other for other in larger]

@@ -274,7 +274,9 @@ def _target(study: Study) -> list[str]:
     if not study.has_target:
         return []
 
-    scaled = [(arm, arm.scaling) for arm in study.measured if arm.scaling]
+    scaled = [
+        (arm, arm.scaling) for arm in study.measured if arm.scaling and arm.scaling.perfect_until
+    ]
     fitted = [arm for arm in study.measured if arm.critical_batch]
     costs = [_of_fit(_COST, arm, "critical_batch_size") for arm in fitted]
     overheads = [_of_fit(_OVERHEAD, arm, "overhead_batch_size") for arm in fitted]

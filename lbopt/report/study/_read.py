@@ -115,9 +115,10 @@ def _judged(study: Study, arm: ArmResults) -> ArmResults:
 def _scaling(study: Study, arm: ArmResults) -> Scaling | None:
     """Return the steps to the target over the batch sizes from the smallest to the first gap."""
     cells = from_smallest(study, arm)
-    if not study.has_target or not cells or arm.grows:
+    if not study.has_target or not cells:
         return None
-    return measure_scaling(_cell_steps(cells), seed=(1, arm.place))
+    found = measure_scaling(_cell_steps(cells), seed=(1, arm.place))
+    return dataclasses.replace(found, savings=(), perfect_until=None) if arm.grows else found
 
 
 def _critical_batch(study: Study, arm: ArmResults) -> CriticalBatch | None:

@@ -91,15 +91,15 @@ class Scaling:
 
     Attributes:
       points: Steps to the target at each batch size.
-      savings: Exponents between neighbouring batch sizes.
+      savings: Exponents between neighbouring batch sizes; () where the batch grows within a run.
       perfect_until: Largest batch whose runs need at most `EXCESS` more examples than those of
         small batches. A run that missed the target counts with its whole length, which is less
-        than it would have needed.
+        than it would have needed. None where the batch grows.
     """
 
     points: tuple[StepsToTarget, ...]
     savings: tuple[Saving, ...]
-    perfect_until: LimitEstimate
+    perfect_until: LimitEstimate | None
 
 
 def measure_scaling(

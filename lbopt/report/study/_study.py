@@ -258,8 +258,7 @@ class ArmResults:
       limit_over_examples: Whether the bootstrap of the limit resamples test examples too, not
         only seeds.
       failure: Failure at the first batch size past the limit; None without a result there.
-      scaling: Steps to the target as a function of the batch size; None for a study without one,
-        and where the batch grows.
+      scaling: Steps to the target as a function of the batch size; None for a study without one.
       critical_batch: Fit of the median steps to the target; None where there is none, and where the
         batch grows.
       law: Fit of the final losses over batch size and steps, or the reason why there is none; None

@@ -68,7 +68,8 @@ def _scaling(scaling: Scaling) -> dict[str, Any]:
         [{name: _finite(value) for name, value in dataclasses.asdict(one).items()} for one in found]
         for found in (scaling.points, scaling.savings)
     )
-    return {"points": points, "savings": savings, "perfect_until": _limit(scaling.perfect_until)}
+    until = scaling.perfect_until and _limit(scaling.perfect_until)
+    return {"points": points, "savings": savings, "perfect_until": until}
 
 
 def _critical_batch(critical: CriticalBatch) -> dict[str, Any]:

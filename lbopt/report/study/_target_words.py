@@ -20,6 +20,8 @@ _WHY: dict[Reason, str] = {
 def perfect_text(scaling: Scaling) -> str:
     """Return the largest batch of perfect scaling, with its interval."""
     until = scaling.perfect_until
+    if until is None:
+        return "not told, the batch grows"
     if isinstance(until, CannotTell):
         return f"cannot be told ({_WHY[until.reason]})"
     interval = interval_text(until)

@@ -417,14 +417,14 @@ class Program:
 
 
 class GrowingProgram:
-    """The programs of a cell whose batch grows, one for each batch size, for one trial at a time.
+    """The programs of a cell whose batch grows, one for each batch size, for trials that begin together.
 
     Args:
       programs: The programs, by phase.
       cell: The cell.
 
     Attributes:
-      batching: Lanes of the programs, one.
+      batching: Lanes of the programs.
       create: The method of the first program.
       merge: The method of the first program.
       variables: The method of the first program.

@@ -176,9 +176,17 @@ def test_a_critical_batch_is_fitted_where_the_batch_stays_alone(tmp_path):
         "constant": legw((0.98, 0.98, 0.975), steps_to_target=steps),
         "growing": legw((0.98, 0.98, 0.975), steps_to_target=steps, batch_schedule=growing),
     }
-    _, study = write(tmp_path, truths)
+    written, study = write(tmp_path, truths)
     assert [arm.critical_batch is not None for arm in study.measured] == [True, False]
-    assert [arm.scaling is not None for arm in study.measured] == [True, False]
+    until = [arm.scaling.perfect_until for arm in study.measured]
+    assert [one is not None for one in until] == [True, False]
+    assert "not told, the batch grows" in written.text
+
+    # The steps of each batch size have their intervals all the same.
+    constant, growing = (arm["scaling"] for arm in summary_of(tmp_path)["arms"])
+    sizes = [[point["global_batch_size"] for point in one["points"]] for one in (constant, growing)]
+    assert sizes[0] == sizes[1] != []
+    assert (growing["savings"], growing["perfect_until"]) == ([], None)
 
 
 def test_page_escapes_names(plain):
