@@ -25,7 +25,7 @@ _ABOUT = (
     "last one that the run had logged by then."
 )
 _HEADER = ("step", "examples seen", "rule", "tolerance", "critical batch", "noise scale")
-HEADER_OF_LAYERS = ("of norms alone", "of single parameters, median")
+_HEADER_OF_LAYERS = ("of norms alone", "of single parameters, median")
 _SCALE = "train/noise_scale"
 _Scale = _typed_json.Finite | None
 """A noise scale as it is logged: null if it cannot be told from infinity."""
@@ -171,12 +171,27 @@ def critical_section(
     ]
     if not found:
         return []
-    header: tuple[str, ...] = _HEADER
-    rows = [_row(one) for one in found]
-    if any(one.of_layers for one in found):
-        header += HEADER_OF_LAYERS
-        rows = [[*row, *(one.of_layers or ("", ""))] for row, one in zip(rows, found, strict=True)]
-    return [_page.Section("Critical batch", [_ABOUT, _agreement(found)], header=header, rows=rows)]
+    more, columns = columns_of_layers(found)
+    rows = [[*_row(one), *added] for one, added in zip(found, columns, strict=True)]
+    paragraphs = [_ABOUT, _agreement(found)]
+    return [_page.Section("Critical batch", paragraphs, header=_HEADER + more, rows=rows)]
+
+
+def columns_of_layers(
+    found: Sequence[Branched | None],
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return header and cells of the noise scales of norms and of parameters, for a table.
+
+    Args:
+      found: The measurement of each row; None for a row without one.
+
+    Returns:
+      The header, and the cells of each row; all are () if no run logged such noise scales.
+    """
+    cells = [one.of_layers if one else () for one in found]
+    if not any(cells):
+        return (), cells
+    return _HEADER_OF_LAYERS, [each or ("",) * len(_HEADER_OF_LAYERS) for each in cells]
 
 
 def _check_critical(line: Any, kind: Any = _CriticalLine) -> None:

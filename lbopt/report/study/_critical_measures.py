@@ -6,7 +6,7 @@ import math
 
 from lbopt.report import _page
 from lbopt.report._agreement import WITHIN, disagrees
-from lbopt.report._branches import HEADER_OF_LAYERS, Branched
+from lbopt.report._branches import Branched, columns_of_layers
 from lbopt.report.study import _style
 from lbopt.report.study._critical_batch import OVERHEAD, Ends
 from lbopt.report.study._study import ArmResults, Noise, Study
@@ -68,11 +68,9 @@ def critical(study: Study) -> _page.Section | None:
 
     arms = [_row(arm) for arm in study.measured] if study.has_target else []
     rows = [*arms, *map(_branched_row, study.branched)]
-    header: tuple[str, ...] = _HEADER if rows else ()
-    if any(one.of_layers for one in study.branched):
-        header += tuple(f"noise scale {what}" for what in HEADER_OF_LAYERS)
-        of_layers = [*[()] * len(arms), *(one.of_layers for one in study.branched)]
-        rows = [[*row, *(more or ("", ""))] for row, more in zip(rows, of_layers, strict=True)]
+    names, columns = columns_of_layers([*[None] * len(arms), *study.branched])
+    rows = [[*row, *more] for row, more in zip(rows, columns, strict=True)]
+    header = (*_HEADER, *(f"noise scale {name}" for name in names)) if rows else ()
 
     colours = _style.colours(study.measured) if rows else {}
     return _page.Section("Critical batch", paragraphs, header=header, rows=rows, colours=colours)
