@@ -190,8 +190,8 @@ def diloco(
       UserError: For an argument that is out of range. `init` raises it for an inner optimizer that
         keeps a copy of the parameters, their average or their norms, which an exchange would not
         reach (`lbopt.muloco`, `lbopt.muown`, `lbopt.hyperball`, `lbopt.track_ema`, schedule-free).
-        The step raises it for an option that does not go with local steps. `update` raises it, since only a step has workers;
-        for one worker in your own loop see `lbopt.nesterov_outer`.
+        The step raises it for an option that does not go with local steps. `update` raises it,
+        since only a step has workers; for one worker in your own loop see `lbopt.nesterov_outer`.
 
     >>> import jax.numpy as jnp, lbopt, optax
     >>> def loss_fn(params, model_state, batch, rng):

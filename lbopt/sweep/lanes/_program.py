@@ -417,7 +417,7 @@ class Program:
 
 
 class GrowingProgram:
-    """The programs of a cell whose batch grows, one for each batch size, for trials that begin together.
+    """The programs of a cell whose batch grows, by batch size, for trials that begin together.
 
     Args:
       programs: The programs, by phase.
