@@ -178,7 +178,7 @@ def resolve_batch_schedule(
       total: Length of the run in examples.
 
     Raises:
-      UserError: Naming a field, for a change after the end, or a phase without a step.
+      UserError: Naming a field, for a change after the end, or a phase shorter than a step.
     """
     unit = examples_in(config, examples_per_epoch, sequence_length)
     steps = max(1, round(total / global_batch_size))

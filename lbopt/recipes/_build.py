@@ -332,7 +332,7 @@ def batch_phases_of(config: TrainConfig, problem: _problem.LoadedProblem) -> tup
       problem: Its data.
 
     Raises:
-      UserError: Naming the field, for a change after the end, or a phase without a step.
+      UserError: Naming the field, for a change after the end, or a phase shorter than a step.
     """
     assert config.batch_schedule is not None
     size = config.global_batch_size

@@ -232,6 +232,11 @@ def _of_mapping(recipe: Mapping[str, float], scaling: _BatchChange) -> ScaledRec
         named = {change.number for change in one.changes}
         fix = f"{one.name!r} scales {' and '.join(sorted(named))}; give at least one of them"
         require(not named or named & {*recipe}, "recipe", dict(recipe), fix, code="missing")
+        of_sgd = "momentum" in recipe and "b2" not in recipe
+        fix = f"{one.name!r} is for optimizers with b2; give b2, or "
+        fix += one.without or "take another rule"
+        fits = not (of_sgd and one.optimizers and "b2" in named)
+        require(fits, "recipe", dict(recipe), fix, code="conflict")
     names = [name for name in recipe if name != "global_batch_size"]
     table = scaling.table([_Number(name, name, recipe[name]) for name in names])
     scaled = {**recipe, "global_batch_size": scaling.after}

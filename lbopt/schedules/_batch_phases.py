@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from lbopt import _scalars
-from lbopt.errors import UserError, require
+from lbopt.errors import require
 
 _SLACK = 3e-9
 """Steps by which a length in decimal fractions may exceed a whole number."""
@@ -58,8 +58,8 @@ def batch_phases(
       global_batch_size: Examples per step at the start.
       changes: Pairs of a place, in examples from the start, and the batch from there on, by place.
       num_examples: Length of the run in examples; the last step may exceed it.
-      strict: Whether to refuse a change that would leave a phase without a step, or that comes
-        after the end. If False, such changes are left out, the earlier of two.
+      strict: Whether to refuse a change that would leave a phase shorter than a step, or that
+        comes after the end. If False, changes that leave a phase without a step are left out.
 
     Raises:
       UserError: Naming `changes`, for places that do not ascend, a batch size that is no whole
@@ -80,17 +80,20 @@ def batch_phases(
     found: list[BatchPhase] = []
     steps = 0
     examples = 0
+    begun = 0.0
     for place, later in (*changes, (math.inf, size)):
         left = max(0, math.ceil((total - examples) / size - _SLACK))
-        count = left if place == math.inf else math.ceil((place - examples) / size - _SLACK)
-        if strict and place < math.inf and not 0 < count < left:
-            fix = f"the change to batch {later} at {place:g} examples "
-            fix += "comes at or after the end of the run; let it come earlier, or leave it out"
-            if count <= 0:
-                fix = f"batch {size} ends at {place:g} examples, before its first step; let it "
-                fix += "last longer, or leave it out"
-            raise UserError("changes", changes, fix, code="conflict")
-        count = min(max(count, 0), left)
+        end = min(place, total)
+        count = min(left, max(0, math.ceil((end - examples) / size - _SLACK)))
+        if strict and changes:
+            fix = f"the change to batch {later} at {place:g} examples comes at or after the end of "
+            fix += "the run; let it come earlier, or leave it out"
+            require(place == math.inf or count < left, "changes", changes, fix, code="conflict")
+            fix = f"batch {size} from {begun:g} to {end:g} examples has not one whole step; let it "
+            fix += "last longer, or leave it out"
+            has_step = count > 0 and end - begun >= size * (1 - _SLACK)
+            require(has_step, "changes", changes, fix, code="conflict")
+        begun = place
         if count:
             found.append(BatchPhase(size, count, steps, examples))
             steps += count

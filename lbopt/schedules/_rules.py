@@ -141,8 +141,8 @@ class ScalingRule:
         batch below the critical one, "" if it needs neither.
       without: Rule for the optimizers that have no part in this one, in words.
 
-    >>> RULES["legw"].source
-    'You et al., arXiv 1901.08256v1'
+    >>> RULES["power_lines"].source
+    'Bergsma et al., arXiv 2505.13738v2, eq. 2'
     """
 
     name: str
@@ -185,14 +185,14 @@ _ROWS = (
     ScalingRule(
         "sqrt",
         "the learning rate grows with the root of the batch",
-        "You et al., arXiv 1904.00962v5",
+        "You et al., arXiv 1904.00962v5, square root learning rate scaling",
         (_ROOT,),
         regime="noise",
     ),
     ScalingRule(
         "legw",
         "sqrt, and as many steps of warmup at every batch",
-        "You et al., arXiv 1901.08256v1",
+        "You et al., arXiv 1901.08256v1, linear-epoch gradual warmup and sqrt scaling",
         (_ROOT, Change("warmup_epochs", batch=1)),
         regime="noise",
     ),
@@ -222,7 +222,8 @@ _ROWS = (
     ScalingRule(
         "token_half_life",
         "the half-life of the second moment in tokens; b1 stays",
-        "Marek et al., arXiv 2507.07101v2, martin-marek/batch-size@32700f0:pretraining/utils.py",
+        "Marek et al., arXiv 2507.07101v2, b2 of a half-life in tokens; "
+        "martin-marek/batch-size@32700f0:pretraining/utils.py",
         (Change("b2", "half_life", batch=1),),
     ),
     ScalingRule(

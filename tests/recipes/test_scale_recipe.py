@@ -413,6 +413,11 @@ def test_a_noise_scale_that_does_not_fit_is_refused(line, change, code, measured
         ({"recipe": {"learning_rate": 1.0}}, "recipe", "missing"),
         ({"recipe": {"lr": 1.0, "global_batch_size": 2}}, "recipe", "choice"),
         ({"recipe": {"momentum": 0.9, "global_batch_size": 2}}, "recipe", "missing"),
+        (
+            {"recipe": {"learning_rate": 0.1, "momentum": 0.9, "global_batch_size": 64}},
+            "recipe",
+            "conflict",
+        ),
     ],
 )
 def test_refusals(change, field, code):

@@ -68,12 +68,20 @@ def test_the_batch_doubles_where_the_critical_batch_is_twice_as_large():
         ([(100, 0)], 1000),
         ([(1000, 32)], 1000),
         ([(100, 32), (101, 64)], 1000),
+        ([(160, 32), (161, 64)], 1000),
+        ([(1, 32)], 1000),
+        ([(960, 64)], 1000),
+        ([(100, 512), (1140, 32), (1200, 64)], 4000),
         ([(math.nan, 32)], 1000),
     ],
 )
 def test_refused_changes(changes, total):
     with refused("changes"):
         batch_phases(16, changes, total)
+
+
+def test_a_run_without_changes_may_be_shorter_than_a_step():
+    assert batch_phases(16, [], 10) == (BatchPhase(16, 1, 0, 0),)
 
 
 def test_the_rate_of_a_phase_is_that_of_the_run_at_the_same_examples():

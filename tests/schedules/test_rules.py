@@ -1,6 +1,7 @@
 """The table of scaling rules: identities that each rule keeps, and what its source computes."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -22,6 +23,13 @@ BASES = {
     "weight_decay": 0.1,
     "ema_decay": 0.9999,
 }
+
+
+@pytest.mark.parametrize("rule", [rule for name, rule in RULES.items() if name != "none"])
+def test_every_rule_names_its_source_and_the_place_in_it(rule):
+    paper = re.search(r"arXiv \d{4}\.\d{5}v\d+, \w{2,}", rule.source)
+    code = re.search(r"\w/[\w-]+@\w{7}:[\w/]+\.py$", rule.source)
+    assert paper or code, rule.source
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -432,13 +432,14 @@ def test_refused_on_these_devices_and_data():
     [
         (BatchScheduleConfig("steps", changes=((0.1, 32), (30.0, 64))), "changes"),
         (BatchScheduleConfig("steps", changes=((0.1, 32), (0.101, 64))), "changes"),
+        (BatchScheduleConfig("steps", changes=((0.5, 32), (0.501, 64))), "changes"),
         (BatchScheduleConfig("doubling", final_batch_size=64, every=100.0), "every"),
         (BatchScheduleConfig("ramp", final_batch_size=64, increment=16, length=9.0), "length"),
         (BatchScheduleConfig("ramp", final_batch_size=64, increment=1, length=0.2), "length"),
         (BatchScheduleConfig("critical", final_batch_size=64, measured=((9.0, 64),)), "measured"),
     ],
 )
-def test_a_change_after_the_end_and_a_phase_without_a_step_are_refused(growing, field):
+def test_a_change_after_the_end_and_a_phase_shorter_than_a_step_are_refused(growing, field):
     with refused(f"config.batch_schedule.{field}", code="conflict"):
         build_run(config(batch_schedule=growing))
 
