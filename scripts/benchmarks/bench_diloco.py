@@ -44,6 +44,7 @@ def run() -> Iterator[dict]:
     plain, _ = _sent(AggregatorConfig(), DilocoConfig())
     for name, (aggregator, local) in CASES.items():
         sent, promised = _sent(aggregator, local)
+        assert sent >= promised, f"the program of {name} is not read whole"
         title = f"{name}, exchanged every {EVERY} steps: sent to the other slice by a chip"
         aim = ("lbopt", "<=", PADDING * promised)
         yield pairs.row(title, "MB/step", sent, plain, "plain step", plain / sent, aim)

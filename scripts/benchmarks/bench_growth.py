@@ -5,8 +5,9 @@ A run whose batch doubles is trained by `lbopt.train.train`, which blocks on eve
 stall is the time from the end of the last step of a batch to the end of the first step of the next
 one, less the median step of the next one. The peer compiles the step when the batch changes.
 
-The critical batch is measured in three ways: by a study's steps to a target, by the noise scale of
-its final runs, and by branches of one run. The peer is the study alone.
+The critical batch is measured in three ways, which the study's report shows together: by the
+study's steps to a target, by noise scales (that of its final runs, and those of each layer of one
+run), and by branches of that run. The peer is the study alone.
 """
 
 import dataclasses
@@ -50,6 +51,9 @@ STUDY_FLAG = f"--config={STUDY}"
 RUN = (
     "--config=digits_cnn:adamw-64",
     "--config.schedule.decay=constant",
+    "--config.optimizer.track_noise_scale=True",
+    "--config.optimizer.noise_scale_per_layer=True",
+    "--config.parallel.num_microsteps=2",
     "--config.checkpoint.every_steps=50",
     "--config.checkpoint.keep=10",
 )
@@ -139,12 +143,14 @@ def _measures() -> dict:
 
         def measured() -> None:
             cache = f"{folder}/of_measured"
-            _lbopt(cache, "sweep", STUDY_FLAG, f"--workdir={folder}/measured")
+            study = f"{folder}/measured"
+            _lbopt(cache, "sweep", STUDY_FLAG, f"--workdir={study}")
             _lbopt(cache, "train", *RUN, f"--workdir={folder}/run")
-            _lbopt(cache, "critical", f"--workdir={folder}/run", *BRANCHES)
+            _lbopt(cache, "critical", f"--workdir={folder}/run", *BRANCHES, f"--study={study}")
+            _lbopt(cache, "report", f"--workdir={study}")
 
         ours, peer, ratio = pairs.in_turn(measured, plain, 1, discard=0)
-    title = f"{STUDY} with its noise scale, and a run with branches"
+    title = f"{STUDY} with noise scales, and a run with branches"
     return pairs.row(title, "s", ours, peer, "the study alone", ratio, MEASURES_AIM)
 
 
