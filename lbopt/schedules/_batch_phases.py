@@ -89,7 +89,7 @@ def batch_phases(
             fix = f"the change to batch {later} at {place:g} examples comes at or after the end of "
             fix += "the run; let it come earlier, or leave it out"
             require(place == math.inf or count < left, "changes", changes, fix, code="conflict")
-            fix = f"batch {size} from {begun:g} to {end:g} examples has not one whole step; let it "
+            fix = f"batch {size} has no whole step between {begun:g} and {end:g} examples; let it "
             fix += "last longer, or leave it out"
             has_step = count > 0 and end - begun >= size * (1 - _SLACK)
             require(has_step, "changes", changes, fix, code="conflict")
