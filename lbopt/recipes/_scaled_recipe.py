@@ -57,7 +57,7 @@ class ScaledRecipe:
     learning_rate  0.001      0.002       x sqrt(k)
     <BLANKLINE>
     stays: momentum 0.9
-    source: sqrt: You et al., arXiv 1904.00962v5
+    source: sqrt: You et al., arXiv 1904.00962v5, square root learning rate scaling
     regime: sqrt holds where noise dominates the gradient of a batch: by the noise scale of 3e+04 \
 examples, noise is 98% of the mean square of the gradient at batch 512 and 94% at 2048, so it holds
     """

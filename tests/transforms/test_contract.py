@@ -302,7 +302,8 @@ TABLE = {
     "scale_by_muown": (
         lbopt.scale_by_muown,
         {
-            "learning_rate": lambda count: 0.1 / (1 + count),
+            # An update is the difference of two weights, so a small one is rounded more.
+            "learning_rate": lambda count: 1 / (1 + count),
             "momentum": 0.5,
             "b2": 0.9,
             "adam_eps": 1e-2,
@@ -314,7 +315,7 @@ TABLE = {
     "muown": (
         lbopt.muown,
         {
-            "learning_rate": 0.1,
+            "learning_rate": 0.5,
             "adam_eps": 1e-2,
             "products_dtype": None,
             "dimension_numbers": by_shape,
