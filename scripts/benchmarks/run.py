@@ -33,7 +33,8 @@ BENCHMARKS = {
     "aggregators": "time and sent bytes of every aggregator beside the plain mean, and HBM traffic "
     "of the quantiser, by the TPU compiler",
     "diloco": "bytes between slices with local steps beside the plain step, by the TPU compiler",
-    "growth": "stall of the training loop where the batch grows, beside compiling there",
+    "growth": "stall of the training loop where the batch grows; cost of measuring the critical "
+    "batch",
     "sweep": "trials/s of lbopt's sweep beside one process per trial and a hand-written loop; "
     "batched trials on TPU, by the TPU compiler",
 }
