@@ -13,6 +13,7 @@ SIZES = (16, 64, 256)
 SEEDS = (1, 2, 3, 4, 5)
 NUM_EXAMPLES = 1024
 NUM_EPOCHS = 8.0
+ONE_CANDIDATE = {"learning_rate_factors": [1.0]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Truth:
       diverges: batch sizes at which the final trials diverge.
       aggregator: fields of the arm's aggregator; None for no field of its own.
       batch_schedule: fields of the arm's batch schedule; None for a constant batch.
+      kept: whether the arm runs as its rule says, without a search.
     """
 
     test: tuple[float, ...]
@@ -58,6 +60,7 @@ class Truth:
     diverges: tuple[int, ...] = ()
     aggregator: dict | None = None
     batch_schedule: dict | None = None
+    kept: bool = False
 
 
 def legw(test, train=None, **changes):
@@ -142,6 +145,7 @@ def _arm(name, truth):
     }
     arm = {"name": name, "optimizer": {"name": truth.optimizer}, "schedule": schedule}
     own = {"aggregator": truth.aggregator, "batch_schedule": truth.batch_schedule}
+    own["search"] = {**_search(), "seeds": [0], **ONE_CANDIDATE} if truth.kept else None
     return arm | {name: value for name, value in own.items() if value}
 
 
@@ -182,7 +186,7 @@ class _Cell:
     @property
     def candidates(self):
         """Return (learning rate, warmup, weight decay) factors and fidelity."""
-        search = self.config["search"]
+        search = self.config["search"] | (ONE_CANDIDATE if self.truth.kept else {})
 
         if search["method"] == "grid":
             factors = [

@@ -22,6 +22,7 @@ from lbopt.report.study._claim_noise_scale import (
     noise_scale_predicts_limit,
 )
 from lbopt.report.study._claim_precision import aps_keeps_accuracy
+from lbopt.report.study._claim_rule import rules_need_no_search
 from lbopt.report.study._claim_warmup import constant_warmup_steps
 from lbopt.report.study._critical_batch import OVERHEAD
 from lbopt.report.study._critical_measures import branches_apart, disagreements, interval_words
@@ -57,6 +58,7 @@ def claims_of(study: Study) -> list[Claim]:
         diffusion_is_logarithmic(study),
         aps_keeps_accuracy(study),
         *growing_batches_keep_the_score(study),
+        *rules_need_no_search(study),
     ]
     return [claim for claim in found if claim is not None]
 

@@ -636,3 +636,33 @@ def test_an_arm_with_the_batch_schedule_of_the_study_is_not_a_constant_batch():
     )
     config["train"]["batch_schedule"] = {"kind": "doubling", "final_batch_size": 1024}
     assert not [name for name in judged(config, rows) if name.startswith("growing")]
+
+
+# ---- rules that need no search
+
+
+@pytest.mark.parametrize(
+    ("kept", "verdict"),
+    [
+        (FLAT, "held"),
+        ((0.98, 0.98, 0.9), "did not hold"),
+        ((0.98, 0.98, 0.971), "cannot be told"),
+    ],
+)
+def test_a_rule_needs_no_search_where_one_would_gain_nothing(kept, verdict):
+    truths = {
+        "searched": legw(FLAT),
+        "as it is": legw(kept, kept=True),
+        "another optimizer": Truth((0.9, 0.9, 0.9)),
+    }
+    said = claims(truths)
+    assert said["rule_needs_no_search_legw"][0] == verdict
+    lost = 100 * (FLAT[2] - kept[2])
+    assert f"{lost:.3g} points at batch 256" in said["rule_needs_no_search_legw"][1]
+
+
+def test_each_rule_has_a_claim_of_its_own_and_needs_an_arm_with_a_search():
+    kept = Truth(FLAT, kept=True)
+    names = [name for name in claims({"a": kept, "b": kept, "c": Truth(FLAT)}) if "search" in name]
+    assert names == ["rule_needs_no_search_linear", "rule_needs_no_search_linear_2"]
+    assert not any("search" in name for name in claims({"a": kept, "b": kept}))
