@@ -1,4 +1,4 @@
-"""Claim of a rule that scales learning rate and warmup: no new search is needed at a larger batch."""
+"""Claim of a rule that scales learning rate and warmup: a larger batch needs no new search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lbopt.config import Arm, SearchConfig
 from lbopt.report.study._metric import Metric
 from lbopt.report.study._study import ArmResults, CellResults, Study, comparable
 from lbopt.report.study._within import stay_within
-from lbopt.report.study._words import Claim, judged, listed, say
+from lbopt.report.study._words import Claim, judged, say
 
 _NAME = "rule_needs_no_search_{}"
 _WHAT = "{}, scaled by {} without a search, stays within {} of a search at each batch size"
@@ -39,7 +39,7 @@ def rules_need_no_search(study: Study) -> list[Claim]:
 
 
 def _is_tuned_twin(arm: ArmResults, other: ArmResults) -> bool:
-    """Return whether an arm runs as its rule says, and the other searches for the same optimizer."""
+    """Return whether an arm runs as its rule says, and another of its optimizer searches."""
     same = arm.config.optimizer.name == other.config.optimizer.name
     return same and _keeps_the_rule(arm.search) and not _keeps_the_rule(other.search)
 
