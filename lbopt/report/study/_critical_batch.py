@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -155,19 +156,45 @@ def measure_critical_batch(
     if fit is None or min(len(cell.steps) for cell in cells) < 2:
         return fit
 
+    drawn = resample_critical_batches(cells, num_resamples=num_resamples, seed=seed)
+    smallest = min(size for size, _ in pairs)
+    low, high = _ends(drawn.critical_batch_size, drawn.unknown, fit.critical_batch_size)
+    overheads = overhead_batch(smallest, low), overhead_batch(smallest, high)
+    least_ends = _ends(drawn.min_steps, drawn.unknown, fit.min_steps)
+    return dataclasses.replace(fit, intervals=CriticalIntervals(least_ends, (low, high), overheads))
+
+
+class CriticalResamples(NamedTuple):
+    """Fits of resampled seeds, each array [resamples].
+
+    Attributes:
+      min_steps: S_min.
+      critical_batch_size: B_crit, 0 if a larger batch saves no steps and infinite if it always
+        does.
+      unknown: Whether fewer than three batch sizes reach the target, so that the two say nothing.
+    """
+
+    min_steps: np.ndarray
+    critical_batch_size: np.ndarray
+    unknown: np.ndarray
+
+
+def resample_critical_batches(
+    cells: Sequence[CellSteps], *, num_resamples: int = 2000, seed: int | Sequence[int] = 0
+) -> CriticalResamples:
+    """Fit the median steps of resampled seeds, which are drawn within each batch size.
+
+    Args:
+      cells: Steps to the target at each batch size.
+      num_resamples: Number of bootstrap resamples.
+      seed: Seed for resampling the runs.
+    """
     generator = np.random.Generator(np.random.Philox(seed))
     drawn = np.stack([resample_medians(cell.steps, generator, num_resamples) for cell in cells], 1)
     reached = np.isfinite(drawn)
     log_steps = np.log(np.where(reached, drawn, 1.0))
     sizes = np.array([cell.global_batch_size for cell in cells], float)
-    least, critical = _fit(sizes, log_steps, reached)
-
-    unknown = reached.sum(1) < _FEWEST_SIZES
-    smallest = min(size for size, _ in pairs)
-    low, high = _ends(critical, unknown, fit.critical_batch_size)
-    overheads = overhead_batch(smallest, low), overhead_batch(smallest, high)
-    least_ends = _ends(least, unknown, fit.min_steps)
-    return dataclasses.replace(fit, intervals=CriticalIntervals(least_ends, (low, high), overheads))
+    return CriticalResamples(*_fit(sizes, log_steps, reached), reached.sum(1) < _FEWEST_SIZES)
 
 
 def _ends(values: np.ndarray, unknown: np.ndarray, estimate: float) -> Ends:
