@@ -57,7 +57,10 @@ def get_config(arg: str = "") -> SweepConfig:
             common.make_arm("CNN, LAMB", constant("lamb", 0.01), model=cnn),
         ),
         global_batch_sizes=(16, 128, 1024),
-        search=SearchConfig(learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0)),
+        search=SearchConfig(
+            learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0),
+            widen_candidates=0,  # as its committed results were searched
+        ),
         final_seeds=common.final_seeds(5),
         measure=MeasureConfig(distance=True),
     )

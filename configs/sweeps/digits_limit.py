@@ -52,6 +52,7 @@ def get_config(arg: str = "") -> SweepConfig:
 
     if arg == "target":
         config.name = "digits_limit:target"
+        config.search.widen_candidates = 0  # as its committed results were searched
         train = config.train
         train.num_epochs = 40.0
         train.eval_every_epochs = 0.25

@@ -54,6 +54,7 @@ def get_config(arg: str = "") -> SweepConfig:
             learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0),
             warmup_factors=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0),
             seeds=(0, 1),
+            widen_candidates=0,  # as its committed results were searched
         ),
         final_seeds=common.final_seeds(5),
         measure=MeasureConfig(num_probes=12, probe_parts=8),

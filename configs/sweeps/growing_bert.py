@@ -61,7 +61,11 @@ def get_config(arg: str = "") -> SweepConfig:
         ),
         arms=tuple(_arm(name, changes) for name, changes in growing.items()),
         global_batch_sizes=(BATCH,),
-        search=SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0, 4.0), seeds=(0,)),
+        search=SearchConfig(
+            learning_rate_factors=(0.5, 1.0, 2.0, 4.0),
+            seeds=(0,),
+            widen_candidates=0,  # as its committed results were searched
+        ),
         final_seeds=common.final_seeds(5),
         metric="eval/loss",
     )

@@ -59,7 +59,11 @@ def get_config(arg: str = "") -> SweepConfig:
         train=TrainConfig(name="precision_digits", num_epochs=20.0, model=model),
         arms=(whole, *(reduced(*form, shift) for form in FORMATS for shift in (True, False))),
         global_batch_sizes=(64, 256, 1024),
-        search=SearchConfig(learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0), seeds=(0,)),
+        search=SearchConfig(
+            learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0),
+            seeds=(0,),
+            widen_candidates=0,  # as its committed results were searched
+        ),
         final_seeds=common.final_seeds(5),
     )
 

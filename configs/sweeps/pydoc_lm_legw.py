@@ -56,7 +56,9 @@ def get_config(arg: str = "") -> SweepConfig:
         ),
         global_batch_sizes=(16, 32, 64, 128, 256),
         search=SearchConfig(
-            learning_rate_factors=(0.25, 0.5, 1.0, 2.0), warmup_factors=(0.25, 0.5, 1.0, 2.0, 4.0)
+            learning_rate_factors=(0.25, 0.5, 1.0, 2.0),
+            warmup_factors=(0.25, 0.5, 1.0, 2.0, 4.0),
+            widen_candidates=0,  # as its committed results were searched
         ),
         final_seeds=common.final_seeds(5),
         limit_points=5.0,

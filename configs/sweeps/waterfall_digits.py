@@ -40,7 +40,11 @@ ORDERS = {
     "trust-first": ("adam", "trust", "legw", "decay", "smoothing", "tuned"),
 }
 ROWS = (*ORDERS, "searched", "smoke")
-SEARCH = SearchConfig(learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0), seeds=(0, 1))
+SEARCH = SearchConfig(
+    learning_rate_factors=(0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+    seeds=(0, 1),
+    widen_candidates=0,  # as its committed results were searched
+)
 AS_IT_IS = SearchConfig(learning_rate_factors=(1.0,))
 NAMES = {
     "decay": "+ polynomial decay",

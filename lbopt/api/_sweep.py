@@ -119,8 +119,8 @@ def run_sweep(
     >>> study = run_sweep(  # doctest: +SKIP
     ...     problem, arms, (64, 256), num_epochs=2, final_seeds=(7,)
     ... )
-    >>> len(study.records)  # doctest: +SKIP
-    24
+    >>> len(study.records) >= 24  # doctest: +SKIP
+    True
     """
     with in_python():
         fix = "give a list of numbers, for instance (64, 256)"

@@ -51,8 +51,17 @@ class CellPlan(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of all runs of the cell, one after another; None if they do not fit."""
+        """Seconds of all runs of the cell, one after another; None if they do not fit.
+
+        Runs beyond the edges of the search are not counted.
+        """
         return self.full_runs * self.plan.seconds if self.plan.fits else None
+
+    @property
+    def most_seconds(self) -> float | None:
+        """Seconds with all runs that the search may do beyond its edges; None as above."""
+        most = self.full_runs + self.search.extra
+        return most * self.plan.seconds if self.plan.fits else None
 
 
 def plan_study(
@@ -120,6 +129,11 @@ def lines(cells: list[CellPlan]) -> list[str]:
     seconds = [cell.seconds for cell in cells if cell.seconds is not None]
     runs = sum(cell.search.trials + cell.num_final for cell in cells)
     total = f"{runs} runs; one after another they take {sum(seconds) / 3600:.1f} h by these steps"
+    if extra := sum(cell.search.extra for cell in cells):
+        more = sum(cell.most_seconds or 0.0 for cell in cells)
+        total += (
+            f"; beyond the edges of the searches up to {extra} more, {more / 3600:.1f} h in all"
+        )
     if len(seconds) < len(cells):
         total += f"; {len(cells) - len(seconds)} cells do not fit and are not counted"
     return [*aligned, "", total]
@@ -164,10 +178,11 @@ def to_json(cells: list[CellPlan], name: str) -> dict[str, Any]:
 
     Returns:
       `{"study", "topology", "fits", "projected_seconds", "cells": [{"arm", "global_batch_size",
-      "num_microsteps", "search_trials", "search_full_runs", "final_runs", "projected_seconds",
-      "run"}]}`. "fits" is true if all cells fit; "run" is the plan of one full-length run. The
-      seconds of a cell that does not fit are null. The study's seconds are those of the other
-      cells, all runs one after another.
+      "num_microsteps", "search_trials", "search_full_runs", "search_trials_beyond_edges",
+      "final_runs", "projected_seconds", "most_projected_seconds", "run"}]}`. "fits" is true if all
+      cells fit; "run" is the plan of one full-length run. The seconds of a cell that does not fit
+      are null. The study's seconds are those of the other cells, all runs one after another;
+      "most" are those with all runs beyond the edges of the searches.
     """
     seconds = [cell.seconds for cell in cells]
 
@@ -183,8 +198,10 @@ def to_json(cells: list[CellPlan], name: str) -> dict[str, Any]:
                 "num_microsteps": cell.num_microsteps,
                 "search_trials": cell.search.trials,
                 "search_full_runs": cell.search.full_runs,
+                "search_trials_beyond_edges": cell.search.extra,
                 "final_runs": cell.num_final,
                 "projected_seconds": cell.seconds,
+                "most_projected_seconds": cell.most_seconds,
                 "run": plan_document(cell.plan),
             }
             for cell in cells

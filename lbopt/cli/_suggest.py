@@ -302,7 +302,9 @@ def _trials(config: TrainConfig, rate: float, steps: int, examples: int) -> list
         arms=(Arm("suggest", config.optimizer, schedule),),
         global_batch_sizes=(config.schedule.base_batch_size,),
         search=SearchConfig(
-            learning_rate_factors=_FACTORS, warmup_factors=tuple(one / unit for one in _WARMUPS)
+            learning_rate_factors=_FACTORS,
+            warmup_factors=tuple(one / unit for one in _WARMUPS),
+            widen_candidates=0,
         ),
         final_seeds=(1,),
         measure=MeasureConfig(

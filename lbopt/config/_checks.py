@@ -201,8 +201,9 @@ def _revive_group(kind: type, data: Any, place: str, written_by: str) -> Any:
 def completed_json(kind: type, data: Any) -> Any:
     """Return JSON data that an earlier version wrote, as this one would write it.
 
-    Fields that it did not have are added with their defaults, and fields that do not apply, whose
-    values it accepted, are set to theirs.
+    Fields that it did not have are added with their defaults, or with the values by which this
+    version does what that one did. Fields that do not apply, whose values it accepted, are set to
+    their defaults.
 
     Args:
       kind: The dataclass.
@@ -230,7 +231,7 @@ def _with_defaults(kind: type, data: Any) -> Any:
             is_group = dataclasses.is_dataclass(default)
             found[field.name] = config_to_json(default) if is_group else _with_lists(default)
         elif field.default is not dataclasses.MISSING:
-            found[field.name] = json.loads(json.dumps(field.default))
+            found[field.name] = json.loads(json.dumps(_fields.earlier_value(field)))
     return found
 
 

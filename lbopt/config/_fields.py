@@ -58,6 +58,7 @@ class Applicability:
 
 _ALWAYS = Applicability()
 _KEY = "lbopt.applicability"
+_BEFORE = "lbopt.before"
 
 
 def only(
@@ -96,6 +97,21 @@ def only_default(factory: Callable[[], Any], **when: tuple[Any, ...] | Condition
     """Declare a field as `only` does, whose default is a new object for each config."""
     found = Applicability((when,))
     return dataclasses.field(default_factory=factory, metadata={_KEY: found})
+
+
+def since(default: Any, before: Any) -> Any:
+    """Declare a field that configs of earlier versions lack, whose default changes what runs.
+
+    Args:
+      default: Default of the field.
+      before: Value with which this version does what earlier ones did.
+    """
+    return dataclasses.field(default=default, metadata={_BEFORE: before})
+
+
+def earlier_value(field: dataclasses.Field) -> Any:
+    """Return the value of a field in a config of an earlier version, which lacks it."""
+    return field.metadata.get(_BEFORE, default_of(field))
 
 
 def default_of(field: dataclasses.Field) -> Any:

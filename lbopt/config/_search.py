@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 
 from lbopt.config._checks import at_least, check_numbers, require_seed, require_seeds
-from lbopt.config._fields import only
+from lbopt.config._fields import only, since
 from lbopt.errors import require, require_choice
 
 METHODS = ("grid", "log_uniform", "halton", "successive_halving", "hyperband", "optuna")
@@ -52,6 +52,10 @@ class SearchConfig:
         of the first of them.
       seeds: Seeds with which every candidate is run.
       seed: Seed of the search itself.
+      widen_candidates: Largest number of further candidates at each batch size, beyond the edges.
+        While a factor of the best candidate lies at an edge of the search, that candidate runs at
+        full length with the factor one step further: by the grid's own step, or by a tenth of the
+        range. 0 to keep to the factors and ranges above.
 
     >>> search = SearchConfig("halton", num_candidates=8, learning_rate_range=(0.1, 10.0))
     >>> search.has_rungs
@@ -73,6 +77,7 @@ class SearchConfig:
     candidates_at_once: int = only(4, method=("optuna",))
     seeds: tuple[int, ...] = (0,)
     seed: int = only(0, method=_SAMPLED)
+    widen_candidates: int = since(4, before=0)
 
     @property
     def has_rungs(self) -> bool:
@@ -96,6 +101,7 @@ def check_search(search: SearchConfig) -> None:
     _check_ranges(search)
     at_least("num_candidates", search.num_candidates, 1)
     at_least("candidates_at_once", search.candidates_at_once, 1)
+    at_least("widen_candidates", search.widen_candidates, 0)
     _check_rungs(search)
     require_seeds("seeds", search.seeds)
     require_seed("seed", search.seed)

@@ -36,7 +36,7 @@ def drive(cell: Cell, config: SweepConfig) -> Generator[list[Trial], list[Record
     """
     search = config.arm_search(cell.index)
     with config.naming_search(cell.index):
-        searcher = make_searcher(search)
+        searcher = make_searcher(search, cell.longest_warmup)
     seeds = search.seeds
     searched: list[Record] = []
     while proposals := searcher.ask():

@@ -30,6 +30,7 @@ class _CellProgress:
       size: Global batch size.
       trials: Planned number of trials.
       examples: Examples of all planned trials, at their planned lengths.
+      searched: Planned number of search trials that are not finished; below 0 beyond the edges.
       finals: Number of final trials that are not finished; the cell is complete without them.
       done: Number of finished trials.
       done_examples: Examples of the finished trials, at their planned lengths.
@@ -40,6 +41,7 @@ class _CellProgress:
     size: int
     trials: int
     examples: float
+    searched: int
     finals: int
     done: int = 0
     done_examples: float = 0.0
@@ -50,11 +52,17 @@ class _CellProgress:
         self.done += 1
         self.done_examples += record["steps"] * self.size
         self.seconds += record.get("seconds", 0.0)
-        self.finals -= record["phase"] == FINAL
+        if record["phase"] == FINAL:
+            self.finals -= 1
+            return
+        self.searched -= 1
+        if self.searched < 0:  # a trial beyond the plan puts off none of the others
+            self.trials += 1
+            self.examples += record["steps"] * self.size
 
     @property
     def planned(self) -> int:
-        """Number of trials; a search that prunes may run fewer or more than were planned."""
+        """Number of trials; a search that prunes may run fewer than were planned, and all more."""
         return max(self.trials, self.done) if self.finals > 0 else self.done
 
     @property
@@ -68,7 +76,8 @@ class StudyProgress:
 
     The time that is left is the time of finished trials, per example of their planned lengths and
     at the nearest batch size, times the examples that are left; divided by the number of trials
-    that run side by side, as measured since the start.
+    that run side by side, as measured since the start. Trials beyond the edges of a search are
+    counted once they have finished.
 
     Args:
       config: The config of the study.
@@ -96,6 +105,7 @@ class StudyProgress:
                 cell.global_batch_size,
                 costs[cell.index].trials + finals,
                 (costs[cell.index].full_runs + finals) * cell.examples(cell.num_steps),
+                costs[cell.index].trials,
                 finals,
             )
             for cell in cells

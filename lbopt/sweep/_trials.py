@@ -175,6 +175,16 @@ class Cell:
         """Epochs, steps and examples of this cell, at its first batch size."""
         return Units(len(self.problem.splits.train), self.global_batch_size)
 
+    @property
+    def longest_warmup(self) -> float:
+        """Largest factor whose warmup ends before a run of the full length; 0 warmups always do."""
+        own = self.resolved.warmup_steps
+        return self._longest_steps(self.resolved.num_steps) / own if own > 0 else math.inf
+
+    def _longest_steps(self, num_steps: int) -> float:
+        """Return the longest warmup in a run of this many steps, not rounded."""
+        return max(num_steps - 1 - self.arm.schedule.start_step, 0)
+
     def trial(self, phase: str, proposal: Proposal, seed: int) -> Trial:
         """Return the trial of a proposal, its length rounded up to whole steps.
 
@@ -191,7 +201,7 @@ class Cell:
         assert not self.growth or proposal.fidelity == 1, "the config refuses shorter trials"
         schedule = self.arm.schedule
         stretched = (whole + schedule.first_step) / (num_steps + schedule.first_step)
-        longest = max(num_steps - 1 - schedule.start_step, 0) * stretched
+        longest = self._longest_steps(num_steps) * stretched
         return Trial(
             phase=phase,
             factors=factors,

@@ -11,6 +11,7 @@ from lbopt.config import (
     ModelConfig,
     OptimizerConfig,
     PhaseConfig,
+    SearchConfig,
     SweepConfig,
     TrainConfig,
     completed_json,
@@ -36,6 +37,17 @@ def test_it_comes_back(config):
     back = config_from_json(type(config), json.loads(json.dumps(config_to_json(config))))
     assert back == config
     assert repr(back) == repr(config)
+
+
+def test_a_study_of_an_earlier_version_is_not_widened():
+    """It has no such field, and did not search beyond its edges; this version's default does."""
+    earlier = config_to_json(SweepConfig(arms=(Arm("lamb", search=SearchConfig()), Arm("lars"))))
+    assert earlier["search"].pop("widen_candidates") > 0
+    earlier["arms"][0]["search"].pop("widen_candidates")
+    found = completed_json(SweepConfig, earlier)
+    assert found["search"]["widen_candidates"] == 0
+    assert found["arms"][0]["search"]["widen_candidates"] == 0
+    assert completed_json(SweepConfig, found) == found
 
 
 def test_left_out_fields_have_their_defaults():

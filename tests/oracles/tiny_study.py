@@ -25,7 +25,7 @@ def make_config(**changes):
             Arm("lamb", OptimizerConfig("lamb", weight_decay=0.01), ScheduleConfig(0.02, **legw)),
         ),
         global_batch_sizes=(128, 1024),
-        search=SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0)),
+        search=SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0), widen_candidates=0),
         final_seeds=(7, 8),
         trials_per_program=3,
     )

@@ -121,7 +121,7 @@ def test_a_diverged_candidate_never_beats_another():
 
 def test_hyperband_asks_for_all_runs_of_one_length_at_once():
     """Four waits, each for runs of one length: 27, 9 + 12, 3 + 4 + 6 and 1 + 1 + 2 + 4 of them."""
-    search = make_searcher(SearchConfig("hyperband"))
+    search = make_searcher(SearchConfig("hyperband", widen_candidates=0))
     rounds = []
     while asked := search.ask():
         rounds.append(asked)

@@ -54,7 +54,7 @@ def test_three_factors_are_searched_in_their_ranges():
         "warmup_range": (2.0, 4.0),
         "weight_decay_range": (0.0, 0.0),
     }
-    rounds = asked_of(SearchConfig("optuna", **ranges), bowl)
+    rounds = asked_of(SearchConfig("optuna", **ranges, widen_candidates=0), bowl)
     assert rounds[0][0].factors == Factors(1.0, 2.0, 0.0)
     for one in (one.factors for asked in rounds for one in asked):
         assert 0.5 <= one.learning_rate <= 2.0

@@ -15,7 +15,7 @@ FINE = Score(1.0, 0.0)
 
 @pytest.fixture
 def search():
-    return make_searcher(SearchConfig(learning_rate_factors=(0.5, 1.0)))
+    return make_searcher(SearchConfig(learning_rate_factors=(0.5, 1.0), widen_candidates=0))
 
 
 def test_asking_again_before_telling_is_refused(search):

@@ -58,7 +58,8 @@ def going_through(cell, config, value):
 def test_a_cell_runs_every_rate_with_every_search_seed_and_then_the_best_with_every_final_seed(
     cells,
 ):
-    config = make_config(search=SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0), seeds=(0, 3)))
+    search = SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0), seeds=(0, 3), widen_candidates=0)
+    config = make_config(search=search)
     search, final = going_through(
         cells[0], config, lambda one: 0.9 if one.factors.learning_rate == 2.0 else 0.8
     )

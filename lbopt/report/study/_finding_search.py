@@ -10,19 +10,23 @@ from lbopt.config import SearchConfig
 from lbopt.report.study._metric import Metric
 from lbopt.report.study._study import ArmResults, CellResults, Study
 from lbopt.report.study._words import grouped, listed, quoted, say, span
+from lbopt.sweep.search import can_widen
 
 _KEPT = """Had every arm kept its own rule's warmup, the best validation {{ metric.text }}
     of the search would have been worse by: {{ parts | join(", ") }}."""
 _SAME = """
     {%- if differ %}The arms did not get the same search: each got {{ each }}, but of different
     candidates ({{ differ | join(", ") }} differ{{ "s" if differ | length == 1 }}).
-    {%- else %}Every arm got the same search: {{ each }}.{% endif %}"""
+    {%- else %}Every arm got the same search: {{ each }}{{ beyond }}.{% endif %}"""
 _UNEQUAL = """The arms did not get the same search: trials at each batch size were {{ counts }};
     they are worth from {{ least | number }} to {{ most | number }} runs of full length."""
 _RATES = """Over the batch sizes, the chosen learning rate was this many times the one
     the scaling rule gives: {{ rates }}."""
-_EDGE = """The best {{ what }} lies at the edge of the search for {{ arms | join("; ") }}:
-    a wider one might do better."""
+_EDGE = """The best {{ what }} lies at the edge of the search for {{ arms | join("; ") }}
+    {{- beyond }}: a wider one might do better."""
+_BEYOND = """, and up to {{ budget | count("candidate") }} more beyond an edge ({% if used %}used
+    by {{ used | join("; ") }}{% else %}none was needed{% endif %})"""
+_EVEN = ", even after the search beyond it, of up to {} a cell"
 
 
 def search_findings(study: Study) -> list[str]:
@@ -33,7 +37,7 @@ def search_findings(study: Study) -> list[str]:
     measured = study.measured
     rates = [(span(cell.chosen.learning_rate for cell in arm.cells), arm.name) for arm in measured]
     edges = [
-        say(_EDGE, what=field.name.replace("_", " "), arms=arms)
+        say(_EDGE, what=field.name.replace("_", " "), arms=arms, beyond=_even_after(measured))
         for field in dataclasses.fields(measured[0].cells[0].edges)
         if (arms := _at_edges(measured, field.name))
     ]
@@ -47,6 +51,12 @@ def _at_edges(arms: Sequence[ArmResults], name: str) -> list[str]:
         for arm, cells in found
         if cells
     ]
+
+
+def _even_after(arms: Sequence[ArmResults]) -> str:
+    """Return the budget beyond the edges as a clause; "" where there is none."""
+    budgets = sorted({arm.search.widen_candidates for arm in arms if can_widen(arm.search)})
+    return _EVEN.format(f"{listed(budgets, 'or')} candidates") if budgets else ""
 
 
 # ---- the rule's own warmup
@@ -100,8 +110,17 @@ def _kept_loss(cell: CellResults, metric: Metric) -> float | None:
 
 def _same_search(arms: Sequence[ArmResults]) -> str:
     """Return whether every arm got the same search, by its configs and its counted trials."""
-    trials = {arm.name: {len(cell.search) for cell in arm.cells} for arm in arms}
-    lengths = {cell.full_runs for arm in arms for cell in arm.cells}
+    # The search beyond an edge has the same budget in all cells, and those at no edge leave theirs.
+    beyond = [[cell.num_beyond * len(arm.search.seeds) for cell in arm.cells] for arm in arms]
+    trials = {
+        arm.name: {len(cell.search) - runs for cell, runs in zip(arm.cells, of_arm, strict=True)}
+        for arm, of_arm in zip(arms, beyond, strict=True)
+    }
+    lengths = {
+        round(cell.full_runs - runs, 9)
+        for arm, of_arm in zip(arms, beyond, strict=True)
+        for cell, runs in zip(arm.cells, of_arm, strict=True)
+    }
     counts = set().union(*trials.values())
     if len(counts) > 1 or len(lengths) > 1:
         spans = grouped((span(found, "{}"), name) for name, found in trials.items())
@@ -110,7 +129,22 @@ def _same_search(arms: Sequence[ArmResults]) -> str:
     (length,) = lengths
     full = f" ({length:.3g} runs of full length)" * (length != count)
     each = f"{count} trial{'s' * (count != 1)} at each batch size{full}"
-    return say(_SAME, each=each, differ=_differences([arm.search for arm in arms]))
+    differ = _differences([arm.search for arm in arms])
+    return say(_SAME, each=each, differ=differ, beyond=_beyond(arms))
+
+
+def _beyond(arms: Sequence[ArmResults]) -> str:
+    """Return what arms of one search spent beyond its edges, as a clause; "" without a budget."""
+    if not can_widen(arms[0].search):
+        return ""
+    used = [
+        f"{quoted(arm.name)}, {', '.join(spent)}"
+        for arm in arms
+        if (
+            spent := [f"{c.num_beyond} at {c.global_batch_size}" for c in arm.cells if c.num_beyond]
+        )
+    ]
+    return say(_BEYOND, budget=arms[0].search.widen_candidates, used=used)
 
 
 def _differences(searches: Sequence[SearchConfig]) -> list[str]:

@@ -9,6 +9,7 @@ from lbopt.report.study._limit import COARSEST_FACTOR, FEWEST_SEEDS, REFERENCE_F
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY
 from lbopt.report.study._study import Study
 from lbopt.report.study._words import say
+from lbopt.sweep.search import can_widen
 
 _KNOBS = {"learning_rate": "learning rate", "warmup": "warmup", "weight_decay": "weight decay"}
 _OWN = 'The search of {{ names | map("name") | join(", ") }} at every batch size was {{ text }}.'
@@ -26,6 +27,10 @@ _METHODS = {
         {% if s.pruner == "none" %}no pruner{% else %}pruner {{ s.pruner }}, {{ rungs }}{% endif %},
         {{ s.candidates_at_once }} at once, {{ seed }})""",
 }
+_WIDENED = """. While a factor of the best candidate lay at an edge of all that was tried, it ran
+    again with that factor {{ "a step" if s.method == "grid" else "a tenth" }} of the
+    {{ "grid" if s.method == "grid" else "range" }} further, with up to
+    {{ s.widen_candidates | count("more candidate") }} in a cell"""
 _CHOICE = """The candidate with the
     {% if target %}fewest steps to the target (and, of those that did not reach it, the best mean
     validation {{ by }}){% else %}best mean validation {{ by }}{% endif %} was run again with the
@@ -142,9 +147,10 @@ def _described(search: SearchConfig) -> str:
     rungs = f"eta {search.eta}, shortest run {search.min_fidelity:.3g} of the full length"
     method = say(_METHODS[search.method], s=search, rungs=rungs, seed=f"search seed {search.seed}")
     tried = ", ".join(_tried(search, knob, name) for knob, name in _KNOBS.items())
+    widened = say(_WIDENED, s=search) if can_widen(search) else ""
     return (
         f"{method} over multiples of the values that the arm's rules give there ({tried}), each "
-        f"candidate with {_seeds(search.seeds)}"
+        f"candidate with {_seeds(search.seeds)}{widened}"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from lbopt import _typed_json
-from lbopt.config import SearchConfig, SweepConfig
+from lbopt.config import SearchConfig, SweepConfig, completed_json
 from lbopt.report._colours import optimizer_look
 from lbopt.report.study._arm_limit import from_smallest, with_limit
 from lbopt.report.study._critical_batch import CriticalBatch, measure_critical_batch
@@ -46,9 +46,9 @@ from lbopt.sweep import (
     noise_scales,
     trial_identity,
 )
+from lbopt.sweep.search import can_widen, edge_of, is_beyond
 
 _LEARNED = 0.05
-_NEAR_THE_END = 0.1
 _CUT = 0.99
 
 ScoredRun: TypeAlias = tuple[FinishedTrial, ExampleScores | None]
@@ -63,7 +63,7 @@ def read_study(
     """Return a study, complete or not.
 
     Args:
-      config: The study's config as JSON data.
+      config: The study's config as JSON data; an earlier version may have written it.
       records: Lines of `results.jsonl`, in any order.
       examples: Scores on single test examples, from `lbopt.sweep.read_examples`.
     """
@@ -72,7 +72,9 @@ def read_study(
     metric = metric_named(names[0] if names else "accuracy")
     scored = examples or {}
     runs = [(finished_trial(record), scored.get(trial_identity(record))) for record in found]
-    return _study(_typed_json.convert(config, SweepConfig), metric, runs)
+    return _study(
+        _typed_json.convert(completed_json(SweepConfig, config), SweepConfig), metric, runs
+    )
 
 
 def _study(config: SweepConfig, metric: Metric, runs: Sequence[ScoredRun]) -> Study:
@@ -204,8 +206,9 @@ def _cell(
         validation=metric.spread(metric.scores(final, "validation")).mean,
         means=_mean_scores(final, metric),
         learned=learned(final),
-        edges=_edges(search, final[0], cut),
+        edges=_edges(search, final[0], tried, cut),
         cut_warmups=cut,
+        num_beyond=_num_beyond(search, tried),
         distance=mean(run.distance for run in final),
         diffusion=_diffusion(final),
         target=_target(final) if has_target else None,
@@ -297,35 +300,26 @@ def _diffusion(final: Sequence[FinishedTrial]) -> MeanDiffusion | None:
 # ---- edges of the search
 
 
-def _edges(search: SearchConfig, chosen: FinishedTrial, cut: Collection[float]) -> Edges:
+def _edges(
+    search: SearchConfig,
+    chosen: FinishedTrial,
+    tried: Iterable[Candidate],
+    cut: Collection[float],
+) -> Edges:
     """Return the chosen factors at an edge; factors of zero and warmups that are cut have none."""
-    warms = chosen.warmup_steps > 0 and chosen.warmup_factor not in cut
-    return Edges(
-        at_edge(search, "learning_rate", chosen.learning_rate_factor),
-        warms and at_edge(search, "warmup", chosen.warmup_factor),
-        chosen.weight_decay > 0 and at_edge(search, "weight_decay", chosen.weight_decay_factor),
+    full = [one.factors for one in tried if one.fidelity == 1]
+    rate, warmup, decay = (
+        edge_of(search, name, factor, [getattr(one, name) for one in full]) != 0
+        for name, factor in factors_of(chosen)._asdict().items()
     )
+    warms = chosen.warmup_steps > 0 and chosen.warmup_factor not in cut
+    return Edges(rate, warms and warmup, chosen.weight_decay > 0 and decay)
 
 
-def at_edge(search: SearchConfig, name: str, factor: float) -> bool:
-    """Return whether a factor of "learning_rate", "warmup" or "weight_decay" is at an edge.
-
-    The edges of a grid are its ends, except 0. The edges of a range are the first and the last
-    tenth of its logarithm. A single factor has no edge.
-
-    >>> at_edge(SearchConfig("halton", learning_rate_range=(0.1, 10.0)), "learning_rate", 7.0)
-    True
-    """
-    if search.method == "grid":
-        grid = getattr(search, f"{name}_factors")
-        return factor > 0 and len(grid) > 1 and factor in (grid[0], grid[-1])
-    ends = getattr(search, f"{name}_range")
-    if not min(factor, *ends) > 0:
-        return False
-    low, high = (math.log(end) for end in ends)
-    if low == high:
-        return False
-    return not _NEAR_THE_END < (math.log(factor) - low) / (high - low) < 1 - _NEAR_THE_END
+def _num_beyond(search: SearchConfig, tried: Iterable[Candidate]) -> int:
+    if not can_widen(search):
+        return 0
+    return sum(one.fidelity == 1 and is_beyond(search, one.factors) for one in tried)
 
 
 def cut_warmups(tried: Iterable[Candidate]) -> frozenset[float]:

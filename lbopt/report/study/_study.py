@@ -63,7 +63,7 @@ class Means:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Edges:
-    """Whether each chosen factor lies at an edge of the search: a wider search might be better."""
+    """Whether each chosen factor lies at an edge of all that was tried: others might be better."""
 
     learning_rate: bool
     warmup: bool
@@ -143,6 +143,7 @@ class CellResults:
       edges: Chosen factors that lie at an edge of the search.
       cut_warmups: Warmup factors whose warmups would outlast the run, and so end one step before
         it.
+      num_beyond: Number of candidates that were tried beyond the edges of the search.
       distance: Mean ||w_T - w_0||; None where it was not measured.
       diffusion: Fits of the distance; None where there are none.
       target: Cost of the target; None for a study without one.
@@ -164,6 +165,7 @@ class CellResults:
     learned: bool | None
     edges: Edges
     cut_warmups: frozenset[float]
+    num_beyond: int
     distance: float | None
     diffusion: MeanDiffusion | None
     target: TargetCost | None

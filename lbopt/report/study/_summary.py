@@ -118,6 +118,7 @@ def _point(cell: CellResults, metric: Metric) -> dict[str, Any]:
         "search_trials": len(cell.search),
         "search_diverged": sum(run.diverged for run in cell.search),
         "search_full_runs": cell.full_runs,
+        "search_beyond_edges": cell.num_beyond,
         "distance_mean": cell.distance,
         "diffusion": _record(cell.diffusion),
         "target": _record(cell.target),

@@ -6,3 +6,4 @@ from ._searcher import (
     Score as Score,
     Searcher as Searcher,
 )
+from ._widened import can_widen as can_widen, edge_of as edge_of, is_beyond as is_beyond

@@ -8,6 +8,7 @@ rung first, as in Hyperband's Algorithm 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from lbopt.config import SearchConfig
@@ -16,6 +17,7 @@ from lbopt.sweep.search._grid import grid
 from lbopt.sweep.search._halving import hyperband, successive_halving
 from lbopt.sweep.search._sampled import halton, log_uniform
 from lbopt.sweep.search._searcher import Rounds, Searcher, Turns
+from lbopt.sweep.search._widened import widened
 
 _SPREAD = ("numpy", "scipy")
 DRAWN_BY = {
@@ -36,11 +38,13 @@ _METHODS: dict[str, Callable[[SearchConfig], Rounds]] = {
 }
 
 
-def make_searcher(config: SearchConfig) -> Searcher:
+def make_searcher(config: SearchConfig, longest_warmup: float = math.inf) -> Searcher:
     """Return a new search.
 
     Args:
       config: A validated config.
+      longest_warmup: Largest factor of the warmup that fits into the run; the search is not
+        extended beyond it.
 
     Returns:
       A searcher, to ask and tell in turns. The same config and scores give the same candidates.
@@ -52,4 +56,4 @@ def make_searcher(config: SearchConfig) -> Searcher:
     >>> [proposal.factors.learning_rate for proposal in search.ask()]
     [0.5, 1.0]
     """
-    return Turns(_METHODS[config.method](config))
+    return Turns(widened(_METHODS[config.method](config), config, longest_warmup))

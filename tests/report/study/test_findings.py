@@ -365,6 +365,34 @@ def test_a_search_of_its_own_that_is_the_same_is_the_same():
     )
 
 
+def test_what_was_spent_beyond_an_edge_and_what_is_still_at_one_are_told():
+    """Cells that stop at different numbers of candidates have had the same search."""
+    arms = {"a": Truth(FLAT, best_factor=2.0), "b": Truth(FLAT)}
+    config, rows = synthetic.make_study(arms, widen_candidates=2)
+    beyond = [
+        {**row, "learning_rate_factor": 4.0, "validation_accuracy": 0.1}
+        for row in rows
+        if (row["arm"], row["phase"], row["learning_rate_factor"]) == ("a", "search", 2.0)
+        and row["global_batch_size"] > 16
+    ]
+    summary = summarize(config, rows + beyond)
+    text = " ".join(summary["findings"])
+    assert (
+        "Every arm got the same search: 3 trials at each batch size, and up to 2 candidates" in text
+    )
+    assert "more beyond an edge (used by a, 1 at 64, 1 at 256)." in text
+    assert "for a at 16, even after the search beyond it, of up to 2 candidates a cell" in text
+    assert [point["search_beyond_edges"] for point in summary["arms"][0]["points"]] == [0, 1, 1]
+    assert [point["at_edge_of_grid"] for point in summary["arms"][0]["points"]] == [
+        True,
+        False,
+        False,
+    ]
+    assert "none was needed" in " ".join(
+        summarize(*synthetic.make_study({"b": Truth(FLAT)}, widen_candidates=2))["findings"]
+    )
+
+
 def test_the_edges_of_the_search_are_named():
     arms = {"a": Truth(FLAT, best_factor=2.0), "b": Truth(FLAT)}
     assert "lies at the edge of the search for a at 16, 64, 256: a wider one" in found(arms)

@@ -17,8 +17,8 @@ from lbopt.report.study import read_study
 from lbopt.report.study._arm_limit import failure
 from lbopt.report.study._limit import CellScores, estimate_limit
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY
-from lbopt.report.study._read import at_edge
 from lbopt.sweep import ExampleScores, _fits, trial_identity
+from lbopt.sweep.search import edge_of
 
 
 def only(truth, **options):
@@ -270,13 +270,13 @@ def test_candidates_are_means_over_seeds_and_kept_apart_by_fidelity():
 @pytest.mark.parametrize(("factor", "edge"), [(0.5, True), (1.0, False), (2.0, True)])
 def test_the_ends_of_a_grid_are_its_edges(factor, edge):
     search = SearchConfig("grid", learning_rate_factors=(0.5, 1.0, 2.0))
-    assert at_edge(search, "learning_rate", factor) is edge
+    assert (edge_of(search, "learning_rate", factor) != 0) is edge
 
 
 @pytest.mark.parametrize(("factor", "edge"), [(0.0, False), (1.0, False), (4.0, True)])
 def test_nothing_lies_beyond_no_warmup(factor, edge):
     search = SearchConfig("grid", warmup_factors=(0.0, 1.0, 4.0))
-    assert at_edge(search, "warmup", factor) is edge
+    assert (edge_of(search, "warmup", factor) != 0) is edge
 
 
 def test_the_edges_of_every_factor_are_told():
@@ -319,7 +319,7 @@ def test_a_warmup_that_would_outlast_the_run_is_cut_and_nothing_lies_beyond_it()
 
 
 def test_a_grid_of_one_has_no_edge():
-    assert not at_edge(SearchConfig("grid", learning_rate_factors=(1.0,)), "learning_rate", 1.0)
+    assert not edge_of(SearchConfig("grid", learning_rate_factors=(1.0,)), "learning_rate", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_a_grid_of_one_has_no_edge():
 )
 def test_a_tenth_of_a_range_is_its_edge(factor, edge):
     search = SearchConfig("optuna", learning_rate_range=(0.1, 10.0))
-    assert at_edge(search, "learning_rate", factor) is edge
+    assert (edge_of(search, "learning_rate", factor) != 0) is edge
 
 
 def test_the_noise_scale_is_the_median_over_the_steps_of_what_all_seeds_give():
