@@ -66,6 +66,6 @@ def get_config(arg: str = "") -> SweepConfig:
         common.make_small(config, batches=(128, 1024))
         config.train.num_epochs = 8.0
         config.arms = config.arms[-2:]
-        config.search = SearchConfig(learning_rate_factors=(0.5, 1.0))
+        config.search = SearchConfig(learning_rate_factors=(0.5, 1.0), widen_candidates=1)
         config.measure.num_probes = 2
     return config

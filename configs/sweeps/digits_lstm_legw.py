@@ -64,7 +64,9 @@ def get_config(arg: str = "") -> SweepConfig:
         common.make_small(config, batches=(256, 1024))
         config.train.num_epochs = 4.0
         config.train.model.hidden = 8
-        config.search = SearchConfig(learning_rate_factors=(1.0,), warmup_factors=(0.5, 1.0))
+        config.search = SearchConfig(
+            learning_rate_factors=(1.0,), warmup_factors=(0.5, 1.0), widen_candidates=0
+        )
         config.measure.num_probes = 2
         config.arms = config.arms[::2]
         for arm in config.arms:

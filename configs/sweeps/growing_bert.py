@@ -77,7 +77,7 @@ def get_config(arg: str = "") -> SweepConfig:
         config.arms = (config.arms[0], config.arms[3])
         config.arms[1].batch_schedule.length = 0.25
         config.arms[1].batch_schedule.increment = 112
-        config.search = SearchConfig(learning_rate_factors=(0.5, 1.0))
+        config.search = SearchConfig(learning_rate_factors=(0.5, 1.0), widen_candidates=0)
         config.final_seeds = config.final_seeds[:1]
     return config
 

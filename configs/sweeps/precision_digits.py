@@ -71,5 +71,5 @@ def get_config(arg: str = "") -> SweepConfig:
         common.make_small(config, batches=(128, 1024))
         config.train.num_epochs = 8.0
         config.arms = config.arms[:3]
-        config.search = SearchConfig(learning_rate_factors=(0.5, 1.0))
+        config.search = SearchConfig(learning_rate_factors=(0.5, 1.0), widen_candidates=0)
     return config

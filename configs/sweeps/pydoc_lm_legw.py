@@ -75,6 +75,7 @@ def get_config(arg: str = "") -> SweepConfig:
             learning_rate_range=(0.25, 4.0),
             num_candidates=3,
             min_fidelity=1 / 3,
+            widen_candidates=1,
         )
         config.measure.num_probes = 1
         for arm in config.arms:

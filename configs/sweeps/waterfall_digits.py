@@ -90,7 +90,7 @@ def get_config(arg: str = "") -> SweepConfig:
     if arg == "smoke":
         common.make_small(config, batches=(512, 1024))
         config.train.num_epochs = 6.0
-        config.arms[-1].search = SearchConfig(learning_rate_factors=(1.0, 2.0))
+        config.arms[-1].search = SearchConfig(learning_rate_factors=(1.0, 2.0), widen_candidates=0)
     return config
 
 

@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 
 from lbopt._shown import one_line, show
 from lbopt.cli import _flags
+from lbopt.cli._sweep import can_decide
 from lbopt.config import (
     NOISE_SCALE,
     SweepConfig,
@@ -58,6 +59,7 @@ FLAGS = {
     "publication, for the memory alone)",
     "devices": "number of devices of the job, if it is no TPU pod (default: those here)",
     "workers": "number of processes of the job (default 1)",
+    "pilot": "workdir of an earlier study, from whose seeds is told what this study can decide",
     "memory": "false: do not compile the steps for the pod to see whether they fit",
 }
 _MOST_READ = 512
@@ -145,12 +147,20 @@ def run(argv: Sequence[str]) -> None:
 
     report = _Report()
     loaded = _flags.load_config(given["config"], overrides, (TrainConfig, SweepConfig))
+    if "pilot" in given and isinstance(loaded, TrainConfig):
+        fix = "a recipe has one run and compares nothing; leave it out"
+        raise UserError("--pilot", given["pilot"], fix, code="conflict")
     config = report.add("config", functools.partial(_valid, loaded))
     if config is not None:
         report.add("packages", functools.partial(_packages, config))
         problems = report.add("data", functools.partial(_data, config, workers))
         if problems is not None:
             report.add("model", functools.partial(_model, config, problems))
+        if isinstance(config, SweepConfig):
+            pilot = given.get("pilot")
+            report.add("trials", functools.partial(_trials, config))
+            if problems is not None:
+                report.add("power", functools.partial(_power, config, problems, pilot))
         report.add("batch", functools.partial(_batch, config, problems, given, workers))
         if report.codes and asks_memory == "true":
             report.skip("memory", "mend the lines above first")
@@ -233,6 +243,25 @@ def _model(
     ]
     shown = " and ".join(f"{count:,}" for count in dict.fromkeys(counts))
     return f"{shown} parameters, with their optimizer and schedule", None
+
+
+def _trials(config: SweepConfig) -> tuple[str, None]:
+    """Count the trials of a study."""
+    costs = [search_cost(config.arm_search(index)) for index in range(len(config.arms))]
+    sizes = len(config.global_batch_sizes)
+    least = sizes * sum(cost.trials + len(config.final_seeds) for cost in costs)
+    extra = sizes * sum(cost.extra for cost in costs)
+    line = f"{least:,}"
+    if extra:
+        line += f", and up to {extra:,} more where the best lies at an edge of its search"
+    return line, None
+
+
+def _power(
+    config: SweepConfig, problems: Sequence[LoadedProblem], pilot: str | None
+) -> tuple[str, None]:
+    """Say what a study can decide."""
+    return " ".join(can_decide(config, problems, pilot)), None
 
 
 def _devices(given: Mapping[str, str], workers: int) -> Sequence[Any]:

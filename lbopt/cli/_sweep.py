@@ -21,11 +21,23 @@ from lbopt.config import (
     json_differences,
     without_layout,
 )
+from lbopt.errors import require, under
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
 from lbopt.parallel import available_devices, connect_processes
+from lbopt.recipes import LoadedProblem
 from lbopt.report import new_figure
-from lbopt.report.study import StudyReport, write_study_report
-from lbopt.sweep import BucketShards, deal_cells, make_cells, make_problems, run_sweep, shard_folder
+from lbopt.report.study import StudyReport, decision_lines, read_study, write_study_report
+from lbopt.sweep import (
+    BucketShards,
+    deal_cells,
+    judged_by,
+    make_cells,
+    make_problems,
+    read_examples,
+    read_results,
+    run_sweep,
+    shard_folder,
+)
 from lbopt.sweep.lanes import check_cells
 from lbopt.sweep.search import DRAWN_BY
 from lbopt.workdir import (
@@ -46,6 +58,7 @@ FLAGS = {
     "workdir": "folder for results.jsonl and the report; the same one resumes",
     "shard": "NUMBER/COUNT: run this shard of the study only; other machines run the others in "
     "the same workdir",
+    "pilot": "workdir of an earlier study, from whose seeds is told what this one can decide",
     **_own_files.FLAGS,
     **JOB_FLAGS,
 }
@@ -69,7 +82,7 @@ def run(argv: Sequence[str], job: Job) -> None:
     shard = Shard.parse(given["shard"]) if "shard" in given else None
     config = _flags.load_config(given["config"], overrides, SweepConfig)
     command = _flags.command_line("sweep", argv)
-    written = sweep_in(given["workdir"], config, job, command, shard, given)
+    written = sweep_in(given["workdir"], config, job, command, shard, given, given.get("pilot"))
     if written is None:
         return
 
@@ -86,6 +99,7 @@ def sweep_in(
     command: str,
     shard: Shard | None = None,
     files: Mapping[str, str] | None = None,
+    pilot: str | None = None,
 ) -> StudyReport | None:
     """Run the missing trials of a study, or of a shard of it, and write its report.
 
@@ -96,6 +110,7 @@ def sweep_in(
       command: The command line of the user, for the report.
       shard: The shard; None for the whole study.
       files: "accept" and "checksum", see `_own_files.FLAGS`; None for their defaults.
+      pilot: Workdir of an earlier study, for what this one can decide; None to assume its spread.
 
     Returns:
       The report of all finished trials; None in other processes than the first, and without any.
@@ -113,7 +128,9 @@ def sweep_in(
     # Find out before the first trial whether the study can be run and its report drawn.
     new_figure()
     available_devices()
-    cells = make_cells(config, make_problems(config))
+    problems = make_problems(config)
+    cells = make_cells(config, problems)
+    foreword = can_decide(config, problems, pilot) if job.index == 0 else []
     together = config.trial_devices == "all"
     if together:
         check_cells(cells)
@@ -136,13 +153,45 @@ def sweep_in(
             folder, "sweep", ours, compare, num_devices, command, job, alone, own
         ) as workdir:
             chosen = shard.items_of(deal_cells(cells, config)) if shard else cells
-            records = run_sweep(config, chosen, workdir, watch)
+            records = run_sweep(config, chosen, workdir, watch, foreword)
             if job.index == 0 and not records:
                 show(f"shard {shard} has none of the study's {len(cells)} cells: nothing to do")
             elif job.index == 0:
                 job.doing("writing the report", patience=STARTING_PATIENCE)
                 return _finish(workdir, shard, others)
     return None
+
+
+def can_decide(
+    config: SweepConfig, problems: Sequence[LoadedProblem], pilot: str | None
+) -> list[str]:
+    """Return what a study can decide, in sentences, before it runs.
+
+    Args:
+      config: The config.
+      problems: The problem of each arm, from `make_problems`.
+      pilot: Workdir of an earlier study; None to assume its spread.
+
+    Raises:
+      UserError: Naming `--pilot`, if no study with a finished trial is there, or its metric is
+        another one.
+    """
+    metric = judged_by(config, problems[0])
+    examples = min(len(problem.splits.test) for problem in problems)
+    if pilot is None:
+        return decision_lines(config, metric, examples)
+    with under("", workdir="--pilot"), local_workdir(pilot, write=False) as folder:
+        saved = read_config(folder)
+        fits = saved is not None and saved["kind"] == "sweep"
+        fix = "no study is there; give a folder of lbopt sweep"
+        require(fits, "--pilot", pilot, fix, code="missing")
+        assert saved is not None
+        records = read_results(absolute_workdir(folder), saved["config"]["name"])
+        require(records, "--pilot", pilot, "no trial of it is finished", code="missing")
+        found = read_study(saved["config"], records, read_examples(absolute_workdir(folder)))
+    fix = f"it is judged by {found.metric.name}, and this study by {metric}; give another study"
+    require(found.metric.name == metric, "--pilot", pilot, fix, code="mismatch")
+    return decision_lines(config, metric, examples, found)
 
 
 def _finish(workdir: pathlib.Path, shard: Shard | None, others: BucketShards | None) -> StudyReport:

@@ -18,6 +18,7 @@ from ._results import read_results as read_results
 from ._runner import run_sweep as run_sweep
 from ._trials import (
     deal_cells as deal_cells,
+    judged_by as judged_by,
     make_cells as make_cells,
     make_problems as make_problems,
     trial_identity as trial_identity,

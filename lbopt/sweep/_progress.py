@@ -28,6 +28,8 @@ class _CellProgress:
     Attributes:
       arm: Name of the arm.
       size: Global batch size.
+      extra: Largest number of search trials beyond the plan, all of full length.
+      whole: Examples of a trial of the full length.
       trials: Planned number of trials.
       examples: Examples of all planned trials, at their planned lengths.
       searched: Planned number of search trials that are not finished; below 0 beyond the edges.
@@ -39,6 +41,8 @@ class _CellProgress:
 
     arm: str
     size: int
+    extra: int
+    whole: float
     trials: int
     examples: float
     searched: int
@@ -57,6 +61,7 @@ class _CellProgress:
             return
         self.searched -= 1
         if self.searched < 0:  # a trial beyond the plan puts off none of the others
+            self.extra = max(0, self.extra - 1)
             self.trials += 1
             self.examples += record["steps"] * self.size
 
@@ -69,6 +74,43 @@ class _CellProgress:
     def examples_left(self) -> float:
         """Examples of the trials that are not finished."""
         return max(0.0, self.examples - self.done_examples) if self.finals > 0 else 0.0
+
+    @property
+    def most_examples_left(self) -> float:
+        """Examples of the trials that are not finished, with all that may come beyond the plan."""
+        return self.examples_left + self.extra * self.whole if self.finals > 0 else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimes:
+    """Seconds of a step of each arm's trials, while as many run as side by side.
+
+    Between the batch sizes that were measured for the first arm, its time is a straight line. Other
+    arms have the same line, times their ratio at the smallest batch.
+
+    Attributes:
+      smallest: Smallest batch size.
+      largest: Largest batch size.
+      of_arms: Seconds at the smallest batch, by arm.
+      first: Seconds of the first arm at the smallest batch.
+      last: Seconds of the first arm at the largest batch.
+
+    >>> times = StepTimes(100, 300, {"a": 1.0, "b": 2.0}, 1.0, 3.0)
+    >>> times.at("a", 200), times.at("b", 300)
+    (2.0, 6.0)
+    """
+
+    smallest: int
+    largest: int
+    of_arms: Mapping[str, float]
+    first: float
+    last: float
+
+    def at(self, arm: str, size: int) -> float:
+        """Return the seconds of a step of an arm at a batch size."""
+        share = (size - self.smallest) / max(1, self.largest - self.smallest)
+        line = self.first + share * (self.last - self.first)
+        return line * self.of_arms.get(arm, self.first) / self.first
 
 
 class StudyProgress:
@@ -103,6 +145,8 @@ class StudyProgress:
             (cell.arm.name, cell.global_batch_size): _CellProgress(
                 cell.arm.name,
                 cell.global_batch_size,
+                costs[cell.index].extra,
+                cell.examples(cell.num_steps),
                 costs[cell.index].trials + finals,
                 (costs[cell.index].full_runs + finals) * cell.examples(cell.num_steps),
                 costs[cell.index].trials,
@@ -138,18 +182,48 @@ class StudyProgress:
         """Estimate of the seconds that are left; None before a trial has finished."""
         if self._seconds <= 0:
             return None
-        measured = [cell for cell in self._cells.values() if cell.seconds > 0]
+        left = sum(cell.examples_left * self._pace(cell) for cell in self._cells.values())
+        return left * (self._clock() - self._began) / self._seconds
+
+    def _pace(self, cell: _CellProgress) -> float:
+        """Return the seconds per example of the finished trials that are most like a cell's."""
+        nearest = min(
+            (one for one in self._cells.values() if one.seconds > 0),
+            key=lambda one: (abs(math.log(one.size / cell.size)), one.arm != cell.arm),
+        )
+        return nearest.seconds / nearest.done_examples
+
+    def forecast(self, steps: StepTimes | None, side_by_side: int) -> list[str]:
+        """Return how many trials the study has and how long they take, before they begin.
+
+        Args:
+          steps: Times of steps, measured before the first trial; None to take those of the trials
+            that finished before, if there are some.
+          side_by_side: Number of trials that run at the same time.
+        """
+        cells = self._cells.values()
+        extra = sum(cell.extra for cell in cells if cell.finals > 0)
+        said = f"{self._total} trials"
+        if extra:
+            said += f", and up to {extra} more where the best lies at an edge of its search"
+        open_cells = [cell for cell in cells if cell.finals > 0]
+        known = any(cell.seconds > 0 for cell in cells)
+        if not open_cells or (steps is None and not known):
+            return [said]
 
         def pace(cell: _CellProgress) -> float:
-            """Return the seconds per example of the cell that is most like this one."""
-            nearest = min(
-                measured,
-                key=lambda one: (abs(math.log(one.size / cell.size)), one.arm != cell.arm),
-            )
-            return nearest.seconds / nearest.done_examples
+            return self._pace(cell) if steps is None else steps.at(cell.arm, cell.size) / cell.size
 
-        left = sum(cell.examples_left * pace(cell) for cell in self._cells.values())
-        return left * (self._clock() - self._began) / self._seconds
+        least = sum(cell.examples_left * pace(cell) for cell in open_cells) / side_by_side
+        most = sum(cell.most_examples_left * pace(cell) for cell in open_cells) / side_by_side
+        time_left = _rough(least) if most <= least else f"{_rough(least)} to {_rough(most)}"
+        if steps is None:
+            return [said, f"about {time_left} on this machine, as the finished trials took"]
+        return [
+            said,
+            f"about {time_left} on this machine by the time of their steps; compiling, evaluation "
+            "and probes come on top",
+        ]
 
     def _count(self, record: Mapping[str, Any]) -> None:
         cell = self._cells.get((record["arm"], record["global_batch_size"]))

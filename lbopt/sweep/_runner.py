@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import os
 import pathlib
 import time
@@ -16,8 +17,8 @@ from lbopt.config import SweepConfig
 from lbopt.errors import EnvironmentProblem, Preempted
 from lbopt.job import PreemptionWatch, SoloJob, beat
 from lbopt.sweep._example_scores import pack
-from lbopt.sweep._finished_trial import FINAL
-from lbopt.sweep._progress import BAR, StudyProgress
+from lbopt.sweep._finished_trial import FINAL, SEARCH
+from lbopt.sweep._progress import BAR, StepTimes, StudyProgress
 from lbopt.sweep._results import Results
 from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep._trials import Cell, Trial, deal_cells
@@ -34,12 +35,15 @@ from lbopt.sweep.lanes import (
     TrialBatching,
     make_mesh_probe,
     most_lanes,
+    program_key,
     resident_arrays,
 )
-from lbopt.sweep.search import search_cost
+from lbopt.sweep.search import Factors, Proposal, search_cost
 from lbopt.train import Progress
 
 AnySession: TypeAlias = Session | MeshSession
+_TIMED_S = 0.1
+"""Seconds for which steps of a program are timed."""
 _PATIENCE = 96
 """Multiple of a step's longest time that a program of trials, which shows no steps, may take."""
 
@@ -49,6 +53,7 @@ def run_sweep(
     cells: Sequence[Cell],
     workdir: pathlib.Path,
     watch: PreemptionWatch | None = None,
+    foreword: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Run every trial of a study that is not in `results.jsonl` yet.
 
@@ -60,6 +65,7 @@ def run_sweep(
       cells: The cells, from `make_cells`; for a shard, its own ones.
       workdir: An opened workdir.
       watch: The watch for SIGTERM, which knows the job; None for a new one, of this process alone.
+      foreword: Lines to show before the first trial, after those on their number and time.
 
     Returns:
       Records as in `results.jsonl` of all trials that this process knows, see `Results`.
@@ -85,6 +91,11 @@ def run_sweep(
         job.doing("searching and testing", patience=_PATIENCE)
         chosen = cells if together else deal_cells(cells, config)[job.index :: job.count]
         try:
+            if job.index == 0:
+                timed = not (together or results.num_before) and bool(chosen)
+                steps = runner.time_steps(cells) if timed else None
+                for line in [*study.forecast(steps, runner.side_by_side * job.count), *foreword]:
+                    progress.say(line)
             runner.run(chosen)
         except KeyboardInterrupt as error:
             error.args = (f"interrupted with {_saved(results)}",)
@@ -129,7 +140,7 @@ class Runner:
           Exception: The first error of a thread; the other threads stop soon after.
         """
         work = Work(cells, self._config, self._results.records, exclusive=self._batched)
-        count = self._num_threads()
+        count = self.num_threads
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
             futures = [pool.submit(self._serve, work) for _ in range(count)]
             try:
@@ -139,12 +150,69 @@ class Runner:
                 work.stop()
                 raise
 
-    def _num_threads(self) -> int:
-        """Return the number of threads: one if all devices must take the same steps in order."""
+    @property
+    def side_by_side(self) -> int:
+        """Number of trials that run at the same time; lanes of one program count as one."""
+        return 1 if self._batched else self.num_threads
+
+    @property
+    def num_threads(self) -> int:
+        """Number of threads: one if all devices must take the same steps in order."""
         if self._together:
             return 1
         default = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 2
         return self._config.num_workers or default
+
+    def time_steps(self, cells: Sequence[Cell]) -> StepTimes | None:
+        """Measure the steps of each arm at the smallest batch, and of the first at the largest.
+
+        Their programs are those of the trials, which need no other compilation.
+
+        Args:
+          cells: The cells of the study or the shard.
+
+        Returns:
+          The times with all threads at work; None if the process was asked to stop meanwhile.
+        """
+        smallest = min(cell.global_batch_size for cell in cells)
+        largest = max(cell.global_batch_size for cell in cells)
+        first: dict[str, Cell] = {}
+        for cell in sorted(cells, key=lambda one: one.global_batch_size):
+            first.setdefault(cell.arm.name, cell)
+        of_arm = {name: cell for name, cell in first.items() if cell.global_batch_size == smallest}
+        name = next(iter(of_arm))
+        last = next(
+            (c for c in cells if (c.arm.name, c.global_batch_size) == (name, largest)), of_arm[name]
+        )
+        largest = last.global_batch_size
+
+        chosen = [*of_arm.values(), last]
+        together = self.side_by_side
+        seconds = []
+        with concurrent.futures.ThreadPoolExecutor(self.num_threads) as pool:
+            list(pool.map(self._time, chosen, [0.0] * len(chosen)))
+            for cell in chosen:
+                found = pool.map(self._time, [cell] * together, [_TIMED_S] * together)
+                seconds.append(max(found))
+        if self._watch.requested:
+            return None
+        times = dict(zip(of_arm, seconds, strict=False))
+        return StepTimes(smallest, largest, times, times[name], seconds[-1])
+
+    def _time(self, cell: Cell, seconds: float) -> float:
+        """Return the seconds of a step of one trial of a cell; compile its program first."""
+        if self._watch.requested:
+            return math.inf
+        search = self._config.arm_search(cell.index)
+        trial = cell.trial(SEARCH, Proposal(Factors(1.0, 1.0, 1.0), 1.0), search.seeds[0])
+        with (
+            _device_memory_errors(self._config, self._batched),
+            self._config.naming_trials(cell.index),
+        ):
+            key = program_key(cell, trial)
+            program = self._programs.setdefault(key, Once(lambda: self._compiled(cell, trial)))()
+            session = self._session(program, cell)
+            return session.time_steps(trial, seconds) / session.width
 
     def _serve(self, work: Work) -> None:
         """Run the trials of one program after another, until none is left."""

@@ -182,7 +182,7 @@ def get_config(row=""):
             Arm("lion", optax.lion, ScheduleConfig(0.01)),
         ),
         global_batch_sizes=(16, 48),
-        search=SearchConfig(learning_rate_factors=(1.0, 2.0)),
+        search=SearchConfig(learning_rate_factors=(1.0, 2.0), widen_candidates=0),
         final_seeds=(7, 8),
         num_workers=1,
     )
@@ -200,7 +200,7 @@ def test_a_sweep_equals_the_commands_line_for_line(tmp_path, monkeypatch, capsys
         (16, 48),
         name="one",
         num_epochs=2,
-        search=SearchConfig(learning_rate_factors=(1.0, 2.0)),
+        search=SearchConfig(learning_rate_factors=(1.0, 2.0), widen_candidates=0),
         final_seeds=(7, 8),
         num_workers=1,
     )

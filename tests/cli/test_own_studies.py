@@ -39,7 +39,7 @@ def get_config(arg):
         name=arg,
         train=TrainConfig(num_epochs=3.0, model="net.py:Net"),
         arms=arms,
-        search=SearchConfig(learning_rate_factors=(0.1, 1.0)),
+        search=SearchConfig(learning_rate_factors=(0.1, 1.0), widen_candidates=0),
         final_seeds=(7, 8, 9),
     )
     if arg == "numbers":
@@ -53,7 +53,8 @@ def get_config(arg):
         config.train.target_value = 0.4
         config.train.eval_every_epochs = 1.0
         config.global_batch_sizes = (32,)
-        config.search = SearchConfig("optuna", num_candidates=3, candidates_at_once=1)
+        search = {"num_candidates": 3, "candidates_at_once": 1, "widen_candidates": 0}
+        config.search = SearchConfig("optuna", **search)
         config.measure = MeasureConfig(num_probes=2, probe_parts=2, probe_part_size=8)
     return config
 """

@@ -53,7 +53,7 @@ def study(batching="none", **changes):
         train=train,
         arms=arms,
         global_batch_sizes=(64, 128),
-        search=SearchConfig(learning_rate_factors=(1.0, 2.0)),
+        search=SearchConfig(learning_rate_factors=(1.0, 2.0), widen_candidates=0),
         final_seeds=(7,),
         trial_batching=batching,
     )
@@ -105,7 +105,7 @@ def test_a_trial_is_the_run_of_lbopt_train(batching, tmp_path):
 
 def test_a_trial_that_waits_for_a_lane_begins_at_the_first_batch(tmp_path):
     """A rate that diverges at once frees its lane; the others are in the next phase soon."""
-    search = SearchConfig(learning_rate_factors=(1e30, 1.0, 2.0, 3.0, 4.0))
+    search = SearchConfig(learning_rate_factors=(1e30, 1.0, 2.0, 3.0, 4.0), widen_candidates=0)
     config = study("vmap", search=search, trials_per_program=4)
     workdir = tmp_path / "study"
     workdir.mkdir()

@@ -133,7 +133,9 @@ def test_arms_whose_searches_differ_share_a_program(tmp_path):
         other.name = "one rate"
         other.search = SearchConfig(learning_rate_factors=(1.0,))
         config.arms = (other, config.arms[1])
-        config.search = SearchConfig(learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0))
+        config.search = SearchConfig(
+            learning_rate_factors=(0.25, 0.5, 1.0, 2.0, 4.0), widen_candidates=0
+        )
 
         (tmp_path / batching).mkdir()
         cells = _trials.make_cells(config, _trials.make_problems(config))

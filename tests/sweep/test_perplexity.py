@@ -28,7 +28,7 @@ def rows(tmp_path_factory):
         ),
         arms=(Arm("lamb", OptimizerConfig("lamb"), ScheduleConfig(0.01, warmup_rule="none")),),
         global_batch_sizes=(16,),
-        search=SearchConfig(learning_rate_factors=(1.0, 3.0)),
+        search=SearchConfig(learning_rate_factors=(1.0, 3.0), widen_candidates=0),
         final_seeds=(7,),
     )
     config.validate()

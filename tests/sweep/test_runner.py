@@ -220,7 +220,8 @@ def test_the_lane_of_a_trial_that_diverges_is_free_at_once(monkeypatch, tmp_path
         trial_batching="vmap", trials_per_program=4, global_batch_sizes=(128,), final_seeds=(7,)
     )
     config.arms = config.arms[:1]
-    config.search = SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0, 1e30, 2e30))
+    rates = (0.5, 1.0, 2.0, 1e30, 2e30)
+    config.search = SearchConfig(learning_rate_factors=rates, widen_candidates=0)
     calls = []
     advance = Session.advance
 

@@ -1,4 +1,8 @@
-"""The report of a study (`write_study_report`), and its numbers as dataclasses (`read_study`)."""
+"""The report of a study (`write_study_report`), and its numbers as dataclasses (`read_study`).
+
+`decision_lines` says beforehand what a study can decide; `detectable_difference` and `seeds_needed`
+are the power calculation.
+"""
 
 import lazy_loader
 

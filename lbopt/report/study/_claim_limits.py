@@ -5,6 +5,7 @@ LAMB and LARS with the warmup of LEGW (linear-epoch gradual warmup) are compared
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,6 +34,9 @@ _SHARES = """in the bootstrap the first of the two is larger in {{ "%.1f" % (100
     the resamples"""
 _BEYOND = """in {{ "%.1f" % (100 * beyond) }} % of them both lie beyond the largest batch, and which
     is larger is not known"""
+_MORE = """limits that differ by a factor of 2 are told apart by some {{ needed }} seeds or more,
+    and there are {{ seeds }}"""
+_ENOUGH = "limits that differ by a factor of 2 are told apart by these seeds"
 _NOBODY = "no arm holds it beyond the small batches, of up to {{ small }}"
 
 
@@ -107,8 +111,28 @@ def _judge(
         say(_SIDES, sides=intervals),
         say(_SHARES, further=further),
         say(_BEYOND, beyond=beyond) if beyond else "",
+        _needed_seeds(study, first, second) if verdict == UNKNOWN else "",
         *unknown,
     ]
+
+
+def _needed_seeds(study: Study, first: np.ndarray, second: np.ndarray) -> str:
+    """Return how many seeds tell limits apart that differ by a factor of two, as a clause.
+
+    It follows from the width of the interval of their ratio, whatever that is; the noise of test
+    examples, which no seed removes, is counted as that of seeds. "" where an end is not finite.
+    """
+    with np.errstate(invalid="ignore"):
+        ratios = np.log2(first) - np.log2(second)
+    known = np.where(np.isnan(ratios), np.inf, ratios)
+    low, high = np.quantile(known, _ENDS, method="inverted_cdf")
+    if not np.isfinite([low, high]).all():
+        return ""
+    seeds = len(study.config.final_seeds)
+    needed = math.ceil(seeds * ((high - low) / 2) ** 2)
+    if needed <= seeds:
+        return say(_ENOUGH)
+    return say(_MORE, needed=needed, seeds=seeds)
 
 
 def _interval(study: Study, side: Sequence[ArmResults], limits: np.ndarray) -> str:

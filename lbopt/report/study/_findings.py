@@ -26,6 +26,7 @@ from lbopt.report.study._claim_rule import rules_need_no_search
 from lbopt.report.study._claim_warmup import constant_warmup_steps
 from lbopt.report.study._critical_batch import OVERHEAD
 from lbopt.report.study._critical_measures import branches_apart, disagreements, interval_words
+from lbopt.report.study._decision import seeds_clause
 from lbopt.report.study._finding_search import search_findings
 from lbopt.report.study._limit import CannotTell, Limit
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY, Metric
@@ -186,7 +187,9 @@ def _at_largest(study: Study) -> str:
         return ""
     ranked = sorted(found, key=lambda pair: metric.worse_by(1.0, metric.centre(pair[1].scores)))
     order = ", ".join(f"{quoted(arm.name)} {_score(cell, metric)}" for arm, cell in ranked)
-    return say(_RANKING, size=size, order=order, clauses=_told(ranked, metric))
+    return say(
+        _RANKING, size=size, order=order, clauses=_told(ranked, metric, study.config.limit_points)
+    )
 
 
 def _score(cell: CellResults, metric: Metric) -> str:
@@ -198,8 +201,14 @@ def _score(cell: CellResults, metric: Metric) -> str:
     return metric.show(mean) + broken * bool(cell.diverged)
 
 
-def _told(ranked: Sequence[tuple[ArmResults, CellResults]], metric: Metric) -> list[str]:
-    """Return the clauses that compare the best arm with the others of its group."""
+def _told(
+    ranked: Sequence[tuple[ArmResults, CellResults]], metric: Metric, margin: float
+) -> list[str]:
+    """Return the clauses that compare the best arm with the others of its group.
+
+    Where seeds do not tell them apart, the last one says how many seeds show a difference of
+    `margin`.
+    """
     best, top = ranked[0]
     groups = comparable([arm for arm, _ in ranked])
     (same,) = (group for group in groups if best in group)
@@ -212,8 +221,15 @@ def _told(ranked: Sequence[tuple[ArmResults, CellResults]], metric: Metric) -> l
         return []
     found = ahead_of(metric, top.scores, [cell.scores for _, cell in others])
     clauses = _clauses(best.name, [arm.name for arm, _ in others], found, metric)
+    same_pairs = [
+        (top.scores, cell.scores)
+        for (_, cell), one in zip(others, found, strict=True)
+        if one.apart is False
+    ]
+    tests = sum(one.apart is not None for one in found)
+    needed = [clause] if (clause := seeds_clause(metric, margin, same_pairs, tests)) else []
     only = ["compared are only arms with the same data, model and loss"] * (len(groups) > 1)
-    return clauses + only
+    return clauses + needed + only
 
 
 def _clauses(

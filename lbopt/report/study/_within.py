@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from lbopt.report.study._decision import seeds_clause
 from lbopt.report.study._statistics import advantage, can_be
 from lbopt.report.study._study import ArmResults, Study
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, say
@@ -62,6 +63,7 @@ def stay_within(
         if (theirs := whole.cell(ours.global_batch_size))
     ]
     confidence = 1 - _FAMILY_WISE / max(1, len(pairs))
+    undecided = []
 
     told: list[_Comparison] = []
     untold: list[tuple[str, int]] = []
@@ -70,6 +72,8 @@ def stay_within(
         interval = advantage(metric, *scores, confidence)
         if interval and can_be(metric, *scores, confidence):
             told.append(_Comparison(name, ours.global_batch_size, *interval))
+            if interval[0] < -limit <= interval[1]:
+                undecided.append(scores)
         else:
             untold.append((name, ours.global_batch_size))
 
@@ -87,4 +91,5 @@ def stay_within(
         told_worst,
         say(_TOO_FEW, cells=untold) if untold and not lost else "",
         (_TOGETHER.format(len(pairs)) if len(pairs) > 1 else _ALONE) if worst else "",
+        seeds_clause(metric, limit, undecided, len(pairs)) if verdict == UNKNOWN else "",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -154,6 +155,27 @@ class Session:
         losses, distances = (np.asarray(values)[:, :count] for values in taken)
         for lane, run in running.items():
             run.extend(losses[lane], distances[lane])
+
+    def time_steps(self, trial: Trial, seconds: float) -> float:
+        """Return the seconds that a step takes in all lanes, after one that compiles the program.
+
+        Args:
+          trial: The trial that all lanes run for a while.
+          seconds: About how long to take steps.
+        """
+        self.begin({0: trial})
+        program = self._program.at(0)
+        fed = program.feed.take(trial.seed, 0, program.feed.num_steps)
+        stacked = jax.tree.map(lambda each: np.stack([each] * self.width), fed)
+
+        def take(count: int) -> float:
+            begin = time.perf_counter()
+            self._lanes, taken = program.advance(self._lanes, stacked, count)
+            jax.block_until_ready(taken)
+            return (time.perf_counter() - begin) / count
+
+        take(1)
+        return take(max(1, min(program.feed.num_steps, round(seconds / take(1)))))
 
     def score(self, split: str) -> list[dict[str, float]]:
         """Return the mean metrics of each lane on "train" or "validation"; see `Scorer`."""

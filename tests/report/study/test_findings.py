@@ -196,7 +196,9 @@ def test_the_best_is_compared_with_every_other_arm_not_the_next_alone():
     )
     assert "the seeds do not tell a apart from c (" in text
     assert "the seeds tell a apart from b and d, the nearest of them b (" in text
-    assert "intervals by Welch at Holm's levels, 95 % for the 3 comparisons together." in text
+    assert (
+        "intervals by Welch at Holm's levels, 95 % for the 3 comparisons together; to see" in text
+    )
 
 
 def test_many_comparisons_need_more_each():
