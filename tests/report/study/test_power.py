@@ -133,17 +133,18 @@ def test_a_pilots_spread_is_taken_and_rescaled_to_the_test_examples():
 
     same, source = told(4000)
     assert source.endswith("is that of the pilot, the median over its arms.")
-    spread = np.median(
-        [np.std([r["test_accuracy"] for r in rows if at(r, arm, 16)], ddof=1) for arm in ("a", "b")]
-    )
-    assert same[0] == pytest.approx(100 * detectable_difference(5, spread), rel=0.01)
+    # Five seeds may by chance differ less than the noise of their examples does.
+    of_examples = 0.3 / math.sqrt(4000)
+    spreads = [np.std([r["test_accuracy"] for r in rows if at(r, arm)], ddof=1) for arm in "ab"]
+    spread = np.median([max(one, of_examples) for one in spreads])
+    assert same[0] == pytest.approx(100 * detectable_difference(5, spread), rel=0.02)
     fewer, source = told(1000)
     assert fewer == pytest.approx([2 * one for one in same], rel=0.25)
     assert source.endswith("for 1,000 test examples instead of 4,000.")
 
 
-def at(row, arm, size):
-    return (row["arm"], row["global_batch_size"], row["phase"]) == (arm, size, "final")
+def at(row, arm):
+    return (row["arm"], row["global_batch_size"], row["phase"]) == (arm, 16, "final")
 
 
 def test_studies_without_a_comparison_say_so():
