@@ -59,7 +59,7 @@ def layerwise_legw_goes_further(study: Study) -> list[Claim]:
     for ending, than in _THAN.items():
         sides = [_sides(group, linear_only=bool(ending)) for group in groups]
         for place, (ours, theirs) in enumerate([one for one in sides if all(one)]):
-            verdict, evidence = _judge(study, ours, theirs)
+            verdict, evidence = compare_limits(study, ours, theirs)
             name = f"layerwise_legw_goes_further{ending}{f'_{place + 1}' * (place > 0)}"
             what = _WHAT.format(study.metric.text, than)
             found.append(judged(name, verdict, what, *evidence, _ONLY * (len(groups) > 1)))
@@ -84,10 +84,14 @@ def _is_ours(arm: ArmResults) -> bool:
     return arm.config.optimizer.name in ("lamb", "lars") and rules == ("legw", "sqrt")
 
 
-def _judge(
+def compare_limits(
     study: Study, ours: Sequence[ArmResults], theirs: Sequence[ArmResults]
 ) -> tuple[str, list[str]]:
-    """Return the verdict and the clauses it rests on."""
+    """Judge whether our largest limit is larger than theirs, as `layerwise_legw_goes_further`.
+
+    Returns:
+      The verdict, and the clauses it rests on.
+    """
     unknown = unknown_limits(study, [*ours, *theirs])
     sides = [[arm for arm in side if arm.limit and arm.limit.fit] for side in (ours, theirs)]
     if not all(sides):

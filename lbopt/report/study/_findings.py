@@ -17,6 +17,7 @@ from lbopt.report.study._claim_batch_schedule import growing_batches_keep_the_sc
 from lbopt.report.study._claim_curvature import lipschitz_peak_stays
 from lbopt.report.study._claim_diffusion import diffusion_is_logarithmic
 from lbopt.report.study._claim_limits import layerwise_legw_goes_further
+from lbopt.report.study._claim_matrix import matrix_optimizers_use_larger_batches
 from lbopt.report.study._claim_noise_scale import (
     noise_scale_predicts_critical_batch,
     noise_scale_predicts_limit,
@@ -52,6 +53,7 @@ def claims_of(study: Study) -> list[Claim]:
     compares = study.has_limits and not study.config.waterfall
     found = [
         *(layerwise_legw_goes_further(study) if compares else []),
+        *matrix_optimizers_use_larger_batches(study),
         constant_warmup_steps(study),
         lipschitz_peak_stays(study),
         noise_scale_predicts_limit(study),

@@ -8,8 +8,6 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from lbopt import _typed_json
 from lbopt.config import SearchConfig, SweepConfig, completed_json
 from lbopt.report._colours import optimizer_look
@@ -17,7 +15,7 @@ from lbopt.report.study._arm_limit import from_smallest, with_limit
 from lbopt.report.study._critical_batch import CriticalBatch, measure_critical_batch
 from lbopt.report.study._metric import ACCURACY, Metric, mean, metric_named, trivial_loss
 from lbopt.report.study._statistics import advantage, can_be
-from lbopt.report.study._steps_to_target import CellSteps, Scaling, measure_scaling
+from lbopt.report.study._steps_to_target import Scaling, measure_scaling
 from lbopt.report.study._study import (
     ArmResults,
     Candidate,
@@ -119,7 +117,7 @@ def _scaling(study: Study, arm: ArmResults) -> Scaling | None:
     cells = from_smallest(study, arm)
     if not study.has_target or not cells:
         return None
-    found = measure_scaling(_cell_steps(cells), seed=(1, arm.place))
+    found = measure_scaling([cell.steps_of_seeds for cell in cells], seed=(1, arm.place))
     return dataclasses.replace(found, savings=(), perfect_until=None) if arm.grows else found
 
 
@@ -127,18 +125,8 @@ def _critical_batch(study: Study, arm: ArmResults) -> CriticalBatch | None:
     """Return the fit of the steps to the target, over the batch sizes that reached it."""
     if not study.has_target or not arm.cells or arm.grows:
         return None
-    return measure_critical_batch(_cell_steps(arm.cells), seed=(2, arm.place))
-
-
-def _cell_steps(cells: Iterable[CellResults]) -> list[CellSteps]:
-    steps = [
-        [math.inf if run.steps_to_target is None else run.steps_to_target for run in cell.final]
-        for cell in cells
-    ]
-    return [
-        CellSteps(cell.global_batch_size, np.array(each, float), round(cell.first.steps))
-        for cell, each in zip(cells, steps, strict=True)
-    ]
+    steps = [cell.steps_of_seeds for cell in arm.cells]
+    return measure_critical_batch(steps, seed=(2, arm.place))
 
 
 def _law(study: Study, arm: ArmResults) -> LawEstimate | None:

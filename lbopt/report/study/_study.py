@@ -6,12 +6,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from lbopt.config import Arm, SearchConfig, SweepConfig, TrainConfig
 from lbopt.report._branches import Branched
 from lbopt.report.study._critical_batch import CriticalBatch
 from lbopt.report.study._limit import LimitEstimate
 from lbopt.report.study._metric import Metric, Spread
-from lbopt.report.study._steps_to_target import Scaling
+from lbopt.report.study._steps_to_target import CellSteps, Scaling
 from lbopt.report.study._three_term_law import LawEstimate
 from lbopt.sweep import ExampleScores, FinishedTrial
 from lbopt.sweep.search import Factors
@@ -194,6 +196,14 @@ class CellResults:
     def seeds(self) -> int:
         """Number of final seeds."""
         return len(self.final)
+
+    @property
+    def steps_of_seeds(self) -> CellSteps:
+        """Steps to the target of every final seed, infinite for one that missed it."""
+        steps = [
+            math.inf if run.steps_to_target is None else run.steps_to_target for run in self.final
+        ]
+        return CellSteps(self.global_batch_size, np.array(steps, float), round(self.first.steps))
 
     @property
     def diverged(self) -> int:

@@ -666,3 +666,48 @@ def test_each_rule_has_a_claim_of_its_own_and_needs_an_arm_with_a_search():
     names = [name for name in claims({"a": kept, "b": kept, "c": Truth(FLAT)}) if "search" in name]
     assert names == ["rule_needs_no_search_linear", "rule_needs_no_search_linear_2"]
     assert not any("search" in name for name in claims({"a": kept, "b": kept}))
+
+
+# ---- matrix optimizers use larger batches
+
+
+ADAM = Truth((0.98, 0.975, 0.9), optimizer="adamw")
+
+
+@pytest.mark.parametrize(
+    ("matrix", "verdict"), [(FLAT, "held"), ((0.98, 0.96, 0.9), "did not hold")]
+)
+@pytest.mark.parametrize(("optimizer", "family"), [("muonh", "muon"), ("shampoo", "soap")])
+def test_a_matrix_optimizer_goes_further_than_adam_if_its_limit_is_larger(
+    matrix, verdict, optimizer, family
+):
+    truths = {"ours": Truth(matrix, optimizer=optimizer), "Adam": ADAM, "momentum": Truth(FLAT)}
+    said = claims(truths)
+    assert said[f"{family}_goes_further"][0] == verdict
+    assert "momentum" not in said[f"{family}_goes_further"][1]
+    assert not any("critical_batch" in name and family in name for name in said)
+
+
+def steps(critical):
+    return tuple(100 * (1 + critical / size) for size in synthetic.SIZES)
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(400, "held"), (20, "did not hold")])
+def test_the_critical_batch_of_muon_is_compared_with_that_of_adam(ours, verdict):
+    truths = {
+        name: Truth(FLAT, optimizer=optimizer, steps_to_target=steps(size))
+        for name, optimizer, size in (("ours", "muon", ours), ("Adam", "adamw", 100))
+    }
+    name, sentence = claims(truths, stops=True)["muon_has_larger_critical_batch"]
+    assert name == verdict
+    assert f"ours is {ours:,}" in sentence
+
+
+def test_an_optimizer_that_never_reaches_the_target_has_no_known_critical_batch():
+    truths = {
+        "ours": Truth(FLAT, optimizer="muon", steps_to_target=(200, None, None)),
+        "Adam": Truth(FLAT, optimizer="adamw", steps_to_target=steps(100)),
+    }
+    verdict, sentence = claims(truths, stops=True)["muon_has_larger_critical_batch"]
+    assert verdict == "cannot be told"
+    assert "ours has no fit" in sentence
