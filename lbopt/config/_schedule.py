@@ -24,6 +24,7 @@ from lbopt.schedules import (
     warmup_schedule,
 )
 
+_ROUNDING = 1e-9
 _WITH_END = ("polynomial", "cosine")
 _IN_STAIRS = ("exponential", "step")
 DECAYS = ("constant", *_WITH_END, *_IN_STAIRS)
@@ -173,7 +174,7 @@ def resolve_schedule(
       num_steps: Length of the run, instead of `num_epochs`.
 
     Raises:
-      UserError: If the warmup does not end before training does.
+      UserError: If the run has not one whole step, or its warmup does not end before training does.
 
     >>> config = ScheduleConfig(base_learning_rate=0.01, base_batch_size=64)
     >>> resolved = resolve_schedule(config, 256, num_examples=2560, num_epochs=4)
@@ -196,6 +197,8 @@ def resolve_schedule(
 
     warmup_steps = scaled.warmup_steps if config.warmup_steps is None else config.warmup_steps
     field, length = ("num_epochs", num_epochs) if num_steps is None else ("num_steps", num_steps)
+    if num_steps is None:
+        _check_one_step(global_batch_size, num_examples, num_epochs)
     num_steps = scaled.total_steps if num_steps is None else num_steps
     fix = f"that is {num_steps} steps; train for fewer than 2^30"
     require(num_steps < MOST_STEPS, field, length, fix)
@@ -205,6 +208,17 @@ def resolve_schedule(
     resolved = ResolvedSchedule(scaled.learning_rate, warmup_steps, num_steps, steps_per_epoch)
     _check_warmup(config, global_batch_size, resolved)
     return resolved
+
+
+def _check_one_step(size: int, num_examples: int, num_epochs: float) -> None:
+    """Check that a run has a whole step: one would see more examples than the run is given."""
+    given = num_epochs * num_examples
+    fix = (
+        f"that is {given:.4g} examples, and one step at batch {size} has more; train for "
+        f"{size / num_examples:.4g} epochs at least, or use a smaller batch"
+    )
+    fits = given >= size * (1 - _ROUNDING)
+    require(fits, "num_epochs", num_epochs, fix, code="mismatch")
 
 
 def _check_rate(config: ScheduleConfig, size: int, rate: float) -> None:

@@ -212,6 +212,7 @@ class Runner:
             key = program_key(cell, trial)
             program = self._programs.setdefault(key, Once(lambda: self._compiled(cell, trial)))()
             session = self._session(program, cell)
+            assert isinstance(session, Session), "a mesh's trials are not timed"
             return session.time_steps(trial, seconds) / session.width
 
     def _serve(self, work: Work) -> None:

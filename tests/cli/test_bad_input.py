@@ -488,8 +488,30 @@ COMMAND_LINES = {
         ("config.train.model.widths", NO_VALUE, "mismatch"),
     ),
     "a study's warmup": (
-        sweep("--config.train.num_epochs=0.1"),
+        sweep("--config.train.num_epochs=0.2"),
         ("config.arms[0].schedule.base_warmup_epochs", 0.25, "conflict"),
+    ),
+    "a run shorter than a step": (
+        field("num_epochs", 0.2),  # of 1,024 examples, at batch 256
+        ("config.num_epochs", 0.2, "mismatch"),
+        "train for 0.25 epochs at least",
+    ),
+    "a study shorter than a step of its largest batch": (
+        sweep("--config.train.num_epochs=0.9", "--config.global_batch_sizes=(1024,)"),
+        ("config.train.num_epochs", 0.9, "mismatch"),
+        "batch 1024",
+    ),
+    "a budget below no candidates": (
+        sweep("--config.search.widen_candidates=-1"),
+        ("config.search.widen_candidates", -1, "value"),
+    ),
+    "a pilot that is no study": (
+        sweep("--pilot={workdir}"),
+        ("--pilot", "{workdir}", "missing"),
+    ),
+    "a pilot of a recipe": (
+        ("check", f"--config={{configs}}/{DIGITS}", "--pilot={workdir}"),
+        ("--pilot", "{workdir}", "conflict"),
     ),
 }
 

@@ -1,6 +1,7 @@
 """A study says of each finished trial what it was, and when the study will be finished."""
 
 import contextlib
+import copy
 import fcntl
 import os
 import re
@@ -10,8 +11,9 @@ import termios
 
 import pytest
 
+from lbopt.sweep import make_cells, make_problems
 from lbopt.sweep._finished_trial import FINAL, SEARCH
-from lbopt.sweep._progress import BAR, StudyProgress
+from lbopt.sweep._progress import BAR, StepTimes, StudyProgress, _rough
 from lbopt.train import Progress
 
 PACE_S = {128: 1e-3, 1024: 1e-4}
@@ -63,6 +65,50 @@ def test_the_time_that_is_left(study, cells):
         if number >= 6:
             assert progress.seconds_left == pytest.approx(left / WORKERS, abs=1e-9)
     assert progress.seconds_left == 0
+
+
+def test_what_is_left_is_forecast_before_the_first_trial(config):
+    """The least is the plan, the most has the whole budget beyond the edges."""
+    config = copy.deepcopy(config)
+    config.search.widen_candidates = 2
+    cells = make_cells(config, make_problems(config))
+    times = StepTimes(128, 1024, {"momentum": 1.0, "lamb": 2.0}, 1.0, 8.0)
+    steps = {128: 24, 1024: 3}
+
+    def seconds(trials):
+        return (
+            trials * 3 * sum(times.at("momentum", size) * steps[size] for size in steps) / WORKERS
+        )
+
+    with Progress(None, unit="trial") as progress:
+        study = StudyProgress(config, cells, progress)
+        trials, time_left = study.forecast(times, WORKERS)
+        assert trials == "20 trials, and up to 8 more where the best lies at an edge of its search"
+        both = f"about {_rough(seconds(5))} to {_rough(seconds(7))} on this machine by the time"
+        assert time_left.startswith(both)
+        assert study.forecast(None, WORKERS) == [trials]  # nothing was timed, and none finished
+
+        study.resume([{**one, "seconds": 60.0} for one in planned(cells)[:5]])  # the first cell
+        _, time_left = study.forecast(None, WORKERS)
+        pace = 60.0 / (128 * 24)
+        least = pace * (5 * 128 * 24 + 2 * 5 * 1024 * 3) / WORKERS
+        most = least + pace * (2 * 128 * 24 + 2 * 2 * 1024 * 3) / WORKERS
+        assert time_left.startswith(f"about {_rough(least)} to {_rough(most)} on this machine, as")
+
+
+def test_trials_beyond_the_plan_put_off_none_of_the_final_ones(config):
+    config = copy.deepcopy(config)
+    config.search.widen_candidates = 2
+    cells = make_cells(config, make_problems(config))[:1]
+    with Progress(None, unit="trial") as progress:
+        now = [0.0]
+        study = StudyProgress(config, cells, progress, clock=lambda: now[0])
+        search, final = planned(cells)[0], planned(cells)[-1]
+        now[0] = 5 * search["seconds"]
+        study.add([search] * 5)  # three were planned
+        assert study.seconds_left == pytest.approx(2 * search["seconds"])
+        study.add([final])
+        assert study.seconds_left > 0
 
 
 def test_a_line_for_each_trial(study, cells, capsys):

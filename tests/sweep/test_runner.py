@@ -53,6 +53,19 @@ def test_every_trial_is_there_once_with_every_field(rows):
 
 
 @pytest.mark.process
+def test_before_the_first_trial_stands_what_it_takes_and_what_it_decides(finished):
+    """The steps of both arms were timed; three search trials and two final ones have no spread."""
+    *before, first = finished[2].partition("trial  1/20")[:2]
+    lines = before[0].splitlines()
+    assert "20 trials" in lines
+    assert any(
+        re.match(r"about \d.* on this machine by the time of their steps", one) for one in lines
+    )
+    assert any("2 arms" in one and "of 2 final seeds each" in one for one in lines)
+    assert first == "trial  1/20"
+
+
+@pytest.mark.process
 def test_only_final_trials_are_tested(rows):
     for row in rows:
         assert (row["test_accuracy"] is not None) == (row["phase"] == "final")

@@ -301,7 +301,7 @@ def _target(study: Study) -> list[str]:
     costs = [_of_fit(_COST, arm, "critical_batch_size") for arm in fitted]
     overheads = [_of_fit(_OVERHEAD, arm, "overhead_batch_size") for arm in fitted]
     missed = [
-        f"{quoted(arm.name)} at {', '.join(map(str, sizes))}"
+        f"{quoted(arm.name)} at {_missed_at(arm, sizes)}"
         for arm in study.measured
         if (sizes := missed_sizes(arm))
     ]
@@ -333,6 +333,13 @@ def _target(study: Study) -> list[str]:
         ("The median run did not reach the target", missed),
     ]
     return [f"{what}: {'; '.join(texts)}." for what, texts in found if texts]
+
+
+def _missed_at(arm: ArmResults, sizes: Sequence[int]) -> str:
+    """Return the batch sizes at which an arm missed the target, and what all of them mean."""
+    if len(sizes) < len(arm.cells):
+        return ", ".join(map(str, sizes))
+    return "any batch size, so that it has no steps to compare"
 
 
 def _branches(study: Study) -> str:

@@ -130,6 +130,7 @@ Reason: TypeAlias = Literal[
     "wide_interval",
     "diverged",
     "not_learned",
+    "target_missed",
 ]
 
 
@@ -145,7 +146,8 @@ class CannotTell:
         the limit differ by more than `COARSEST_FACTOR`. "wide_interval": the interval reaches from
         the small batches to beyond the largest one; more seeds are needed. "diverged" and
         "not_learned": at the smallest batch a seed diverged, or none learned, so there is no
-        reference; `lbopt.report.study._arm_limit` finds these.
+        reference; `lbopt.report.study._arm_limit` finds these. "target_missed": of steps to a
+        target, the median run did not reach it at a batch that the limit would include.
       fit: The fit, where the reason is "no_plateau", "coarse_batch_sizes" or "wide_interval".
     """
 

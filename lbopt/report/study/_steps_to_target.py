@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lbopt.errors import require
-from lbopt.report.study._limit import CellScores, LimitEstimate, estimate_limit
+from lbopt.report.study._limit import CannotTell, CellScores, Limit, LimitEstimate, estimate_limit
 
 EXCESS = 0.25
 """Share of additional examples up to which scaling counts as perfect."""
@@ -94,7 +94,8 @@ class Scaling:
       savings: Exponents between neighbouring batch sizes; () where the batch grows within a run.
       perfect_until: Largest batch whose runs need at most `EXCESS` more examples than those of
         small batches. A run that missed the target counts with its whole length, which is less
-        than it would have needed. None where the batch grows.
+        than it would have needed; a batch whose median run missed it is never within. None where
+        the batch grows.
     """
 
     points: tuple[StepsToTarget, ...]
@@ -159,7 +160,19 @@ def measure_scaling(
         num_resamples=num_resamples,
         seed=seed,
     )
+    # A whole length that was not enough is no number of examples to the target.
+    missed = next((point.global_batch_size for point in points if math.isinf(point.steps)), None)
+    if missed is not None and not _ends_before(perfect_until, missed):
+        perfect_until = CannotTell("target_missed")
     return Scaling(points, savings, perfect_until)
+
+
+def _ends_before(perfect_until: LimitEstimate, missed: int) -> bool:
+    """Return whether scaling stops being perfect below a batch size, whatever holds there."""
+    if isinstance(perfect_until, Limit) and perfect_until.global_batch_size < missed:
+        return True
+    fit = perfect_until.fit
+    return fit is not None and fit.first_past is not None and fit.first_past < missed
 
 
 def resample_medians(

@@ -13,6 +13,7 @@ _WHY: dict[Reason, str] = {
     "few_seeds": "too few seeds",
     "no_plateau": "the small batches themselves differ by more",
     "coarse_batch_sizes": "the batch sizes lie too far apart",
+    "target_missed": "the median run did not reach the target at every batch up to there",
     "wide_interval": "the interval is too wide; more seeds are needed",
 }
 

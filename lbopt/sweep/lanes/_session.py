@@ -169,6 +169,7 @@ class Session:
         stacked = jax.tree.map(lambda each: np.stack([each] * self.width), fed)
 
         def take(count: int) -> float:
+            assert self._lanes is not None
             begin = time.perf_counter()
             self._lanes, taken = program.advance(self._lanes, stacked, count)
             jax.block_until_ready(taken)

@@ -260,6 +260,7 @@ def test_targets_are_said_reached_or_not():
         {
             "a": Truth(FLAT, steps_to_target=steps),
             "b": Truth(FLAT, steps_to_target=(200.0, 100.0, None)),
+            "c": Truth(FLAT, steps_to_target=(None,) * 3),
         }
     )
     assert (
@@ -270,7 +271,13 @@ def test_targets_are_said_reached_or_not():
         "By that fit 20 % more examples than at the smallest batch are needed at: batch 39 "
         "(95 % interval 39 to 39) for a." in text
     )
-    assert "The median run did not reach the target: b at 256." in text
+    assert (
+        "The median run did not reach the target: b at 256; c at any batch size, so that it has no "
+        "steps to compare." in text
+    )
+    assert (
+        "cannot be told (the median run did not reach the target at every batch up to there) for c."
+    ) in text
 
 
 @pytest.mark.parametrize(

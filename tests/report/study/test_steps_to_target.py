@@ -47,6 +47,18 @@ def test_perfect_scaling_and_none_at_all():
     assert [saving.exponent for saving in none.savings] == [0] * 6
 
 
+@pytest.mark.parametrize("places", [range(7), [0], [6]])
+def test_no_batch_whose_median_run_missed_the_target_scales_perfectly(places):
+    """Whole lengths of equal examples, which were not enough, would look like perfect scaling."""
+    cells = cells_of(10**4 / SIZES, num_steps=400)
+    for place in places:
+        size = int(SIZES[place])
+        cells[place] = CellSteps(size, np.full(6, math.inf), 10**4 // size)
+    until = measure_scaling(cells).perfect_until
+    assert isinstance(until, CannotTell)
+    assert until.reason == "target_missed"
+
+
 def test_seeds_that_miss_the_target():
     """The median counts them as slowest, the end of perfect scaling as a whole run or more."""
     cells = cells_of(10**4 / SIZES, num_steps=400)
