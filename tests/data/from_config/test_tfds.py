@@ -11,6 +11,7 @@ from tfds_sets import write
 
 from lbopt.config import TfdsConfig, TrainConfig
 from lbopt.data.from_config import _tfds_roles, load_source
+from lbopt.recipes import with_layout
 
 COUNTS = {"train": 12, "validation": 3, "test": 5}
 
@@ -73,6 +74,13 @@ def test_tensors_have_the_task_of_their_target(fields, task, target, outputs, da
             wanted = np.stack([record[name] for record in records(count)])
             np.testing.assert_array_equal(batch[name], wanted)
     assert batch["kind" if target == "kind" else "price"].dtype in (np.int32, np.float32)
+
+
+def test_a_recipe_reads_tensors(data_dir):
+    """It chooses the layout of images, which are read the same way, for every data set of TFDS."""
+    settings = TrainConfig(data=TfdsConfig("homes", data_dir=data_dir, features=("size",)))
+    chosen = with_layout(settings, "cpu").data
+    assert load_source(chosen).features == ("size",)
 
 
 def test_the_input_and_the_target_may_be_stated_by_the_data_set(data_dir):
