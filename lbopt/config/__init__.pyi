@@ -47,6 +47,7 @@ from ._measure import MeasureConfig as MeasureConfig
 from ._model import (
     AUTOMATIC_STEM as AUTOMATIC_STEM,
     BATCH_NORMED as BATCH_NORMED,
+    PATCHED as PATCHED,
     ModelConfig as ModelConfig,
 )
 from ._optimizer import (

@@ -33,7 +33,7 @@ _BY_SIZE: dict[str, Callable[[str], Any]] = {
 }
 """Functions that build the families with published sizes."""
 FAMILIES = {
-    "classification": ("cnn", "efficientnet", "lstm", "mlp", "resnet"),
+    "classification": ("cnn", "efficientnet", "lstm", "mlp", "resnet", "simple_cnn"),
     "language_model": ("lstm_lm",),
     "masked_lm": ("bert",),
     "question_answering": ("bert",),
@@ -43,6 +43,8 @@ MODELS = tuple(sorted({name for names in FAMILIES.values() for name in names}))
 OWN_REMATS = ("none", "dots", "all")
 """Rematerialisations of the user's own models, see `lbopt.models.with_remat`."""
 BATCH_NORMED = ("cnn", "efficientnet", "resnet")
+PATCHED = ("cnn", "simple_cnn")
+"""Networks of small images, whose convolutions may be written as products of patches."""
 _REMATERIALISED = tuple(name for name in REMATS if name != "none")
 AUTOMATIC_STEM = "auto"
 """The stem "conv7", computed as suits the devices."""
@@ -55,8 +57,8 @@ class ModelConfig:
     """The network. A field that is None has the published size's value.
 
     Attributes:
-      name: "resnet", "efficientnet", "bert", "lstm_lm" (language model), "cnn", "lstm" or "mlp"
-        (classifiers); or what makes your own, "module:make" or "file.py:make": a module of Flax
+      name: "resnet", "efficientnet", "bert", "lstm_lm" (language model), "cnn", "simple_cnn", "lstm"
+        or "mlp" (classifiers); or what makes your own, "module:make" or "file.py:make": a module of Flax
         (Linen, NNX), Equinox or Haiku, or a function that returns one (see
         `lbopt.models.make_model`). Files are looked for beside the config file, then here.
       widths: Channels of each stage of cnn, or widths of the hidden layers of mlp.
@@ -83,11 +85,12 @@ class ModelConfig:
         rates, eps, weight decay and the scale of the initial values of each parameter follow the
         width (muP; see `lbopt.transfer_table`). "" for no such transfer.
       base_widths: The same for mlp: the widths of the hidden layers there; () for none.
-      width_coefficient: Channels as a multiple of those of resnet or of efficientnet-b0, hidden
-        width as a multiple of that of lstm_lm, or heads of the same width as a multiple of bert's.
+      width_coefficient: Channels as a multiple of those of resnet or of efficientnet-b0, channels
+        and hidden units as a multiple of those of simple_cnn, hidden width as a multiple of that of
+        lstm_lm, or heads of the same width as a multiple of bert's.
       depth_coefficient: Blocks as a multiple of those of efficientnet-b0.
-      dropout_rate: Dropout before the head (efficientnet), of sublayers (bert) or between layers
-        (lstm_lm).
+      dropout_rate: Dropout before the head (efficientnet, simple_cnn), of sublayers (bert) or
+        between layers (lstm_lm).
       attention_dropout_rate: Dropout of attention weights.
       stochastic_depth_rate: Probability of leaving out the last block of efficientnet.
       max_length: Number of positions of bert.
@@ -122,12 +125,16 @@ class ModelConfig:
     base_size: str = only("", name=("bert",))
     base_widths: tuple[int, ...] = only((), name=("mlp",))
     stem: str = only(AUTOMATIC_STEM, name=("resnet",))
-    patch_convolutions: bool | None = only(None, name=("cnn",))
+    patch_convolutions: bool | None = only(None, name=PATCHED)
     fold_columns: bool | None = only(None, name=("resnet",))
     fold_examples: int | None = only(None, name=("efficientnet",))
-    width_coefficient: float | None = only(None, name=("bert", "efficientnet", "lstm_lm", "resnet"))
+    width_coefficient: float | None = only(
+        None, name=("bert", "efficientnet", "lstm_lm", "resnet", "simple_cnn")
+    )
     depth_coefficient: float | None = only(None, name=("efficientnet",))
-    dropout_rate: float | None = only(None, name=("bert", "efficientnet", "lstm_lm"))
+    dropout_rate: float | None = only(
+        None, name=("bert", "efficientnet", "lstm_lm", "simple_cnn")
+    )
     attention_dropout_rate: float | None = only(None, name=("bert",))
     stochastic_depth_rate: float | None = only(None, name=("efficientnet",))
     max_length: int = only(512, name=("bert",))

@@ -46,4 +46,5 @@ from ._resnet import (
 )
 from ._scope import StatsScope as StatsScope
 from ._seam import Model as Model, from_linen as from_linen, from_nnx as from_nnx
+from ._simple_cnn import SimpleCNN as SimpleCNN, make_simple_cnn as make_simple_cnn
 from ._stem import STEMS as STEMS, check_stem as check_stem, space_to_depth as space_to_depth

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import replicas, tree
-from lbopt.errors import UserError
-from lbopt.models import _conv, _norm, _packed
+from lbopt.models import _conv, _norm, _packed, _pool
 from lbopt.models._head import Head
 
 
@@ -70,7 +68,7 @@ class CNN(nn.Module):
                 x = _trained(x, convolution, batch_norm)
                 continue
             x = convolution(x, batch_norm.sign())
-            x = nn.relu(batch_norm(x, use_running_average=not train, then=_max_pool))
+            x = nn.relu(batch_norm(x, use_running_average=not train, then=_pool.max_pool))
 
         x = x.reshape(x.shape[0], -1)
         x = nn.relu(
@@ -83,57 +81,6 @@ class CNN(nn.Module):
         plain = self.by_patches or self.is_initializing()
         alone = "global" if here.simulated == 1 else "local"
         return not plain and self.batch_norm_scope == alone and here.count == 1
-
-
-@jax.custom_vjp
-def _max_pool(x: jax.Array) -> jax.Array:
-    """Take the maximum over 2 x 2 tiles of `x` [batch, height, width, channels].
-
-    Elements that equal the maximum of their tile share its gradient evenly, as with `jnp.max`. They
-    are found by comparison, so `x` should be the result of a convolution. A compiler may compute a
-    cheaper expression twice with different rounding; then no element equals the maximum and the
-    gradient is lost.
-    """
-    height, width = x.shape[1:3]
-    if height % 2 or width % 2:
-        fix = f"a {height} x {width} image cannot be halved; use fewer stages or a larger image"
-        raise UserError("widths", reason=fix, code="mismatch")
-    return functools.reduce(jnp.maximum, _corners(x))
-
-
-def _corners(x: jax.Array) -> list[jax.Array]:
-    """Return the four elements of every tile, each as [batch, height / 2, width / 2, channels].
-
-    Comparing slices is faster than a reduction, also under scan and vmap.
-    """
-    return [x[:, row::2, column::2] for row in range(2) for column in range(2)]
-
-
-def _tiles(x: jax.Array) -> jax.Array:
-    batch, height, width, channels = x.shape
-    return x.reshape(batch, height // 2, 2, width // 2, 2, channels)
-
-
-def _max_pool_forward(x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    pooled = _max_pool(x)
-    return pooled, (x, pooled)
-
-
-def _max_pool_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array]:
-    x, pooled = kept
-    has_it, share = _shared(x, pooled, gradient)
-    return (jnp.where(has_it, share, 0).reshape(x.shape),)
-
-
-def _shared(x: jax.Array, pooled: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return a mask of the elements of `_tiles(x)` that are a maximum, and each one's gradient."""
-    sharers = sum((corner == pooled).astype(gradient.dtype) for corner in _corners(x))
-    share = gradient / sharers
-    has_it = _tiles(x) == pooled[:, :, None, :, None]
-    return has_it, share[:, :, None, :, None]
-
-
-_max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
 def _trained(x: jax.Array, convolution: _conv.PatchConv, batch_norm: _norm.BatchNorm) -> jax.Array:
@@ -211,7 +158,7 @@ def _pooled(x: jax.Array, kernel: jax.Array, trials: int) -> tuple[jax.Array, ja
 def _pooled_forward(x: jax.Array, kernel: jax.Array, trials: int) -> tuple[Any, Any]:
     convolved = _convolved(x, kernel, trials)
     wide = convolved.astype(tree.wide_dtype(convolved.dtype))
-    pooled = _max_pool(convolved), jnp.mean(wide, (0, 1, 2)), jnp.mean(jnp.square(wide), (0, 1, 2))
+    pooled = _pool.max_pool(convolved), jnp.mean(wide, (0, 1, 2)), jnp.mean(jnp.square(wide), (0, 1, 2))
     return pooled, (x, kernel, convolved, pooled[0])
 
 
@@ -225,9 +172,9 @@ def _convolved(x: jax.Array, kernel: jax.Array, trials: int) -> jax.Array:
 def _pooled_backward(trials: int, kept: Any, gradients: Any) -> tuple[jax.Array, jax.Array]:
     x, kernel, convolved, top = kept
     by_top, by_mean, by_square = gradients
-    has_it, share = _shared(convolved, top, by_top)
+    has_it, share = _pool.shared(convolved, top, by_top)
     count = convolved.size // convolved.shape[-1]
-    rest = _tiles(convolved) * (2 / count * by_square) + by_mean / count
+    rest = _pool.tiles(convolved) * (2 / count * by_square) + by_mean / count
 
     # Both expressions are the gradient of the convolution's output, written in two ways. A TPU's
     # compiler then fuses each into the convolution that uses it. A single shared array would be

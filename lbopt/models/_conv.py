@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -10,9 +11,9 @@ import jax.numpy as jnp
 
 
 class PatchConv(nn.Module):
-    """A stride-1, same-padded convolution without bias, computed as patches times a matrix.
+    """A stride-1, same-padded convolution, computed as patches times a matrix.
 
-    Equal to `flax.linen.Conv` with the same kernel. Sweeps run convolutions inside `lax.scan` and
+    Equal to `flax.linen.Conv` with the same parameters. Sweeps run convolutions inside `lax.scan` and
     under `vmap`, where XLA's CPU convolution leaves its fast path and a matmul does not. Meant for
     small images, since it materialises size^2 copies of the input. On a TPU, where the compiler
     copies the patches, XLA's convolution is faster.
@@ -23,25 +24,44 @@ class PatchConv(nn.Module):
       dtype: Dtype of the computation; None for that of the input. The kernel
         [size, size, in, features] is fp32.
       by_patches: False uses XLA's convolution.
+      use_bias: Whether a bias [features], zero at first, is added.
+      kernel_init: Initializer of the kernel.
     """
 
     features: int
     size: int = 3
     dtype: Any = None
     by_patches: bool = True
+    use_bias: bool = False
+    kernel_init: nn.initializers.Initializer = nn.initializers.he_normal()
 
     @nn.compact
-    def __call__(self, x: jax.Array, sign: jax.Array | float = 1.0) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        sign: jax.Array | float = 1.0,
+        then: Callable[[jax.Array], jax.Array] = lambda y: y,
+    ) -> jax.Array:
         """Map `x` [batch, height, width, in] to [batch, height, width, features].
 
-        Output channels are multiplied by `sign`, a number or [features].
+        Args:
+          x: The input.
+          sign: Factor of the output channels, a number or [features].
+          then: Function of the result before the bias, pooling for instance: a maximum commutes
+            with the bias, which then has fewer elements to be added to.
         """
         shape = (self.size, self.size, x.shape[-1], self.features)
-        kernel = self.param("kernel", nn.initializers.he_normal(), shape, jnp.float32)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         kernel = kernel * (jax.lax.broadcast_to_rank(sign, kernel.ndim) if jnp.ndim(sign) else sign)
         dtype = self.dtype or x.dtype
-        x = x.astype(dtype)
-        kernel = kernel.astype(dtype)
+        y = then(self._convolved(x.astype(dtype), kernel.astype(dtype)))
+        if self.use_bias:
+            zeros = nn.initializers.zeros_init()
+            bias = self.param("bias", zeros, (self.features,), jnp.float32).astype(dtype)
+            y = y + jax.lax.broadcast_to_rank(bias, y.ndim)
+        return y
+
+    def _convolved(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         if not self.by_patches:
             return jax.lax.conv_general_dilated(
                 x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")

@@ -1,7 +1,7 @@
 """The layout of a network on the devices at hand: the same function, computed as suits them.
 
 A TPU computes on 128 channels at a time, so layers of few channels are folded there, and the stem
-of a ResNet reads 2 x 2 pixels at once. A CPU or a GPU gains nothing by it. The small CNN writes its
+of a ResNet reads 2 x 2 pixels at once. A CPU or a GPU gains nothing by it. Small CNNs write their
 convolutions as products of patches, but not on a TPU, which has convolutions of its own.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lbopt.config import AUTOMATIC_STEM, PHOTOGRAPHS, DataConfig, TrainConfig
+from lbopt.config import AUTOMATIC_STEM, PATCHED, PHOTOGRAPHS, DataConfig, TrainConfig
 from lbopt.errors import UserError
 from lbopt.models import StatsScope
 from lbopt.replicas import Replicas
@@ -39,7 +39,7 @@ def with_layout(config: TrainConfig, platform: str, num_devices: int | None = No
     if config.model.fold_examples is None and config.model.name == "efficientnet":
         pays = on_tpu and num_devices is not None and _can_fold_examples(config, num_devices)
         found = _with_model(found, fold_examples=_EXAMPLES if pays else 1)
-    if config.model.patch_convolutions is None and config.model.name == "cnn":
+    if config.model.patch_convolutions is None and config.model.name in PATCHED:
         found = _with_model(found, patch_convolutions=not on_tpu)
     if found.data.space_to_depth is None and _resizes(found.data):
         folded = on_tpu and found.model.stem == "space_to_depth" and _is_even(found.data)

@@ -26,6 +26,7 @@ from lbopt.models import (
     make_lstm_language_model,
     make_model,
     make_resnet,
+    make_simple_cnn,
 )
 from lbopt.transforms import Transfer
 
@@ -121,6 +122,16 @@ def _cnn(model: ModelConfig, outputs: int, head: str) -> nn.Module:
         model.batch_norm_scope,
         dtype=_dtype(model),
         **options,
+    )
+
+
+def _simple_cnn(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    return make_simple_cnn(
+        num_classes=outputs,
+        dtype=_dtype(model),
+        by_patches=model.patch_convolutions is not False,
+        **_given(width_coefficient=model.width_coefficient, dropout_rate=model.dropout_rate),
     )
 
 
@@ -223,4 +234,5 @@ _BUILDERS = {
     "lstm_lm": _lstm_lm,
     "mlp": _mlp,
     "resnet": _resnet,
+    "simple_cnn": _simple_cnn,
 }

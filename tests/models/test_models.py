@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from refusal import refused
 
-from lbopt.models import LSTMClassifier, _cnn, _conv, from_linen
+from lbopt.models import LSTMClassifier, _cnn, _conv, _pool, from_linen
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_the_gradient_of_the_maximum_is_shared_evenly_and_never_undefined():
         return jnp.sum(x.reshape(4, 3, 2, 3, 2, 3).max(axis=(2, 4)) * weights)
 
     def ours(x):
-        return jnp.sum(_cnn._max_pool(x) * weights)
+        return jnp.sum(_pool.max_pool(x) * weights)
 
     np.testing.assert_array_equal(jax.grad(ours)(x), jax.grad(plain)(x))
-    (pooled,) = _cnn._max_pool_backward((x, jnp.full((4, 3, 3, 3), 0.5)), weights)
+    (pooled,) = _pool._backward((x, jnp.full((4, 3, 3, 3), 0.5)), weights)
     assert not np.any(pooled)  # no element equals the maximum, so none gets a gradient
