@@ -14,6 +14,7 @@ from lbopt.data import ptb_folder, store_folder
 from lbopt.data.own import NO_SPLIT
 from lbopt.data.prepare import (
     GENERATED_IMAGES,
+    MNIST1D,
     PYDOC_SQUAD,
     Corpus,
     GeneratedDataset,
@@ -30,6 +31,10 @@ from lbopt.train import Progress, say
 _DATA_DIR = {"data_dir": "folder of data sets (default: $TFDS_DATA_DIR or ~/tensorflow_datasets)"}
 _MANUAL_DIR = {
     "manual_dir": "folder of the files that you downloaded (default: DATA_DIR/downloads/manual)"
+}
+_FROM = {
+    "from": "folder of the four IDX files (*-ubyte.gz) of mnist or fashion_mnist, which are then "
+    "not downloaded"
 }
 _FOLDER_FLAGS = {
     "images": "folder of class folders of images, or of train, validation and test with these",
@@ -48,7 +53,7 @@ _TEXT_FLAGS = {
 }
 _SAME_NAME = ("data_dir", "folder", "lowercase", "max_damaged_records", "name")
 FLAGS_OF = {
-    "DATASET": _DATA_DIR | _MANUAL_DIR,
+    "DATASET": _DATA_DIR | _MANUAL_DIR | _FROM,
     "folder": _FOLDER_FLAGS | _DATA_DIR,
     "text": _TEXT_FLAGS | _DATA_DIR,
 }
@@ -70,16 +75,19 @@ LISTED = {
     "imagenet2012": "1000 classes of photographs; you download two archives",
     "cifar10": "10 classes of 32 x 32 photographs",
     "mnist": "handwritten digits",
+    "fashion_mnist": "10 classes of grey 28 x 28 photographs of clothes; --from=FOLDER takes the "
+    "files of Debian's package dataset-fashion-mnist",
     "squad": "SQuAD v1.1: questions about paragraphs of Wikipedia",
     "wikipedia/20230601.en": "the articles of Wikipedia, for lbopt prepare text; apache-beam takes "
     "long on one machine",
     "generated_images": "136 striped JPEGs in the format of imagenet2012; no download",
+    "mnist1d": "MNIST-1D: 5000 signals of 40 numbers, of 10 classes; no download",
     "pydoc_squad": "460 questions about Python's help in the format of squad; no download",
     "folder": "your own images in class folders, as fast files (lbopt prepare folder --help)",
     "text": "a token store for BERT, from articles or your *.txt (lbopt prepare text --help)",
     "ptb": "the Penn Treebank: checks the three files that you download",
 }
-_SOURCES = {source.name: source for source in (GENERATED_IMAGES, PYDOC_SQUAD)}
+_SOURCES = {source.name: source for source in (GENERATED_IMAGES, MNIST1D, PYDOC_SQUAD)}
 _REPORT_EVERY_S = 10.0
 T = TypeVar("T")
 
@@ -109,7 +117,8 @@ def run(argv: Sequence[str]) -> None:
             _folder(rest)
         return
 
-    with errors.under("", name="DATASET", data_dir="--data_dir", manual_dir="--manual_dir"):
+    of_flags = {"data_dir": "--data_dir", "manual_dir": "--manual_dir", "idx_dir": "--from"}
+    with errors.under("", name="DATASET", **of_flags):
         if name == "ptb":
             _ptb(rest)
         elif name in _SOURCES:
@@ -122,7 +131,7 @@ def _usage() -> str:
     width = max(map(len, LISTED)) + 2
     return "\n".join(
         [
-            "usage: lbopt prepare DATASET [--data_dir=...] [--manual_dir=...]\n",
+            "usage: lbopt prepare DATASET [--data_dir=...] [--manual_dir=...] [--from=...]\n",
             *(f"  {name:<{width}}{what}" for name, what in LISTED.items()),
             f"  {'NAME':<{width}}any other of TensorFlow Datasets: name, name/config or "
             "name/config:1.0.0\n",
@@ -133,7 +142,8 @@ def _usage() -> str:
 
 def _named(name: str, argv: Sequence[str]) -> None:
     given, _ = _flags.parse(f"prepare {name}", argv, FLAGS_OF["DATASET"])
-    _show(prepare_named(name, given.get("data_dir"), given.get("manual_dir"), say))
+    folders = (given.get(flag) for flag in ("data_dir", "manual_dir"))
+    _show(prepare_named(name, *folders, say, given.get("from")))
 
 
 def _source(source: GeneratedDataset, argv: Sequence[str]) -> None:

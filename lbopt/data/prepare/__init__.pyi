@@ -6,5 +6,6 @@ from ._datasets import (
 from ._generated import GeneratedDataset as GeneratedDataset
 from ._generated_images import GENERATED_IMAGES as GENERATED_IMAGES
 from ._image_folder import prepare_image_folder as prepare_image_folder
+from ._mnist1d import MNIST1D as MNIST1D
 from ._pydoc_squad import PYDOC_SQUAD as PYDOC_SQUAD
 from ._token_stores import Corpus as Corpus, make_token_store as make_token_store

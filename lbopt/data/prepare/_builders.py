@@ -15,10 +15,10 @@ import pathlib
 import pkgutil
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from lbopt.data.prepare._generated import GeneratedDataset
+from lbopt.data.prepare._generated import Examples, GeneratedDataset
 from lbopt.errors import EnvironmentProblem, MissingPackage, UserError
 
 _FORMAT = "array_record"
@@ -78,6 +78,16 @@ def of_source(source: GeneratedDataset, root: pathlib.Path) -> Any:
 
     with quiet():
         return Made(data_dir=str(root), file_format=_FORMAT)
+
+
+def use_examples(builder: Any, splits: Mapping[str, Callable[[], Examples]]) -> None:
+    """Let the builder of one of TFDS's own data sets write given examples in place of a download.
+
+    Args:
+      builder: Builder of `named`.
+      splits: Split -> function that yields its examples, whose keys and fields are TFDS's own.
+    """
+    builder._split_generators = lambda dl_manager: {split: make() for split, make in splits.items()}
 
 
 def _description(source: GeneratedDataset, builder: Any) -> Any:

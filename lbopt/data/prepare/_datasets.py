@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from lbopt.data._records import TfdsFolder, default_data_dir
 from lbopt.data.prepare import _builders, _requirements
 from lbopt.data.prepare._alone import alone_in
 from lbopt.data.prepare._generated import GeneratedDataset
-from lbopt.errors import EnvironmentProblem
+from lbopt.data.prepare._idx import CHECKSUMS, IdxFiles
+from lbopt.errors import EnvironmentProblem, require
 
 
 class Prepared(NamedTuple):
@@ -35,6 +37,7 @@ def prepare_named(
     data_dir: str | None,
     manual_dir: str | None,
     say: Callable[[str], None] = lambda text: None,
+    idx_dir: str | None = None,
 ) -> Prepared:
     """Download and convert one of TFDS's own data sets, unless it exists.
 
@@ -43,12 +46,17 @@ def prepare_named(
       data_dir: Folder of data sets, see `default_data_dir`.
       manual_dir: Folder of the files that the user downloaded; None for downloads/manual in the
         folder of data sets.
-      say: Function that shows the user a line of text, called before the download begins.
+      say: Function that shows the user a line of text, called before the work begins.
+      idx_dir: Folder of the IDX files of mnist or fashion_mnist, from which the same is made
+        without a download; None for none.
 
     Raises:
-      UserError: If there is no such data set.
+      UserError: If there is no such data set, or if the IDX files are not those of the data set.
       EnvironmentProblem: If something has to be downloaded or repaired first.
     """
+    plain = name.partition(":")[0]
+    fix = f"{plain} has no IDX files, only {' and '.join(CHECKSUMS)} have some; leave it out"
+    require(idx_dir is None or plain in CHECKSUMS, "idx_dir", idx_dir, fix, code="unused")
     root = default_data_dir(data_dir).absolute()
     manual = root / "downloads" / "manual"
     if manual_dir:
@@ -57,12 +65,19 @@ def prepare_named(
         return Prepared(name, TfdsFolder(name, data_dir), False)
 
     builder = _builders.named(name, root)
+    how = "is downloaded and prepared"
+    check = functools.partial(_requirements.check, builder, root, manual)
+    if idx_dir is not None:
+        files = IdxFiles(plain, paths.local(idx_dir, "idx_dir"))
+        _builders.use_examples(builder, files.splits)
+        how = f"is prepared from {idx_dir}"
+        check = files.check
 
     def make() -> None:
-        say(f"{_exact(builder)} is downloaded and prepared in {builder.data_path}")
+        say(f"{_exact(builder)} {how} in {builder.data_path}")
         _builders.generate(builder, manual)
 
-    return _prepared(builder, root, lambda: _requirements.check(builder, root, manual), make)
+    return _prepared(builder, root, check, make)
 
 
 def prepare_source(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-Examples = Iterable[tuple[str, dict[str, Any]]]
-"""Pairs of a key, unique in its split, and a record."""
+Examples = Iterable[tuple[str | int, dict[str, Any]]]
+"""Pairs of a key, unique in its split, and a record. TFDS orders records by a hash of their keys."""
 
 
 class GeneratedDataset(NamedTuple):
