@@ -105,11 +105,23 @@ def folder_documents(folder: paths.GivenPath) -> Iterator[list[str]]:
       UserError: If there is no such file, or, at the end, if none had a sentence.
       EnvironmentProblem: If a file cannot be read or is not UTF-8.
     """
+    return _documents(text_files(folder)[1], str(folder))
+
+
+def text_files(folder: paths.GivenPath) -> tuple[Path, list[Path]]:
+    """Return a folder on this machine, and its `*.txt` files in the order of their names.
+
+    Args:
+      folder: Folder, or gs://BUCKET/FOLDER; folders below it count too.
+
+    Raises:
+      UserError: If there is no such file.
+    """
     root = paths.readable(folder, "folder")
     files = sorted(root.rglob("*.txt"), key=lambda path: path.relative_to(root).as_posix())
     fix = "there is no *.txt in it; name a folder of plain text"
     require(files, "folder", str(folder), fix, code="missing")
-    return _documents(files, str(folder))
+    return root, files
 
 
 def _documents(files: Sequence[Path], folder: str) -> Iterator[list[str]]:

@@ -4,6 +4,11 @@ A store on disk is a folder with `tokens.bin`, `sentences.bin` and `documents.bi
 without header), the vocabulary in `vocab.txt`, and `store.json` with the lengths of the arrays and
 the normalization of the text. Three billion tokens take 6 GB. Examples are read at random places,
 so the first ones of a run wait for the disk until the operating system has cached the files.
+
+That is format 1, of WordPiece. Format 2 is of byte-level tokens, for language models: it has
+`tokenizer.json` instead of `vocab.txt`, the number of bytes of each token in `token_bytes.bin`, and
+in `store.json` the number of documents of each split. The documents of a split lie together. The
+first token of `tokens.bin` is the end of a document, and so is the last one of every document.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import secrets
@@ -25,8 +31,11 @@ from lbopt import _typed_json, paths
 from lbopt._regular import read_regular
 from lbopt.data import _places
 from lbopt.data._records import data_dir_or_bucket, prepare_command
+from lbopt.data.text._byte_pairs import BytePairs, pieces_of
 from lbopt.data.text._vocabulary import (
+    TOKENIZER,
     UNCASED,
+    VOCABULARY_FILE,
     Normalization,
     TextNormalization,
     read_vocabulary,
@@ -35,11 +44,18 @@ from lbopt.data.text._vocabulary import (
 from lbopt.data.text._wordpiece import Document
 from lbopt.errors import EnvironmentProblem, UserError, require
 
-FORMAT = 1
-"""Version of the format on disk. Stores of other versions are not read."""
+WORDPIECE_FORMAT = 1
+BYTES_FORMAT = 2
+FORMATS = (WORDPIECE_FORMAT, BYTES_FORMAT)
+"""Versions of the format on disk. Stores of other versions are not read."""
+SPLITS = ("train", "validation", "test")
+"""Splits of a store of format 2, in the order of their documents."""
 
 _NAMES = ("tokens", "sentences", "documents")
+_TOKEN_BYTES = "token_bytes.bin"
+_STORE = "store.json"
 _INT64 = np.dtype("<i8")
+_INT32 = np.dtype("<i4")
 _BUFFER_BYTES = 1 << 20  # most documents are far smaller than a good size of a write
 
 
@@ -56,6 +72,10 @@ class TokenStore:
       pieces: Vocabulary in the order of the ids; empty if it is not known.
       made_from: Description of the text, for people.
       normalization: Changes of the text before it was split into tokens.
+      tokenizer_json: The tokenizer of a store of byte-level tokens; "" for WordPiece.
+      token_bytes: [vocabulary] int32, number of bytes of each byte-level token; None for WordPiece.
+      split_sizes: Numbers of documents for training, validation and test; () where the store does
+        not say.
     """
 
     tokens: np.ndarray
@@ -65,6 +85,9 @@ class TokenStore:
     pieces: tuple[str, ...] = ()
     made_from: str = ""
     normalization: TextNormalization = UNCASED
+    tokenizer_json: str = ""
+    token_bytes: np.ndarray | None = None
+    split_sizes: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.documents) - 1 if self.chosen is None else len(self.chosen)
@@ -88,6 +111,18 @@ class TokenStore:
     def stops(self) -> np.ndarray:
         """End of each document, [documents] int64."""
         return self.documents[1:] if self.chosen is None else self.documents[self.chosen + 1]
+
+    def split_texts(self) -> list[np.ndarray]:
+        """Return the tokens of each split without copying them.
+
+        The first token is the end of the document before, which is context and no text of the
+        split. Every document is followed by its end.
+        """
+        edges = np.cumsum([0, *self.split_sizes])
+        return [
+            self.tokens[self.documents[first] - 1 : self.documents[last]]
+            for first, last in itertools.pairwise(edges)
+        ]
 
     def select(self, numbers: np.ndarray) -> TokenStore:
         """Return a view of some documents without copying tokens.
@@ -166,6 +201,13 @@ class StoreWriter:
       pieces: Vocabulary in the order of the ids.
       made_from: Description of the text, for people.
       normalization: Changes of the text before it was split into tokens.
+      byte_pairs: Tokenizer of a store of byte-level tokens, with these `pieces`. The documents are
+        then those for training, for validation and for the test, in this order, and the last token
+        of each is the end of a document. None for WordPiece.
+
+    Attributes:
+      about: Further entries of `store.json`. A store of byte-level tokens has `splits`: split ->
+        number of its documents.
 
     Raises:
       UserError: If `folder` is not empty or, at the end, if there was no text.
@@ -178,11 +220,14 @@ class StoreWriter:
         pieces: Sequence[str],
         made_from: str,
         normalization: TextNormalization = UNCASED,
+        byte_pairs: BytePairs | None = None,
     ):
         self.folder = paths.local(folder, "folder")
         self.made_from = made_from
+        self.about: dict[str, Any] = {}
         self._pieces = tuple(pieces)
         self._normalization = normalization
+        self._byte_pairs = byte_pairs
         self._dtype = token_dtype(len(self._pieces))
         self._partial = self.folder.with_name(f".{self.folder.name}.partial-{secrets.token_hex(4)}")
         self._files: dict[str, IO[bytes]] = {}
@@ -195,7 +240,10 @@ class StoreWriter:
             self._files = {
                 name: (self._partial / f"{name}.bin").open("wb", _BUFFER_BYTES) for name in _NAMES
             }
-            self._write("documents", np.zeros(1, _INT64))
+            if self._byte_pairs is not None:
+                self._write("tokens", np.asarray([self._byte_pairs.end], self._dtype))
+                self.num_tokens = 1
+            self._write("documents", np.asarray([self.num_tokens], _INT64))
         return self
 
     def append(self, document: Document) -> None:
@@ -240,24 +288,41 @@ class StoreWriter:
         with _on_disk(self.folder):
             for file in self._files.values():
                 _sync_and_close(file)
-            save_vocabulary(self._pieces, self._partial / "vocab.txt")
-            with (self._partial / "store.json").open("wb") as file:
+            self._save_vocabulary()
+            with (self._partial / _STORE).open("wb") as file:
                 file.write(json.dumps(self._description(), indent=2).encode() + b"\n")
                 _sync_and_close(file)
             self._require_free()  # another process may have made the folder meanwhile
             self._partial.rename(self.folder)
 
+    def _save_vocabulary(self) -> None:
+        if self._byte_pairs is None:
+            save_vocabulary(self._pieces, self._partial / VOCABULARY_FILE)
+            return
+        lengths = self._byte_pairs.num_bytes.astype(_INT32)
+        (self._partial / _TOKEN_BYTES).write_bytes(lengths.tobytes())
+        (self._partial / TOKENIZER).write_text(self._byte_pairs.tokenizer_json, "utf-8")
+
     def _description(self) -> dict[str, Any]:
+        found = self._sizes()
+        if self._byte_pairs is not None:
+            found["tokenizer_sha256"] = _sha256(self._partial / TOKENIZER)
+            return {"format": BYTES_FORMAT, **found, **self.about}
         return {
-            "format": FORMAT,
+            "format": WORDPIECE_FORMAT,
+            **found,
+            "vocab_sha256": _sha256(self._partial / VOCABULARY_FILE),
+            "normalization": self._normalization._asdict(),
+        }
+
+    def _sizes(self) -> dict[str, Any]:
+        return {
             "made_from": self.made_from,
             "documents": self.num_documents,
             "sentences": self.num_sentences,
             "tokens": self.num_tokens,
             "token_dtype": self._dtype.str,
             "vocab_size": len(self._pieces),
-            "vocab_sha256": _sha256(self._partial / "vocab.txt"),
-            "normalization": self._normalization._asdict(),
         }
 
     def _write(self, name: str, array: np.ndarray) -> None:
@@ -288,25 +353,49 @@ def open_store(folder: paths.GivenPath, expected_vocab_size: int | None = None) 
     same = expected_vocab_size in (None, size)
     require(same, "expected_vocab_size", expected_vocab_size, fix, code="mismatch")
 
+    by_bytes = found["format"] == BYTES_FORMAT
+    vocabulary = folder / (TOKENIZER if by_bytes else VOCABULARY_FILE)
+    token_bytes = None
     with _on_disk(folder, "read"):
-        if _sha256(folder / "vocab.txt") != found["vocab_sha256"]:
-            raise _damaged(folder / "vocab.txt", "it is not the vocabulary of the store")
+        if _sha256(vocabulary) != found["tokenizer_sha256" if by_bytes else "vocab_sha256"]:
+            raise _damaged(vocabulary, "it is not the vocabulary of the store")
         tokens = _map(folder / "tokens.bin", np.dtype(found["token_dtype"]), found["tokens"])
         sentences = _map(folder / "sentences.bin", _INT64, found["sentences"])
         documents = _map(folder / "documents.bin", _INT64, found["documents"] + 1)
+        if by_bytes:
+            token_bytes = np.array(_map(folder / _TOKEN_BYTES, _INT32, size))
     ascending = np.all(documents[1:] > documents[:-1])
-    if documents[0] != 0 or documents[-1] != found["tokens"] or not ascending:
+    if documents[0] != by_bytes or documents[-1] != found["tokens"] or not ascending:
         raise _damaged(folder / "documents.bin", "it is damaged")
+    sizes = tuple(found["splits"][name] for name in SPLITS) if by_bytes else ()
+    if by_bytes and sum(sizes) != found["documents"]:
+        raise _damaged(folder / _STORE, "its splits are not those of its documents")
 
+    tokenizer_json = read_regular(vocabulary).decode() if by_bytes else ""
     return TokenStore(
         tokens,
         sentences,
         documents,
-        pieces=tuple(read_vocabulary(folder / "vocab.txt")),
+        pieces=tuple(pieces_of(tokenizer_json) if by_bytes else read_vocabulary(vocabulary)),
         made_from=found["made_from"],
         # Stores of earlier versions do not have it: their text was lowercased.
         normalization=TextNormalization(**found.get("normalization", {})),
+        tokenizer_json=tokenizer_json,
+        token_bytes=token_bytes,
+        split_sizes=sizes,
     )
+
+
+def read_about(folder: paths.GivenPath) -> dict[str, Any]:
+    """Return the description of a store: the content of its `store.json`.
+
+    Args:
+      folder: Folder that `StoreWriter` wrote.
+
+    Raises:
+      EnvironmentProblem: If there is no store, or if it is damaged or of another format.
+    """
+    return _read_description(paths.local(folder, "folder"))
 
 
 def _damaged(file: Path, reason: str) -> EnvironmentProblem:
@@ -318,29 +407,46 @@ class _Versioned(TypedDict):
     format: int
 
 
-class _Description(_Versioned):
+class _Sizes(_Versioned):
     made_from: str
     documents: _typed_json.Count
     sentences: _typed_json.Count
     tokens: _typed_json.Count
     token_dtype: Literal["<u2", "<i4"]
     vocab_size: _typed_json.Count
+
+
+class _OfWordPiece(_Sizes):
     vocab_sha256: str
     normalization: NotRequired[Normalization]
 
 
+class _SplitSizes(TypedDict):
+    train: _typed_json.Count
+    validation: _typed_json.Count
+    test: _typed_json.Count
+
+
+class _OfBytes(_Sizes):
+    tokenizer_sha256: str
+    splits: _SplitSizes
+
+
+_DESCRIPTIONS: dict[int, Any] = {WORDPIECE_FORMAT: _OfWordPiece, BYTES_FORMAT: _OfBytes}
+
+
 def _read_description(folder: Path) -> dict[str, Any]:
-    path = folder / "store.json"
+    path = folder / _STORE
     if not path.is_file():
         raise EnvironmentProblem("builder", folder.name, _advice(folder), code="missing")
     try:
         found = _typed_json.read_file(path, _Versioned)
-        if found["format"] == FORMAT:
-            _typed_json.convert(found, _Description)
+        if found["format"] in FORMATS:
+            _typed_json.convert(found, _DESCRIPTIONS[found["format"]])
     except (OSError, ValueError) as error:
         raise _damaged(path, f"it cannot be read ({error})") from error
-    if found["format"] != FORMAT:
-        fix = f"this lbopt reads format {FORMAT}; make the store again"
+    if found["format"] not in FORMATS:
+        fix = f"this lbopt reads formats up to {FORMATS[-1]}; make the store again"
         raise EnvironmentProblem(f"{path}: format", found["format"], fix, code="mismatch")
     return found
 
@@ -350,7 +456,8 @@ def _advice(folder: Path) -> str:
     if folder.is_dir() and any(folder.iterdir()):  # lbopt does not overwrite files
         return f"{folder} has no store.json; copy the whole folder again, or use another name"
     command = prepare_command(f"text --name={folder.name} --folder=DIR", _explicit_data_dir(folder))
-    return f"there is no store in {folder}; run {command} (or with --tfds=NAME)"
+    others = "or with --tfds=NAME; for text_lm with --for=text_lm or --preset=NAME"
+    return f"there is no store in {folder}; run {command} ({others})"
 
 
 def _explicit_data_dir(folder: Path) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from lbopt import _typed_json, paths
 from lbopt._shown import one_line
+from lbopt.data.text._byte_pairs import END_OF_DOCUMENT
 from lbopt.data.text._pieces import CONTINUED, SPECIAL_TOKENS, UNK
 from lbopt.errors import Code, EnvironmentProblem, UserError, brief, place_of, require
 
@@ -80,11 +81,14 @@ class Vocabulary(NamedTuple):
 
     Attributes:
       pieces: Pieces or words in the order of their ids; empty for data without text.
-      normalization: Changes of the text before it is split into pieces; None for whole words.
+      normalization: Changes of the text before it is split into pieces; None for whole words, and
+        for bytes.
+      tokenizer_json: Tokenizer of byte-level pieces, see `BytePairs`; "" for others.
     """
 
     pieces: tuple[str, ...] = ()
     normalization: TextNormalization | None = None
+    tokenizer_json: str = ""
 
     def files(self) -> dict[str, str]:
         """Return name -> content of its files in a workdir or an exported folder.
@@ -93,6 +97,15 @@ class Vocabulary(NamedTuple):
         without settings is read as one of earlier versions of lbopt.
         """
         found = {}
+        if self.tokenizer_json:
+            settings = {
+                "eos_token": END_OF_DOCUMENT,
+                "tokenizer_class": "PreTrainedTokenizerFast",
+            }
+            return {
+                SETTINGS_FILE: json.dumps(settings, indent=2) + "\n",
+                TOKENIZER: self.tokenizer_json,
+            }
         if self.normalization is not None:
             settings = {**self.normalization._asdict(), "tokenizer_class": "BertTokenizer"}
             found[SETTINGS_FILE] = json.dumps(settings, indent=2, sort_keys=True) + "\n"

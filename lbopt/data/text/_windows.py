@@ -55,6 +55,60 @@ def make_windows(text: Sequence[Document] | np.ndarray, sequence_length: int) ->
     )
 
 
+class TextWindows:
+    """Consecutive windows of a text as independent examples, mapped from disk.
+
+    An example has `tokens` and `next_tokens` [sequence_length] int32, as from `make_windows`. Every
+    token but the first, which is context, is predicted at most once.
+
+    Args:
+      text: [tokens], integers of any dtype, in memory or mapped from disk.
+      sequence_length: Tokens of a window.
+      partial: Whether the last window may reach beyond the end of the text, so that evaluation
+        predicts every token. Examples then have `token_mask` [sequence_length] bool, False there.
+        Without, the tokens that do not fill a window are left out.
+
+    Raises:
+      UserError: If there is no window.
+
+    >>> import numpy as np
+    >>> windows = TextWindows(np.arange(6), 3, partial=True)
+    >>> batch = windows.take(np.arange(2))
+    >>> batch["next_tokens"].tolist()[0], batch["token_mask"].tolist()
+    ([1, 2, 3], [[True, True, True], [True, True, False]])
+    """
+
+    reading = Reading()
+
+    def __init__(self, text: np.ndarray, sequence_length: int, partial: bool = False):
+        predicted = len(text) - 1
+        self._count = -(-predicted // sequence_length) if partial else predicted // sequence_length
+        fix = f"a part of the text has {predicted} tokens; use windows of at most that"
+        require(self._count > 0, "sequence_length", sequence_length, fix)
+        self._text = text
+        self._length = sequence_length
+        self._partial = partial
+
+    def __len__(self) -> int:
+        return self._count
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the windows at `indices` as one batch."""
+        places = np.asarray(indices)[:, None] * self._length + np.arange(self._length)
+        last = len(self._text) - 1
+        read = np.minimum(places, last - 1)
+        found = {
+            "tokens": self._text[read].astype(np.int32),
+            "next_tokens": self._text[read + 1].astype(np.int32),
+        }
+        return {**found, "token_mask": places < last} if self._partial else found
+
+    def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Return the windows at `indices` as one batch, the same in every epoch."""
+        del epochs, seed
+        return self.take(indices)
+
+
 class TextStreams:
     """Text for truncated back-propagation through time, read as parallel streams.
 

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from refusal import names_in, refused, troubled
 
-from lbopt.data.text import StoreWriter, TextNormalization, open_store, split_store
+from lbopt.data.text import (
+    StoreWriter,
+    TextNormalization,
+    learn_byte_pairs,
+    open_store,
+    read_about,
+    split_store,
+)
 from lbopt.data.text._tokens import gather_documents, token_dtype
 from lbopt.data.text._vocabulary import UNCASED
 from lbopt.data.text._wordpiece import Document
@@ -247,8 +254,8 @@ def test_a_damaged_description_is_named(tmp_path, text):
 
 def test_another_format_is_named(tmp_path):
     write(tmp_path / "store", make_documents())
-    (tmp_path / "store/store.json").write_text('{"format": 2}')
-    with troubled(f"{tmp_path / 'store/store.json'}: format", 2, "mismatch"):
+    (tmp_path / "store/store.json").write_text('{"format": 3}')
+    with troubled(f"{tmp_path / 'store/store.json'}: format", 3, "mismatch"):
         open_store(tmp_path / "store")
 
 
@@ -285,3 +292,52 @@ def test_a_view_of_a_view():
 def test_too_few_documents_for_three_parts():
     with refused("validation_every", 200, "value"):
         split_store(gather_documents(make_documents(60)))
+
+
+SPLITS = {"train": 2, "validation": 1, "test": 1}
+
+
+def write_bytes(folder):
+    """Write a store of byte-level tokens; return its documents without their ends."""
+    pairs = learn_byte_pairs(["ab ab abc"], 260)
+    documents = [pairs.encode_many([text])[0] for text in ("ab", "abc a", "c", "b ab")]
+    with StoreWriter(folder, pairs.pieces, "a test", byte_pairs=pairs) as writer:
+        for tokens in documents:
+            writer.append(Document(np.append(tokens, pairs.end), np.zeros(1, np.int64)))
+        writer.about = {"splits": SPLITS}
+    return documents, pairs
+
+
+def test_a_store_of_bytes_has_its_tokenizer_and_its_splits(tmp_path):
+    documents, pairs = write_bytes(tmp_path / "store")
+    store = open_store(tmp_path / "store", len(pairs.pieces))
+    assert (store.tokenizer_json, store.pieces) == (pairs.tokenizer_json, pairs.pieces)
+    np.testing.assert_array_equal(store.token_bytes, pairs.num_bytes)
+    end = [pairs.end]
+    joined = [
+        np.concatenate([end, *((part, end)[n] for part in parts for n in (0, 1))])
+        for parts in (documents[:2], documents[2:3], documents[3:])
+    ]
+    for found, wanted in zip(store.split_texts(), joined, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+        assert not found.flags.owndata
+    assert_same(store, [Document(np.append(part, end), np.zeros(1, int)) for part in documents])
+    assert read_about(tmp_path / "store")["splits"] == SPLITS
+
+
+@pytest.mark.parametrize(
+    ("file", "spoil"),
+    [
+        ("tokenizer.json", lambda content: content.replace(b"merges", b"Merges")),
+        ("token_bytes.bin", lambda content: content[4:]),
+        ("store.json", lambda content: content.replace(b'"train": 2', b'"train": 3')),
+        ("store.json", lambda content: content.replace(b'"train": 2', b'"trein": 2')),
+        ("documents.bin", lambda content: bytes(8) + content[8:]),
+    ],
+)
+def test_a_damaged_store_of_bytes(tmp_path, file, spoil):
+    write_bytes(tmp_path / "store")
+    path = tmp_path / "store" / file
+    path.write_bytes(spoil(path.read_bytes()))
+    with troubled(str(path), code="damaged"):
+        open_store(tmp_path / "store")
