@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from lbopt import errors, paths
 from lbopt._shown import show
-from lbopt.cli import _flags
+from lbopt.cli import _flags, _prepare_running
 from lbopt.data import ptb_folder, store_folder
 from lbopt.data.own import NO_SPLIT
 from lbopt.data.prepare import (
@@ -48,8 +48,9 @@ _TEXT_FLAGS = {
     "vocab": "a vocab.txt in BERT's form, or a tokenizer.json (or gs://BUCKET/FILE)",
     "lowercase": "true or false, with --vocab: lowercase the text (default: as its "
     "tokenizer_config.json says)",
-    "vocab_size": "number of pieces to learn without --vocab (30522)",
+    "vocab_size": "number of tokens to learn without --vocab (30522; for text_lm 4096)",
     "max_damaged_records": "maximum number of unreadable articles that are left out (0)",
+    **_prepare_running.FLAGS,
 }
 _SAME_NAME = ("data_dir", "folder", "lowercase", "max_damaged_records", "name")
 FLAGS_OF = {
@@ -63,6 +64,7 @@ _TEXT_PARAMETERS = {
     "builder": "--tfds",
     "vocab_size": "--vocab_size",
     "vocabulary": "--vocab",
+    "preset": "--preset",
 }
 """Parameters of the functions that make a token store -> flags that fill them."""
 _BERT_VOCAB_SIZE = 30522
@@ -84,7 +86,7 @@ LISTED = {
     "mnist1d": "MNIST-1D: 5000 signals of 40 numbers, of 10 classes; no download",
     "pydoc_squad": "460 questions about Python's help in the format of squad; no download",
     "folder": "your own images in class folders, as fast files (lbopt prepare folder --help)",
-    "text": "a token store for BERT, from articles or your *.txt (lbopt prepare text --help)",
+    "text": "a token store for BERT or a language model (lbopt prepare text --help)",
     "ptb": "the Penn Treebank: checks the three files that you download",
 }
 _SOURCES = {source.name: source for source in (GENERATED_IMAGES, MNIST1D, PYDOC_SQUAD)}
@@ -176,6 +178,10 @@ def _show_folder(prepared: Prepared) -> None:
 
 def _text(argv: Sequence[str]) -> None:
     given, _ = _flags.parse("prepare text", argv, FLAGS_OF["text"], required=("name",))
+    if _prepare_running.is_wanted(given):
+        _prepare_running.make(given)
+        return
+
     data_dir = given.get("data_dir")
     lowercase = _lowercase(given)
     store = store_folder(given["name"], data_dir)
@@ -185,6 +191,8 @@ def _text(argv: Sequence[str]) -> None:
     # A flag cannot change the text of a store that exists, which may have been made without it.
     with errors.under("", builder="--name"):
         opened = open_store(store)
+    fix = "a store of this name exists, and is of text_lm; use another --name, or --for=text_lm"
+    require(not opened.tokenizer_json, "--name", given["name"], fix, code="exists")
     fix = (
         f"{store} exists, and its text is {opened.normalization}; leave the flag out, or use "
         "another --name"
