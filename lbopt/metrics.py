@@ -13,6 +13,9 @@ import numpy as np
 from lbopt import types
 from lbopt.errors import UserError
 
+_EXPONENTIALS = ("perplexity", "perplexity_per_byte")
+"""Metrics that are the exponential of a mean."""
+
 
 def summed(values: jax.Array, mask: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     """Return (sum, count) of values, two fp32 scalars, over the examples where `mask` is True.
@@ -95,8 +98,8 @@ def of_each_example(metric_fn: types.MetricFn) -> types.MetricFn:
 def means(batches: Iterable[types.Metrics]) -> dict[str, float]:
     """Return the mean of each metric: pairs are added up in float64 on the host, and divided once.
 
-    A pair called `perplexity` holds negative log-likelihoods; the exponential is taken after the
-    division.
+    A pair called `perplexity` or `perplexity_per_byte` holds negative log-likelihoods; the
+    exponential is taken after the division.
 
     Args:
       batches: Metrics of batches, which need not have the same names.
@@ -146,7 +149,7 @@ def _is_real(number: Any) -> bool:
 
 
 def _finish(name: str, mean: float) -> float:
-    if name != "perplexity":
+    if name not in _EXPONENTIALS:
         return mean
     with np.errstate(over="ignore"):  # in a run that diverged
         return float(np.exp(mean))

@@ -27,6 +27,7 @@ TASKS = {
     "pydoc_lm": "language_model",
     "pydoc_mlm": "masked_lm",
     "squad": "question_answering",
+    "text_lm": "language_model",
     "text_mlm": "masked_lm",
 }
 """The task of each data set."""
@@ -72,7 +73,7 @@ def task_of(name: str, task: str) -> str:
 
 OWN = Condition("your own", is_own)
 OF_CLASSES = Condition("of classes", lambda name: name in CLASSIFICATION or is_own(name))
-_PREPARED = ("images", "squad", "text_mlm", "tfds")
+_PREPARED = ("images", "squad", "text_lm", "text_mlm", "tfds")
 _MEASURED = ("image_folder", "tfds")
 """Data whose statistics of pixels can be measured."""
 _IMAGES = {"name": PHOTOGRAPHS}
@@ -89,14 +90,15 @@ class DataConfig:
       name: "digits" (embedded images), "images" (any TFDS data set with `image` and `label`:
         imagenet2012, cifar10, mnist, yours), "pydoc_mlm" (Python's help topics as masked pairs of
         segments, for bert), "text_mlm" (the same of a corpus that `lbopt prepare` made), "pydoc_lm"
-        (the topics as text, for lstm_lm), "ptb" (Mikolov's Penn Treebank files) or "squad"
-        (questions, for bert); "arrays" (your own arrays or table, see `path`) or "image_folder"
+        (the topics as text, for language models), "text_lm" (the same of a corpus that
+        `lbopt prepare` made), "ptb" (Mikolov's Penn Treebank files) or "squad" (questions, for
+        bert); "arrays" (your own arrays or table, see `path`) or "image_folder"
         (your own images in folders of their classes, see `path`); "tfds" (any TFDS data set of
         tensors, or of images of any name with their class); or a function of yours,
         "module:function" or "file.py:function", that returns `lbopt.Splits` (files are looked
         for beside the config file, then here).
-      builder: Name of a TFDS data set, "name[/config][:version]"; for text_mlm the name that the
-        corpus was given.
+      builder: Name of a TFDS data set, "name[/config][:version]"; for text_mlm and text_lm the name
+        that the corpus was given.
       data_dir: Folder of data sets, or gs://BUCKET/FOLDER; None for $TFDS_DATA_DIR, or
         ~/tensorflow_datasets.
       train_split: Training split in TFDS's notation, "train[:55000]" for a part.
@@ -131,7 +133,7 @@ class DataConfig:
         0 to decode in the training process.
       sequence_length: Tokens of an example of text.
       vocab_size: Number of tokens in the vocabulary: for pydoc the number to learn, special tokens
-        included; for text_mlm and squad that of the vocabulary file; for ptb 10000.
+        included; for text_mlm, text_lm and squad that of the vocabulary file; for ptb 10000.
       vocab_file: Vocabulary in BERT's form, a token per line, or a tokenizer.json of Transformers,
         here or in a bucket (gs://BUCKET/FILE); None for the vocabulary beside the parameters that
         `init_from` names.

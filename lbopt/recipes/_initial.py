@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from lbopt import _typed_json, errors, paths, tree, types
+from lbopt._regular import read_regular
 from lbopt.config import ModelConfig, TrainConfig, naming
 from lbopt.data.text import (
     VOCABULARY_FILE,
@@ -21,6 +22,7 @@ from lbopt.data.text import (
     TextNormalization,
     Vocabulary,
     find_vocabulary,
+    pieces_of,
     read_vocabulary,
     stated_normalization,
 )
@@ -223,7 +225,7 @@ def check_text(place: str, vocabulary: Vocabulary) -> None:
     """
     with opened(place) as path:
         if vocabulary.pieces and path.is_dir():
-            _check_pieces(path, place, vocabulary.pieces)
+            _check_pieces(path, place, vocabulary)
 
         if (normalization := vocabulary.normalization) is None:
             return
@@ -247,17 +249,23 @@ def check_text(place: str, vocabulary: Vocabulary) -> None:
             raise UserError("init_from", place, fix, code="mismatch", also=also, files=files)
 
 
-def _check_pieces(path: pathlib.Path, place: str, ours: Sequence[str]) -> None:
+def _check_pieces(path: pathlib.Path, place: str, vocabulary: Vocabulary) -> None:
     """Raise `UserError` if a token has another number in the vocabulary of the initial values.
 
     A token [unused...] of that vocabulary may stand for any other.
     """
     file = find_vocabulary(path)
-    theirs = []
+
+    theirs: Sequence[str] = []
     if file is not None:
-        with contextlib.suppress(UserError):  # lbopt cannot read it: nothing to compare with
-            theirs = read_vocabulary(file)
-    pairs = list(zip(theirs, ours, strict=False))
+        # lbopt cannot read it: nothing to compare with
+        with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError):
+            theirs = (
+                pieces_of(read_regular(file).decode())
+                if vocabulary.tokenizer_json
+                else read_vocabulary(file)
+            )
+    pairs = list(zip(theirs, vocabulary.pieces, strict=False))
     wrong = [
         number
         for number, (a, b) in enumerate(pairs)

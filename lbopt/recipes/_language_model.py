@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from lbopt import losses, metrics, types
@@ -16,7 +18,7 @@ from lbopt.data.from_config import Source
 from lbopt.evaluation import Evaluation, evaluate_streams, stream_arguments
 from lbopt.models import Model
 from lbopt.parallel import make_eval_step
-from lbopt.recipes._task import Task, of_equal_odds, scored_task
+from lbopt.recipes._task import Score, Task, of_equal_odds, scored_task
 
 CARRY = "carry"
 """Key in the model's state of the `lbopt.models._lstm.Carry` after the text so far."""
@@ -28,9 +30,14 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
     Without `next_tokens` each token is followed by the next one of `tokens`. The model gives
     logits, or a dict with `logits`.
 
-    It is the mean over all tokens. All windows are full, so the mean over tokens is the mean over
-    examples. The metrics are `loss` (in nats per token), `perplexity` (the exponential of the mean
-    loss of all tokens) and `accuracy`.
+    It is the mean over all tokens. All windows of training are full, so the mean over tokens is the
+    mean over examples. The metrics are `loss` (in nats per token), `perplexity` (the exponential of
+    the mean loss of all tokens) and `accuracy`. In evaluation only the tokens count where `mask`
+    [batch] or [batch, length] and `token_mask` [batch, length] are True, if they are given.
+
+    With the bytes of each token, `source.token_bytes`, there are `bits_per_byte`, the sum of all
+    losses in bits over the number of bytes of all predicted tokens, and `perplexity_per_byte`, two
+    to that power. The loss of an end of a document counts, which has no bytes.
 
     With a source of streams the state is carried from batch to batch, in training and in
     evaluation, without gradients (truncated back-propagation through time). Otherwise every window
@@ -38,10 +45,11 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
     """
     del loss
     judged = "perplexity", of_equal_odds(source.outputs)
+    score = functools.partial(_score, source.token_bytes)
     if source.num_streams:
-        return _carried(network, source.num_streams, *judged)
+        return _carried(network, score, source.num_streams, *judged)
 
-    return scored_task(network, _inputs, _score, *judged)
+    return scored_task(network, _inputs, score, *judged)
 
 
 def _inputs(batch: types.Batch) -> Any:
@@ -49,7 +57,9 @@ def _inputs(batch: types.Batch) -> Any:
     return {"tokens": tokens if "next_tokens" in batch else tokens[:, :-1]}
 
 
-def _score(outputs: Any, batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
+def _score(
+    token_bytes: np.ndarray | None, outputs: Any, batch: types.Batch
+) -> tuple[jax.Array, types.Metrics]:
     """Return the loss of each token [batch, length], and all metrics."""
     logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs
     labels = batch["next_tokens"] if "next_tokens" in batch else batch["tokens"][:, 1:]
@@ -57,12 +67,21 @@ def _score(outputs: Any, batch: types.Batch) -> tuple[jax.Array, types.Metrics]:
     each = losses.softmax_cross_entropy(logits, labels)
     if counted is not None and counted.ndim == 1:
         counted = jnp.broadcast_to(counted[:, None], labels.shape)
+    if "token_mask" in batch:
+        of_tokens = batch["token_mask"]
+        counted = of_tokens if counted is None else counted & of_tokens
     pairs = metrics.classification(logits, labels, each, counted)
-    return each, {**pairs, "perplexity": pairs["loss"]}
+    found = {**pairs, "perplexity": pairs["loss"]}
+    if token_bytes is not None:
+        total, _ = pairs["loss"]
+        num_bytes, _ = metrics.summed(jnp.asarray(token_bytes)[labels], counted)
+        found["bits_per_byte"] = (total / math.log(2), num_bytes)
+        found["perplexity_per_byte"] = (total, num_bytes)
+    return each, found
 
 
 def _carried(
-    network: Model, num_streams: int, main_metric: str, trivial_loss: float | None
+    network: Model, score: Score, num_streams: int, main_metric: str, trivial_loss: float | None
 ) -> Task:
     def carried_on(params, model_state, batch, **options):
         """Return logits and new state of a batch that continues the text of the last batch."""
@@ -74,16 +93,16 @@ def _carried(
 
     def loss_fn(params, model_state, batch, rng):
         logits, new_model_state = carried_on(params, model_state, batch, train=True, rng=rng)
-        each, found = _score(logits, batch)
+        each, found = score(logits, batch)
         return jnp.mean(each), (new_model_state, found)
 
     def metric_fn(params, model_state, batch):
         carry = _zeros(network, params, batch["tokens"].shape[0])
-        return _score(carried_on(params, carry, batch, train=False)[0], batch)[1]
+        return score(carried_on(params, carry, batch, train=False)[0], batch)[1]
 
     def scored(params, model_state, batch):
         logits, carried = carried_on(params, model_state, batch, train=False)
-        return _score(logits, batch)[1], carried
+        return score(logits, batch)[1], carried
 
     def evaluator(mesh: Mesh, backend: str) -> Evaluation:
         del backend  # the config allows a carried state under "jit" only

@@ -235,7 +235,7 @@ class RunningTrial:
         is that of the first class.
         """
         record: dict[str, float | None] = {}
-        names = dict.fromkeys(("loss", "accuracy", "perplexity", self._metric))
+        names = dict.fromkeys(("loss", "accuracy", "perplexity", "bits_per_byte", self._metric))
         for split in SPLITS:
             usable = split in scores and math.isfinite(scores[split]["loss"])
             for name in names:

@@ -11,7 +11,7 @@ BROKEN = "broken"
 """Among the metrics of a checkpoint: 1 if its network is not finite; left out otherwise."""
 _PHASE_WEIGHT = 1e9
 """Makes a later phase, which has other examples, better than an earlier one by any metric."""
-_LOWER_IS_BETTER = ("loss", "perplexity", "error", "mse", "mae")
+_LOWER_IS_BETTER = ("loss", "perplexity", "per_byte", "error", "mse", "mae")
 
 
 def lower_is_better(metric: str) -> bool:

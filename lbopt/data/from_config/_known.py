@@ -16,9 +16,9 @@ from lbopt.config import TASKS, DataConfig
 from lbopt.data._arrays import Reading, Splits
 from lbopt.data.from_config._naming import naming_data
 from lbopt.data.from_config._source import Source, load_source
-from lbopt.data.from_config._text import Learned
+from lbopt.data.from_config._text import Learned, RunningText, is_stored
 from lbopt.data.images import image_shape
-from lbopt.data.text import EvalTextStreams, TextStreams, make_windows
+from lbopt.data.text import NO_VOCABULARY
 
 IMAGES: dict[str, tuple[dict[str, int], tuple[Any, ...], int]] = {
     "imagenet2012": (
@@ -97,11 +97,15 @@ def known_source(
             found = _questions(data)
         elif data.name == "ptb":
             found = _running(data, global_batch_size)
+        elif data.name == "text_lm" and not is_stored(data):
+            found = _stored(data, global_batch_size)
     return found or load_source(data, global_batch_size, learned)
 
 
 def has_known_length(data: DataConfig) -> bool:
     """Return whether the number of examples in an epoch is known without the data."""
+    if data.name == "text_lm":
+        return is_stored(data)
     return TASKS.get(data.name) != "masked_lm" or data.name == "pydoc_mlm"
 
 
@@ -193,10 +197,22 @@ def _questions(data: DataConfig) -> Source | None:
 
 
 def _running(data: DataConfig, num_streams: int) -> Source:
-    texts = [np.zeros(size, np.int32) for size in PTB_TOKENS]
-    if data.carry_state:
-        streams = (EvalTextStreams(text, data.sequence_length) for text in texts[1:])
-        splits = Splits(TextStreams(texts[0], num_streams, data.sequence_length), *streams)
-    else:
-        splits = Splits(*(make_windows(text, data.sequence_length) for text in texts))
+    text = RunningText([np.zeros(size, np.int32) for size in PTB_TOKENS], NO_VOCABULARY)
+    splits = text.splits(data, num_streams)
     return Source(splits, data.vocab_size, num_streams=num_streams if data.carry_state else 0)
+
+
+def _stored(data: DataConfig, num_streams: int) -> Source:
+    """Return the source of a corpus that is not here."""
+    sizes = np.ones(data.vocab_size, np.int32)
+    if data.carry_state:
+        text = np.broadcast_to(np.zeros(1, np.uint16), NOMINAL)
+        splits = RunningText([text, text, text], NO_VOCABULARY).splits(data, num_streams)
+        return Source(splits, data.vocab_size, num_streams=num_streams, token_bytes=sizes)
+
+    length = (data.sequence_length,)
+    example = dict.fromkeys(("tokens", "next_tokens"), (length, np.int32))
+    train = Blank(example, NOMINAL)
+    held_out = Blank({**example, "token_mask": (length, np.bool_)}, NOMINAL)
+    splits = Splits(train, held_out, held_out)
+    return Source(splits, data.vocab_size, token_bytes=sizes)

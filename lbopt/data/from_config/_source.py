@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lbopt import _user_code
 from lbopt.config import TASKS, DataConfig, is_own
 from lbopt.data._arrays import Splits
@@ -42,6 +44,8 @@ class Source(NamedTuple):
       features: Names of the arrays that the model sees.
       class_names: Names of the classes; () where they are not known.
       target_variance: Variance of the training targets of a regression.
+      token_bytes: Number of bytes of each token of a language model, [outputs] int32; None where
+        tokens are no bytes.
     """
 
     splits: Splits
@@ -56,6 +60,7 @@ class Source(NamedTuple):
     features: tuple[str, ...] = ("image",)
     class_names: tuple[str, ...] = ()
     target_variance: float = 1.0
+    token_bytes: np.ndarray | None = None
 
 
 def load_source(
@@ -211,12 +216,13 @@ def _squad(data: DataConfig, learned: _text.Learned | None) -> Source:
 
 
 def _language_model(data: DataConfig, global_batch_size: int) -> Source:
-    splits, vocabulary = _text.load_running_text(data, global_batch_size)
+    text = _text.load_running_text(data)
     return Source(
-        splits,
-        len(vocabulary.pieces),
-        vocabulary=vocabulary,
+        text.splits(data, global_batch_size),
+        len(text.vocabulary.pieces),
+        vocabulary=text.vocabulary,
         num_streams=global_batch_size if data.carry_state else 0,
+        token_bytes=text.token_bytes,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from lbopt.data.text import (
     EvalTextStreams,
     MaskedLMDataset,
     TextStreams,
+    TextWindows,
     Vocabulary,
     WordPiece,
     find_vocabulary,
@@ -48,6 +49,9 @@ def load_masked_text(data: DataConfig) -> tuple[Splits, WordPiece]:
     with errors.under("", name="builder"):
         folder = _places.readable_store(data.builder, data.data_dir)
     store = open_store(folder, data.vocab_size)
+    fix = "its tokens are bytes, for {name} = 'text_lm'; use that, or a store of text_mlm"
+    of_pieces = not store.tokenizer_json
+    require(of_pieces, "builder", data.builder, fix, code="mismatch", also=["name"])
     pieces = WordPiece(store.pieces, store.normalization)
     every = max(2, min(_EVERY, len(store) // 3))
     try:
@@ -133,24 +137,60 @@ def _no_vocabulary() -> UserError:
     return UserError("vocab_file", None, fix, code="missing", also=["init_from"])
 
 
-def load_running_text(data: DataConfig, num_streams: int) -> tuple[Splits, Vocabulary]:
-    """Return text for a language model, and its vocabulary.
+class RunningText(NamedTuple):
+    """Text for a language model.
 
-    Args:
-      data: The config. Its examples are windows or, with `carry_state`, streams.
-      num_streams: Number of streams.
+    Attributes:
+      texts: Tokens of the training, validation and test set.
+      vocabulary: Its vocabulary.
+      token_bytes: Number of bytes of each token, [vocabulary] int32; None if tokens are no bytes.
     """
-    texts, vocabulary = _running_text(data)
-    length = data.sequence_length
-    if data.carry_state:
-        train = TextStreams(texts[0], num_streams, length)
-        return Splits(train, *(EvalTextStreams(text, length) for text in texts[1:])), vocabulary
-    return Splits(*(make_windows(text, length) for text in texts)), vocabulary
+
+    texts: list[np.ndarray]
+    vocabulary: Vocabulary
+    token_bytes: np.ndarray | None = None
+
+    def splits(self, data: DataConfig, num_streams: int) -> Splits:
+        """Return the text as windows or, with `data.carry_state`, as streams.
+
+        Args:
+          data: The config.
+          num_streams: Number of streams.
+        """
+        train, *others = self.texts
+        length = data.sequence_length
+        if data.carry_state:
+            streams = TextStreams(train, num_streams, length)
+            return Splits(streams, *(EvalTextStreams(text, length) for text in others))
+        if data.name == "text_lm":
+            windows = (TextWindows(text, length, partial=True) for text in others)
+            return Splits(TextWindows(train, length), *windows)
+        return Splits(*(make_windows(text, length) for text in self.texts))
 
 
-def _running_text(data: DataConfig) -> tuple[list[np.ndarray], Vocabulary]:
+def load_running_text(data: DataConfig) -> RunningText:
+    """Return the text of a config for language models."""
     if data.name == "ptb":
         found = load_ptb(_places.readable_ptb(data.data_dir), data.vocab_size, data.data_dir)
-        return [found.train, found.validation, found.test], Vocabulary(found.words)
+        return RunningText([found.train, found.validation, found.test], Vocabulary(found.words))
+    if data.name == "text_lm":
+        return _stored_text(data)
     corpus = load_pydoc_topics(data.vocab_size)
-    return [join_documents(part) for part in corpus[1:]], corpus.pieces.vocabulary
+    return RunningText([join_documents(part) for part in corpus[1:]], corpus.pieces.vocabulary)
+
+
+def _stored_text(data: DataConfig) -> RunningText:
+    with errors.under("", name="builder"):
+        folder = _places.readable_store(data.builder, data.data_dir)
+    store = open_store(folder, data.vocab_size)
+    fix = "it is for {name} = 'text_mlm'; use that, or lbopt prepare text --for=text_lm"
+    by_bytes = bool(store.tokenizer_json)
+    require(by_bytes, "builder", data.builder, fix, code="mismatch", also=["name"])
+    vocabulary = Vocabulary(store.pieces, tokenizer_json=store.tokenizer_json)
+    return RunningText(store.split_texts(), vocabulary, store.token_bytes)
+
+
+def is_stored(data: DataConfig) -> bool:
+    """Return whether the store of a config is on this machine."""
+    with errors.under("", name="builder"):
+        return (_places.readable_store(data.builder, data.data_dir) / "store.json").is_file()
