@@ -221,8 +221,8 @@ class StudyProgress:
             return [said, f"about {time_left} on this machine, as the finished trials took"]
         return [
             said,
-            f"about {time_left} on this machine by the time of their steps; compiling, evaluation "
-            "and probes come on top",
+            f"about {time_left} on this machine, as busy as it is now, by the time of their steps; "
+            "compiling, evaluation and probes come on top",
         ]
 
     def _count(self, record: Mapping[str, Any]) -> None:

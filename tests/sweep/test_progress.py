@@ -84,7 +84,7 @@ def test_what_is_left_is_forecast_before_the_first_trial(config):
         study = StudyProgress(config, cells, progress)
         trials, time_left = study.forecast(times, WORKERS)
         assert trials == "20 trials, and up to 8 more where the best lies at an edge of its search"
-        both = f"about {_rough(seconds(5))} to {_rough(seconds(7))} on this machine by the time"
+        both = f"about {_rough(seconds(5))} to {_rough(seconds(7))} on this machine, as busy as"
         assert time_left.startswith(both)
         assert study.forecast(None, WORKERS) == [trials]  # nothing was timed, and none finished
 

@@ -59,7 +59,10 @@ def test_before_the_first_trial_stands_what_it_takes_and_what_it_decides(finishe
     lines = before[0].splitlines()
     assert "20 trials" in lines
     assert any(
-        re.match(r"about \d.* on this machine by the time of their steps", one) for one in lines
+        re.match(
+            r"about \d.* on this machine, as busy as it is now, by the time of their steps", one
+        )
+        for one in lines
     )
     assert any("2 arms" in one and "of 2 final seeds each" in one for one in lines)
     assert first == "trial  1/20"
