@@ -84,6 +84,7 @@ CONFINED = {
     "scipy": {
         "plan/_bounds.py",
         "report/study/_limit.py",
+        "report/study/_power.py",
         "report/study/_statistics.py",
         "report/study/_three_term_law.py",
         "sweep/_fits.py",

@@ -103,7 +103,7 @@ def test_trials_beyond_the_plan_put_off_none_of_the_final_ones(config):
     with Progress(None, unit="trial") as progress:
         now = [0.0]
         study = StudyProgress(config, cells, progress, clock=lambda: now[0])
-        search, final = planned(cells)[0], planned(cells)[-1]
+        search, *_, final = planned(cells)
         now[0] = 5 * search["seconds"]
         study.add([search] * 5)  # three were planned
         assert study.seconds_left == pytest.approx(2 * search["seconds"])

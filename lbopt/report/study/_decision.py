@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from lbopt.config import SweepConfig
 from lbopt.report.study._limit import REFERENCE_FACTOR
@@ -18,6 +17,7 @@ from lbopt.report.study._power import (
     FAMILY_WISE,
     POWER,
     detectable_difference,
+    half_width,
     score_deviation,
     seeds_needed,
 )
@@ -101,10 +101,9 @@ def decision_lines(
 
     tests = largest - 1
     seen = detectable_difference(seeds, 1.0, tests)
-    # The mean of the small batches has as many times the seeds, as the limit's bootstrap counts.
     sizes = config.global_batch_sizes
     small = sum(size <= REFERENCE_FACTOR * sizes[0] for size in sizes)
-    half = float(stats.t.ppf(0.975, 2 * (seeds - 1))) * math.sqrt((1 + 1 / small) / seeds)
+    half = half_width(seeds, small)
     needed = [(_needed(metric, config.limit_points, one, tests), one.size) for one in assumed]
     lines = [
         say(

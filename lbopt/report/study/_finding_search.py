@@ -121,10 +121,12 @@ def _same_search(arms: Sequence[ArmResults]) -> str:
         for arm, of_arm in zip(arms, beyond, strict=True)
         for cell, runs in zip(arm.cells, of_arm, strict=True)
     }
+
     counts = set().union(*trials.values())
     if len(counts) > 1 or len(lengths) > 1:
         spans = grouped((span(found, "{}"), name) for name, found in trials.items())
         return say(_UNEQUAL, counts=spans, least=min(lengths), most=max(lengths))
+
     (count,) = counts
     (length,) = lengths
     full = f" ({length:.3g} runs of full length)" * (length != count)

@@ -221,8 +221,10 @@ def _told(
     ]
     if not others or not math.isfinite(metric.centre(top.scores)):
         return []
+
     found = ahead_of(metric, top.scores, [cell.scores for _, cell in others])
     clauses = _clauses(best.name, [arm.name for arm, _ in others], found, metric)
+
     same_pairs = [
         (top.scores, cell.scores)
         for (_, cell), one in zip(others, found, strict=True)

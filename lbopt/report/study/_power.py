@@ -150,6 +150,21 @@ def seeds_needed(
     return high
 
 
+def half_width(num_seeds: int, num_reference: int) -> float:
+    """Return half the 95 % interval of a mean less another, in standard deviations of seeds.
+
+    Args:
+      num_seeds: Number of seeds of the mean, >= 2; Student's quantile has twice their degrees of
+        freedom, as the bootstrap of the limit has.
+      num_reference: Number of means of as many seeds whose mean the other one is.
+
+    >>> round(half_width(5, 1), 2)
+    1.46
+    """
+    quantile = float(stats.t.ppf(0.975, 2 * (num_seeds - 1)))
+    return quantile * math.sqrt((1 + 1 / num_reference) / num_seeds)
+
+
 def _check(deviation: float, num_comparisons: int, power: float, family_wise: float) -> None:
     fits = 0 < deviation < math.inf
     require(fits, "deviation", deviation, "give a finite number > 0")

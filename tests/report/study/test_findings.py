@@ -263,6 +263,7 @@ def test_targets_are_said_reached_or_not():
             "c": Truth(FLAT, steps_to_target=(None,) * 3),
         }
     )
+
     assert (
         "To the target need, by the fit of steps against batch: a at least 30 steps and 3,000 "
         "examples, so a critical batch of 100 (95 % interval 100 to 100)." in text
@@ -384,6 +385,7 @@ def test_what_was_spent_beyond_an_edge_and_what_is_still_at_one_are_told():
         if (row["arm"], row["phase"], row["learning_rate_factor"]) == ("a", "search", 2.0)
         and row["global_batch_size"] > 16
     ]
+
     summary = summarize(config, rows + beyond)
     text = " ".join(summary["findings"])
     assert (
