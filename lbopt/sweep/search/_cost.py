@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 from lbopt.config import SearchConfig
-from lbopt.sweep.search._methods import make_searcher
-from lbopt.sweep.search._searcher import Score
+from lbopt.sweep.search._methods import within_edges
+from lbopt.sweep.search._searcher import Score, Turns
 from lbopt.sweep.search._widened import can_widen
 
 
@@ -45,7 +44,7 @@ def search_cost(config: SearchConfig) -> SearchCost:
     >>> search_cost(SearchConfig("successive_halving", num_candidates=9, min_fidelity=1 / 9))
     SearchCost(trials=13, full_runs=3.0, at_once=9, extra=4)
     """
-    searcher = make_searcher(dataclasses.replace(config, widen_candidates=0))
+    searcher = Turns(within_edges(config))
     trials = 0
     full_runs = 0.0
     at_once = 0

@@ -56,4 +56,9 @@ def make_searcher(config: SearchConfig, longest_warmup: float = math.inf) -> Sea
     >>> [proposal.factors.learning_rate for proposal in search.ask()]
     [0.5, 1.0]
     """
-    return Turns(widened(_METHODS[config.method](config), config, longest_warmup))
+    return Turns(widened(within_edges(config), config, longest_warmup))
+
+
+def within_edges(config: SearchConfig) -> Rounds:
+    """Return the rounds of a search itself, without what lies beyond its edges."""
+    return _METHODS[config.method](config)
