@@ -18,13 +18,14 @@ from lbopt.config import (
     ParallelConfig,
     resolve_schedule,
 )
-from lbopt.data import DAMAGED, ArrayDataset
+from lbopt.data import DAMAGED, ArrayDataset, Splits
 from lbopt.parallel import put_replicated
 from lbopt.recipes import build_mesh, build_run, make_problem
 from lbopt.sweep import _runner, make_cells, make_problems
 from lbopt.sweep._finished_trial import SEARCH
 from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep.lanes import Equipment, Program, Session, TrialBatching, make_mesh_probe
+from lbopt.sweep.lanes._scores import scored_split
 from lbopt.sweep.lanes._trial_arguments import Arguments
 from lbopt.sweep.search import Factors, Proposal
 
@@ -347,3 +348,12 @@ def test_a_trial_without_weight_decay_is_not_one_with_a_decay_of_zero():
     with_a_little = cell.trial(SEARCH, Proposal(Factors(1.0, 1.0, 1e-6), 1.0), 0)
     (_, _, adapted) = run(cell, [with_a_little], "none")[0]
     assert abs(np.concatenate(adapted.losses)[-1] - np.concatenate(running.losses)[-1]) > 1e-3
+
+
+@pytest.mark.parametrize(("train", "scored"), [(40, 40), (41, 10)])
+def test_a_training_set_much_larger_than_the_validation_set_is_scored_on_a_part(train, scored):
+    splits = Splits(*(ArrayDataset({"x": np.arange(count)}) for count in (train, 10, 50)))
+    found = scored_split(splits, "train").take(np.arange(scored))["x"]
+    assert len(scored_split(splits, "train")) == len(set(found)) == scored
+    assert set(found) <= set(range(train))
+    assert scored_split(splits, "test") is splits.test

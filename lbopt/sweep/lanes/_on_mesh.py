@@ -12,7 +12,7 @@ import numpy as np
 
 from lbopt import errors, tree
 from lbopt.config import SweepConfig, TrainConfig, naming
-from lbopt.data import DAMAGED, Dataset, Reading, TrainBatches, example_indices, train_iterator
+from lbopt.data import DAMAGED, TrainBatches, example_indices, train_iterator
 from lbopt.job import beat
 from lbopt.parallel import TrainState, local_parts, put_batch, put_replicated
 from lbopt.recipes import (
@@ -28,7 +28,7 @@ from lbopt.sweep._trials import Cell, Trial
 from lbopt.sweep.lanes import _trial_arguments
 from lbopt.sweep.lanes._gauges import make_probe
 from lbopt.sweep.lanes._program import trust_ratios
-from lbopt.sweep.lanes._scores import Tested
+from lbopt.sweep.lanes._scores import Tested, scored_split
 from lbopt.sweep.lanes._trial_arguments import Arguments
 from lbopt.transforms import has_evaluated_params
 
@@ -36,7 +36,7 @@ _STEPS = 100
 """Most steps in a call, so that divergence and a request to stop are noticed soon."""
 ProbeFn: TypeAlias = Callable[[Any, Any], dict[str, Any]]
 _CHOSEN = 0
-"""Seed of the choice of the training examples that are scored, and of those that are probed."""
+"""Seed of the choice of the training examples that are probed."""
 
 
 class MeshProgram:
@@ -167,10 +167,7 @@ class MeshSession:
         return total / count, distance
 
     def score(self, split: str) -> list[dict[str, float]]:
-        """Return the mean metrics on a split.
-
-        The training score is the mean over a fixed random subset of the training set, as large as
-        the validation set.
+        """Return the mean metrics on a split; see `scored_split`.
 
         Args:
           split: "train", "validation" or "test".
@@ -180,9 +177,7 @@ class MeshSession:
         """
         splits = self._program.problem.splits
         state = self._evaluated()
-        dataset = getattr(splits, split)
-        if split == "train":
-            dataset = Subset(dataset, min(len(dataset), len(splits.validation)))
+        dataset = scored_split(splits, split)
         return [self._program.evaluate(state, dataset, self._program.train.eval_global_batch_size)]
 
     def test(self) -> list[Tested]:
@@ -243,36 +238,3 @@ def make_mesh_probe(problem: LoadedProblem, config: SweepConfig) -> ProbeFn:
 def _distance(params: Any, start: Any) -> jax.Array:
     moved = jax.tree.map(jnp.subtract, params, start)
     return tree.global_norm(moved)
-
-
-class Subset:
-    """A fixed random subset of a data set.
-
-    Args:
-      dataset: The data set.
-      count: Number of examples in the subset, at most that of the data set.
-
-    Attributes:
-      reading: The data set's settings for reading.
-      damaged: The data set's count of damaged records; None if it has none.
-    """
-
-    reading: Reading
-
-    def __init__(self, dataset: Dataset, count: int):
-        self._dataset = dataset
-        self.reading = dataset.reading
-        self.damaged = getattr(dataset, "damaged", None)
-        # In order, so that a data set on disk is read from front to back.
-        self._chosen = np.sort(example_indices(len(dataset), _CHOSEN, 0, count))
-
-    def __len__(self) -> int:
-        return len(self._chosen)
-
-    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the examples of the subset at `indices`, int [count]."""
-        return self._dataset.take(self._chosen[indices])
-
-    def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-        """Return the examples as training sees them in `epochs`, int [count]."""
-        return self._dataset.draw(self._chosen[indices], epochs, seed)

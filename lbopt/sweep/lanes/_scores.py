@@ -9,11 +9,15 @@ import jax
 import numpy as np
 
 from lbopt import metrics
-from lbopt.data import ArrayDataset, Dataset, eval_batches
+from lbopt.data import ArrayDataset, Dataset, Reading, Splits, eval_batches, example_indices
 from lbopt.recipes import LoadedProblem
 from lbopt.sweep.lanes._program import TrialBatching
 
 SPLITS = ("train", "validation", "test")
+WHOLE_UP_TO = 4
+"""A training set of up to this multiple of the validation set is scored as a whole."""
+_CHOSEN = 0
+"""Seed of the choice of the training examples that are scored."""
 
 Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """Sums and counts of each metric on each example of a split, [examples] in its order."""
@@ -41,7 +45,7 @@ class Scorer:
     """
 
     def __init__(self, problem: LoadedProblem, batching: TrialBatching, global_batch_size: int):
-        self._splits = problem.splits
+        self._datasets = {split: scored_split(problem.splits, split) for split in SPLITS}
         self._size = global_batch_size
         self._put = batching.put
         self._width = batching.width
@@ -73,17 +77,35 @@ class Scorer:
             for batch in self._batches(split)
         ]
         # The last batch is padded.
-        count = len(getattr(self._splits, split))
+        count = len(self._datasets[split])
         joined = jax.tree.map(lambda *each: np.concatenate(each, axis=1)[:, :count], *batches)
         return [_lane(joined, lane) for lane in range(self._width)]
 
     def _batches(self, split: str) -> Sequence[Any] | Any:
-        dataset: Dataset = getattr(self._splits, split)
+        dataset = self._datasets[split]
         if not isinstance(dataset, ArrayDataset):
             return eval_batches(dataset, self._size)
         if split not in self._kept:
             self._kept[split] = [self._put(batch) for batch in eval_batches(dataset, self._size)]
         return self._kept[split]
+
+
+def scored_split(splits: Splits, split: str) -> Dataset:
+    """Return the examples of a split that trials are scored on.
+
+    A training set of more than `WHOLE_UP_TO` times the validation set is scored on a fixed random
+    subset as large as the validation set, as all of it would cost more than many a trial.
+
+    Args:
+      splits: The splits of a problem.
+      split: "train", "validation" or "test".
+    """
+    dataset: Dataset = getattr(splits, split)
+    count = len(splits.validation)
+    if split != "train" or len(dataset) <= WHOLE_UP_TO * count:
+        return dataset
+    subset = Subset(dataset, count)
+    return subset.in_memory() if isinstance(dataset, ArrayDataset) else subset
 
 
 def means(pairs: Pairs) -> dict[str, float]:
@@ -97,3 +119,40 @@ def means(pairs: Pairs) -> dict[str, float]:
 
 def _lane(pairs: Pairs, lane: int) -> Pairs:
     return {name: (sums[lane], counts[lane]) for name, (sums, counts) in pairs.items()}
+
+
+class Subset:
+    """A fixed random subset of a data set.
+
+    Args:
+      dataset: The data set.
+      count: Number of examples in the subset, at most that of the data set.
+
+    Attributes:
+      reading: The data set's settings for reading.
+      damaged: The data set's count of damaged records; None if it has none.
+    """
+
+    reading: Reading
+
+    def __init__(self, dataset: Dataset, count: int):
+        self._dataset = dataset
+        self.reading = dataset.reading
+        self.damaged = getattr(dataset, "damaged", None)
+        # In order, so that a data set on disk is read from front to back.
+        self._chosen = np.sort(example_indices(len(dataset), _CHOSEN, 0, count))
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the examples of the subset at `indices`, int [count]."""
+        return self._dataset.take(self._chosen[indices])
+
+    def in_memory(self) -> ArrayDataset:
+        """Return a copy of the examples."""
+        return ArrayDataset(self._dataset.take(self._chosen))
+
+    def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Return the examples as training sees them in `epochs`, int [count]."""
+        return self._dataset.draw(self._chosen[indices], epochs, seed)
