@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 
 from lbopt._shown import one_line, show
 from lbopt.cli import _flags
-from lbopt.cli._sweep import can_decide
+from lbopt.cli._sweep import can_decide, read_pilot
 from lbopt.config import (
     NOISE_SCALE,
     SweepConfig,
@@ -49,6 +49,7 @@ from lbopt.recipes import (
     make_problem,
 )
 from lbopt.report import new_figure
+from lbopt.report.study import Study
 from lbopt.sweep import make_cells, make_problems
 from lbopt.sweep.search import search_cost
 from lbopt.workdir import check_trackers
@@ -145,6 +146,7 @@ def run(argv: Sequence[str]) -> None:
         with under("", topology="--topology"):
             parse_topology(given["topology"])
 
+    pilot = read_pilot(given["pilot"]) if "pilot" in given else None
     report = _Report()
     loaded = _flags.load_config(given["config"], overrides, (TrainConfig, SweepConfig))
     if "pilot" in given and isinstance(loaded, TrainConfig):
@@ -157,7 +159,6 @@ def run(argv: Sequence[str]) -> None:
         if problems is not None:
             report.add("model", functools.partial(_model, config, problems))
         if isinstance(config, SweepConfig):
-            pilot = given.get("pilot")
             report.add("trials", functools.partial(_trials, config))
             if problems is not None:
                 report.add("power", functools.partial(_power, config, problems, pilot))
@@ -258,7 +259,7 @@ def _trials(config: SweepConfig) -> tuple[str, None]:
 
 
 def _power(
-    config: SweepConfig, problems: Sequence[LoadedProblem], pilot: str | None
+    config: SweepConfig, problems: Sequence[LoadedProblem], pilot: Study | None
 ) -> tuple[str, None]:
     """Say what a study can decide."""
     return " ".join(can_decide(config, problems, pilot)), None

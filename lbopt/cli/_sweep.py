@@ -26,10 +26,17 @@ from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
 from lbopt.parallel import available_devices, connect_processes
 from lbopt.recipes import LoadedProblem
 from lbopt.report import new_figure
-from lbopt.report.study import StudyReport, decision_lines, read_study, write_study_report
+from lbopt.report.study import (
+    Study,
+    StudyReport,
+    decision_lines,
+    read_study,
+    write_study_report,
+)
 from lbopt.sweep import (
     BucketShards,
     deal_cells,
+    gather_shards,
     judged_by,
     make_cells,
     make_problems,
@@ -80,9 +87,10 @@ def run(argv: Sequence[str], job: Job) -> None:
     """
     given, overrides = _flags.parse("sweep", argv, FLAGS, required=("config", "workdir"))
     shard = Shard.parse(given["shard"]) if "shard" in given else None
+    pilot = read_pilot(given["pilot"]) if "pilot" in given else None
     config = _flags.load_config(given["config"], overrides, SweepConfig)
     command = _flags.command_line("sweep", argv)
-    written = sweep_in(given["workdir"], config, job, command, shard, given, given.get("pilot"))
+    written = sweep_in(given["workdir"], config, job, command, shard, given, pilot)
     if written is None:
         return
 
@@ -99,7 +107,7 @@ def sweep_in(
     command: str,
     shard: Shard | None = None,
     files: Mapping[str, str] | None = None,
-    pilot: str | None = None,
+    pilot: Study | None = None,
 ) -> StudyReport | None:
     """Run the missing trials of a study, or of a shard of it, and write its report.
 
@@ -110,7 +118,7 @@ def sweep_in(
       command: The command line of the user, for the report.
       shard: The shard; None for the whole study.
       files: "accept" and "checksum", see `_own_files.FLAGS`; None for their defaults.
-      pilot: Workdir of an earlier study, for what this one can decide; None to assume its spread.
+      pilot: An earlier study, for what this one can decide; None to assume its spread.
 
     Returns:
       The report of all finished trials; None in other processes than the first, and without any.
@@ -162,36 +170,51 @@ def sweep_in(
     return None
 
 
+def read_pilot(workdir: str) -> Study:
+    """Return an earlier study.
+
+    Args:
+      workdir: The value of `--pilot`.
+
+    Raises:
+      UserError: Naming `--pilot`, if no study with a finished trial is there.
+      EnvironmentProblem: If its files are damaged or cannot be read.
+    """
+    flag = {"workdir": "--pilot", "--workdir": "--pilot"}
+    with under("", **flag), local_workdir(workdir, write=False, hold=False) as folder:
+        saved = read_config(folder)
+        fits = saved is not None and saved["kind"] == "sweep"
+        fix = "no study is there; give a folder of lbopt sweep"
+        require(fits, "--pilot", workdir, fix, code="missing")
+        assert saved is not None
+
+        gather_shards(workdir, folder)
+        local = absolute_workdir(folder)
+        records = read_results(local, saved["config"]["name"])
+        require(records, "--pilot", workdir, "no trial of it is finished", code="missing")
+        return read_study(saved["config"], records, read_examples(local))
+
+
 def can_decide(
-    config: SweepConfig, problems: Sequence[LoadedProblem], pilot: str | None
+    config: SweepConfig, problems: Sequence[LoadedProblem], pilot: Study | None
 ) -> list[str]:
     """Return what a study can decide, in sentences, before it runs.
 
     Args:
       config: The config.
       problems: The problem of each arm, from `make_problems`.
-      pilot: Workdir of an earlier study; None to assume its spread.
+      pilot: An earlier study; None to assume its spread.
 
     Raises:
-      UserError: Naming `--pilot`, if no study with a finished trial is there, or its metric is
-        another one.
+      UserError: Naming `--pilot`, if its metric is another one.
     """
     metric = judged_by(config, problems[0])
     examples = min(len(problem.splits.test) for problem in problems)
-    if pilot is None:
-        return decision_lines(config, metric, examples)
-    with under("", workdir="--pilot"), local_workdir(pilot, write=False) as folder:
-        saved = read_config(folder)
-        fits = saved is not None and saved["kind"] == "sweep"
-        fix = "no study is there; give a folder of lbopt sweep"
-        require(fits, "--pilot", pilot, fix, code="missing")
-        assert saved is not None
-        records = read_results(absolute_workdir(folder), saved["config"]["name"])
-        require(records, "--pilot", pilot, "no trial of it is finished", code="missing")
-        found = read_study(saved["config"], records, read_examples(absolute_workdir(folder)))
-    fix = f"it is judged by {found.metric.name}, and this study by {metric}; give another study"
-    require(found.metric.name == metric, "--pilot", pilot, fix, code="mismatch")
-    return decision_lines(config, metric, examples, found)
+    if pilot is not None:
+        theirs = pilot.metric.name
+        fix = f"it is judged by {theirs}, and this study by {metric}; give another study"
+        require(theirs == metric, "--pilot", pilot.config.name, fix, code="mismatch")
+    return decision_lines(config, metric, examples, pilot)
 
 
 def _finish(workdir: pathlib.Path, shard: Shard | None, others: BucketShards | None) -> StudyReport:

@@ -509,10 +509,6 @@ COMMAND_LINES = {
         sweep("--pilot={workdir}"),
         ("--pilot", "{workdir}", "missing"),
     ),
-    "a pilot of a recipe": (
-        ("check", f"--config={{configs}}/{DIGITS}", "--pilot={workdir}"),
-        ("--pilot", "{workdir}", "conflict"),
-    ),
 }
 
 # Source of a config file, the refused field with its value and code, and what else the message must

@@ -204,7 +204,7 @@ def test_flags(words, flags, required, configs, refusing):
             with refused(f"--{flag}", address, "value"):
                 refusing(*words, f"--{flag}={address}", *others)
 
-        if flag in ("workdir", "other", "study"):
+        if flag in ("workdir", "other", "study", "pilot"):
             continue
         takes = flag in FLAGS_OF_BUCKETS.get(" ".join(words), ())
         expected = troubled if takes else refused

@@ -11,6 +11,7 @@ import pytest
 from refusal import troubled
 from tiny_study import make_config
 
+from lbopt.cli import main
 from lbopt.config import SearchConfig
 from lbopt.errors import NO_VALUE, EnvironmentProblem
 from lbopt.sweep import _drive, _runner, _trials
@@ -66,6 +67,21 @@ def test_before_the_first_trial_stands_what_it_takes_and_what_it_decides(finishe
     )
     assert any("2 arms" in one and "of 2 final seeds each" in one for one in lines)
     assert first == "trial  1/20"
+
+
+@pytest.mark.process
+def test_a_finished_study_is_the_pilot_of_another(finished, config_file, capsys):
+    flags = [f"--pilot={finished[0]}", "--memory=false"]
+    assert main(["check", f"--config={config_file}", *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (power,) = (line for line in lines if line.startswith("ok    power"))
+    assert power.endswith("is that of the pilot, the median over its arms.")
+    assert re.search(
+        r"differ by [\d.]+ points at batch 128 and [\d.]+ points at batch 1024 \(", power
+    )
+    assert "ok    trials    20" in lines
+    assert main(["check", "--config=digits_cnn:smoke", *flags]) == 2
+    assert "a recipe has one run" in capsys.readouterr().err
 
 
 @pytest.mark.process

@@ -5,4 +5,5 @@ from ._power import (
     seeds_needed as seeds_needed,
 )
 from ._read import read_study as read_study
+from ._study import Study as Study
 from ._write import StudyReport as StudyReport, write_study_report as write_study_report
