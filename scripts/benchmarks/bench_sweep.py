@@ -183,7 +183,7 @@ def _many() -> dict:
 def _seconds_of_tiny(count: int) -> float:
     config = _study("mlp", 1024, "auto", ("momentum",))
     config.train.num_steps = 1
-    config.search = SearchConfig("log_uniform", num_candidates=count - 1)
+    config.search = SearchConfig("log_uniform", num_candidates=count - 1, widen_candidates=0)
     config.final_seeds = (9,)
     return _timed(config, count)
 
@@ -225,7 +225,9 @@ def _study(model: str, batch_size: int, batching: str, optimizers, times: int = 
         arms=tuple(Arm(name.replace(".", " "), _optimizer(name), schedule) for name in optimizers),
         global_batch_sizes=(batch_size,),
         search=SearchConfig(
-            learning_rate_factors=(0.1, 0.2, 0.4, 0.8, 1.0, 2.0), seeds=tuple(range(2 * times))
+            learning_rate_factors=(0.1, 0.2, 0.4, 0.8, 1.0, 2.0),
+            seeds=tuple(range(2 * times)),
+            widen_candidates=0,
         ),
         final_seeds=tuple(range(100, 100 + 6 * times)),
         trials_per_program=6,
