@@ -186,7 +186,9 @@ class Runner:
         )
         largest = last.global_batch_size
 
-        chosen = [*of_arm.values(), last]
+        chosen = list(of_arm.values())
+        if last is not of_arm[name]:
+            chosen.append(last)
         together = self.side_by_side
         seconds = []
         with concurrent.futures.ThreadPoolExecutor(self.num_threads) as pool:
@@ -197,7 +199,8 @@ class Runner:
         if self._watch.requested:
             return None
         times = dict(zip(of_arm, seconds, strict=False))
-        return StepTimes(smallest, largest, times, times[name], seconds[-1])
+        at_largest = seconds[len(times)] if len(seconds) > len(times) else times[name]
+        return StepTimes(smallest, largest, times, times[name], at_largest)
 
     def _time(self, cell: Cell, seconds: float) -> float:
         """Return the seconds of a step of one trial of a cell; compile its program first."""
