@@ -15,7 +15,7 @@ from lbopt import errors, paths, types
 from lbopt._shown import show
 from lbopt.cli import _flags, _own_files
 from lbopt.cli._train import saved_config, with_vocabulary
-from lbopt.config import TrainConfig, config_to_json
+from lbopt.config import TRANSFORMERS, TrainConfig, config_to_json
 from lbopt.data.from_config import Source, load_source
 from lbopt.errors import require, require_choice
 from lbopt.interchange import (
@@ -40,7 +40,7 @@ from lbopt.train import Checkpoints, Run, check_vocabulary, restore_chosen, said
 from lbopt.workdir import absolute_workdir, local_workdir, package_versions, read_config
 
 FORMATS = ("huggingface", "safetensors")
-HUGGINGFACE_MODELS = ("bert", "efficientnet", "resnet")
+HUGGINGFACE_MODELS = ("bert", "decoder_lm", "efficientnet", "resnet")
 FLAGS = {
     "workdir": "a folder of lbopt train",
     "format": "safetensors (one file, our names) or huggingface (a folder for transformers)",
@@ -147,7 +147,7 @@ def _save_huggingface(
     network = make_network(config.model, *outputs_and_head(variables["params"]))
     beside = dict(training.vocabulary.files())
     side = None
-    if config.model.name != "bert":
+    if config.model.name not in TRANSFORMERS:
         image = source.splits.validation.take(np.arange(1))[source.features[0]][0]
         side, channels = _side_and_channels(image)
         # Other arrays are normalized in the data set, or not at all.

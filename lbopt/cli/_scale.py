@@ -17,8 +17,7 @@ from lbopt.config import (
 )
 from lbopt.data.from_config import known_source
 from lbopt.errors import require
-from lbopt.models import BERT_SIZES
-from lbopt.recipes import make_problem, scale_recipe
+from lbopt.recipes import base_model, make_problem, num_layers, scale_recipe
 from lbopt.workdir import absolute_workdir, local_workdir, read_config, read_json_lines
 
 FLAGS = {
@@ -73,11 +72,13 @@ def _width_lines(config: TrainConfig) -> list[str]:
     problem = make_problem(config.data, config.model, config.loss, 1, None, known_source)
     assert problem.transfer is not None
     lines = ["", *(f"width: {line}" for line in problem.transfer.lines(problem.params))]
-    if config.model.base_size:
-        sizes = (config.model.size, config.model.base_size)
-        layers = [BERT_SIZES[size].num_layers for size in sizes]
+    base = base_model(config.model)
+    if config.model.base_size and base is not None:
+        layers = [num_layers(model) for model in (config.model, base)]
         if len({*layers}) > 1:
-            lines.append("depth: {} layers take the numbers of {} as they are".format(*layers))
+            depth = problem.transfer.depth
+            how = "as they are" if depth == 1 else f"with branches x {1 / depth:.4g}"
+            lines.append("depth: {} layers take the numbers of {} {}".format(*layers, how))
     return lines
 
 

@@ -48,6 +48,7 @@ from ._model import (
     AUTOMATIC_STEM as AUTOMATIC_STEM,
     BATCH_NORMED as BATCH_NORMED,
     PATCHED as PATCHED,
+    TRANSFORMERS as TRANSFORMERS,
     ModelConfig as ModelConfig,
 )
 from ._optimizer import (

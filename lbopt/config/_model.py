@@ -12,6 +12,7 @@ from lbopt.config._fields import NOT_GLOBAL, PLACE, only, only_default
 from lbopt.errors import require, require_choice
 from lbopt.models import (
     BERT_SIZES,
+    DECODER_SIZES,
     REMATS,
     STEMS,
     BatchNorm,
@@ -19,6 +20,7 @@ from lbopt.models import (
     check_fold_examples,
     check_running_statistics,
     make_bert,
+    make_decoder_lm,
     make_efficientnet,
     make_lstm_language_model,
     make_resnet,
@@ -27,6 +29,7 @@ from lbopt.models import (
 
 _BY_SIZE: dict[str, Callable[[str], Any]] = {
     "bert": make_bert,
+    "decoder_lm": make_decoder_lm,
     "efficientnet": make_efficientnet,
     "lstm_lm": make_lstm_language_model,
     "resnet": make_resnet,
@@ -34,7 +37,7 @@ _BY_SIZE: dict[str, Callable[[str], Any]] = {
 """Functions that build the families with published sizes."""
 FAMILIES = {
     "classification": ("cnn", "efficientnet", "lstm", "mlp", "resnet", "simple_cnn"),
-    "language_model": ("lstm_lm",),
+    "language_model": ("decoder_lm", "lstm_lm"),
     "masked_lm": ("bert",),
     "question_answering": ("bert",),
 }
@@ -42,9 +45,12 @@ FAMILIES = {
 MODELS = tuple(sorted({name for names in FAMILIES.values() for name in names}))
 OWN_REMATS = ("none", "dots", "all")
 """Rematerialisations of the user's own models, see `lbopt.models.with_remat`."""
+TRANSFORMERS = ("bert", "decoder_lm")
 BATCH_NORMED = ("cnn", "efficientnet", "resnet")
 PATCHED = ("cnn", "simple_cnn")
 """Networks of small images, whose convolutions may be written as products of patches."""
+FORM = ("norm", "positions", "activation", "has_bias")
+"""Attributes of decoders that change which parameters they have."""
 _REMATERIALISED = tuple(name for name in REMATS if name != "none")
 AUTOMATIC_STEM = "auto"
 """The stem "conv7", computed as suits the devices."""
@@ -57,10 +63,10 @@ class ModelConfig:
     """The network. A field that is None has the published size's value.
 
     Attributes:
-      name: "resnet", "efficientnet", "bert", "lstm_lm" (language model), "cnn", "simple_cnn", "lstm"
-        or "mlp" (classifiers); or what makes your own, "module:make" or "file.py:make": a module of Flax
-        (Linen, NNX), Equinox or Haiku, or a function that returns one (see
-        `lbopt.models.make_model`). Files are looked for beside the config file, then here.
+      name: "resnet", "efficientnet", "bert", "decoder_lm" or "lstm_lm" (language models), "cnn",
+        "simple_cnn", "lstm" or "mlp" (classifiers); or what makes your own, "module:make" or
+        "file.py:make": a module of Flax (Linen, NNX), Equinox or Haiku, or a function that returns
+        one (see `lbopt.models.make_model`). Files are looked for beside the config file, then here.
       widths: Channels of each stage of cnn, or widths of the hidden layers of mlp.
       hidden: Width of the hidden layer of cnn, or of the LSTM of lstm.
       batch_norm_scope: Examples that share batch statistics: "global", "local", "replicas:N",
@@ -72,7 +78,9 @@ class ModelConfig:
         freedom.
       dtype: Dtype of the computation, "float32" or "bfloat16"; parameters are fp32.
       size: Published network: resnet "18" to "152", efficientnet "b0" to "b7", bert "tiny", "base"
-        or "large", lstm_lm "small", "medium" or "large".
+        or "large", lstm_lm "small", "medium" or "large"; decoder_lm "0.5m", "1m", "4m" or "20m"
+        (our own), "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "llama2-7b", "llama3-8b" or
+        "llama3.1-8b".
       stem: "conv7", "space_to_depth" (the same function, faster on TPU), "auto" (the faster of
         these two on the devices that train) or "conv3" (for small images).
       patch_convolutions: Whether convolutions are written as patches times matrices, which is
@@ -81,25 +89,30 @@ class ModelConfig:
         None for True on TPU and False elsewhere.
       fold_examples: Number of examples that are folded into one where channels are few, for the
         same function; None for 8 on a TPU that has a multiple of 64 examples, and 1 elsewhere.
-      base_size: Published size of bert on which the numbers of the recipe were found: learning
+      base_size: Size of bert or decoder_lm on which the numbers of the recipe were found: learning
         rates, eps, weight decay and the scale of the initial values of each parameter follow the
-        width (muP; see `lbopt.transfer_table`). "" for no such transfer.
+        width (muP; see `lbopt.transfer_table`), those of decoder_lm the depth too. "" for no such
+        transfer.
       base_widths: The same for mlp: the widths of the hidden layers there; () for none.
       width_coefficient: Channels as a multiple of those of resnet or of efficientnet-b0, channels
         and hidden units as a multiple of those of simple_cnn, hidden width as a multiple of that of
-        lstm_lm, or heads of the same width as a multiple of bert's.
-      depth_coefficient: Blocks as a multiple of those of efficientnet-b0.
-      dropout_rate: Dropout before the head (efficientnet, simple_cnn), of sublayers (bert) or
-        between layers (lstm_lm).
+        lstm_lm, or heads of the same width as a multiple of those of bert or decoder_lm.
+      depth_coefficient: Blocks as a multiple of those of efficientnet-b0, or layers as a multiple
+        of those of decoder_lm.
+      dropout_rate: Dropout before the head (efficientnet, simple_cnn), of sublayers (bert;
+        decoder_lm, where None is 0) or between layers (lstm_lm).
       attention_dropout_rate: Dropout of attention weights.
       stochastic_depth_rate: Probability of leaving out the last block of efficientnet.
-      max_length: Number of positions of bert.
+      max_length: Number of positions of bert; longest sequence of decoder_lm, which has as many
+        positions where they are learned (GPT-2).
+      tied: Whether the word embedding of decoder_lm is also its output layer; None for the size's.
+      qk_norm: Whether decoder_lm normalizes the query and key of each head.
       activation: "gelu" (exact), "gelu_tanh" (as in google-research/bert, faster on TPU) or "relu".
-      scan_layers: Whether one layer of bert is compiled and looped over.
-      remat: Arrays that bert's backward pass recomputes: "none", "attention", "dots", "inner" or
-        "layer" (see `lbopt.models.Bert`); of your own "none", "dots" (all but matrix products) or
-        "all".
-      remat_layers: Number of layers of bert to which `remat` applies; None for all.
+      scan_layers: Whether one layer of bert or decoder_lm is compiled and looped over.
+      remat: Arrays that the backward pass of bert or decoder_lm recomputes: "none", "attention",
+        "dots", "inner" or "layer" (see `lbopt.models.Bert`); of your own "none", "dots" (all but
+        matrix products) or "all".
+      remat_layers: Number of layers of bert or decoder_lm to which `remat` applies; None for all.
       options: Arguments of `make`.
       stacked: Regular expressions of your own parameters that are stacks of layers, the layers on
         the leading axis: each layer has a trust ratio of its own.
@@ -122,27 +135,29 @@ class ModelConfig:
     batch_norm_unbiased_var: bool = only(False, name=("efficientnet", "resnet"))
     dtype: str = "float32"
     size: str = only("", name=tuple(_BY_SIZE))
-    base_size: str = only("", name=("bert",))
+    base_size: str = only("", name=TRANSFORMERS)
     base_widths: tuple[int, ...] = only((), name=("mlp",))
     stem: str = only(AUTOMATIC_STEM, name=("resnet",))
     patch_convolutions: bool | None = only(None, name=PATCHED)
     fold_columns: bool | None = only(None, name=("resnet",))
     fold_examples: int | None = only(None, name=("efficientnet",))
     width_coefficient: float | None = only(
-        None, name=("bert", "efficientnet", "lstm_lm", "resnet", "simple_cnn")
+        None, name=(*TRANSFORMERS, "efficientnet", "lstm_lm", "resnet", "simple_cnn")
     )
-    depth_coefficient: float | None = only(None, name=("efficientnet",))
+    depth_coefficient: float | None = only(None, name=("decoder_lm", "efficientnet"))
     dropout_rate: float | None = only(
-        None, name=("bert", "efficientnet", "lstm_lm", "simple_cnn")
+        None, name=(*TRANSFORMERS, "efficientnet", "lstm_lm", "simple_cnn")
     )
-    attention_dropout_rate: float | None = only(None, name=("bert",))
+    attention_dropout_rate: float | None = only(None, name=TRANSFORMERS)
     stochastic_depth_rate: float | None = only(None, name=("efficientnet",))
-    max_length: int = only(512, name=("bert",))
+    max_length: int = only(512, name=TRANSFORMERS)
     activation: str = only("gelu", name=("bert",))
-    scan_layers: bool = only(False, name=("bert",))
-    remat: str = only("none", {"name": ("bert",)}, {"name": PLACE})
+    tied: bool | None = only(None, name=("decoder_lm",))
+    qk_norm: bool = only(False, name=("decoder_lm",))
+    scan_layers: bool = only(False, name=TRANSFORMERS)
+    remat: str = only("none", {"name": TRANSFORMERS}, {"name": PLACE})
     remat_layers: int | None = only(
-        None, name=("bert",), remat=_REMATERIALISED, scan_layers=(False,)
+        None, name=TRANSFORMERS, remat=_REMATERIALISED, scan_layers=(False,)
     )
     options: dict[str, Any] = only_default(dict, name=PLACE)
     stacked: tuple[str, ...] = only((), name=PLACE)
@@ -180,19 +195,34 @@ def check_model(model: ModelConfig) -> None:
 
 
 def check_heads(model: ModelConfig) -> None:
-    """Raise `UserError` for a width of BERT that is no whole number of heads."""
-    if model.name != "bert" or model.width_coefficient is None:
+    """Raise `UserError` for a Transformer without a whole number of heads, or of layers."""
+    if model.name == "bert":
+        _check_whole(model, "width_coefficient", "heads", BERT_SIZES[model.size].num_heads)
+    if model.name == "decoder_lm":
+        size = DECODER_SIZES[model.size]
+        shared = "heads of keys" if size.num_kv_heads < size.num_heads else "heads"
+        _check_whole(model, "width_coefficient", shared, size.num_kv_heads)
+        _check_whole(model, "depth_coefficient", "layers", size.num_layers)
+
+
+def _check_whole(model: ModelConfig, field: str, what: str, count: int) -> None:
+    times = getattr(model, field)
+    if times is None:
         return
-    heads = BERT_SIZES[model.size].num_heads
-    several = heads * model.width_coefficient
-    fix = f"size {model.size!r} has {heads} heads; give a multiple of 1 / {heads}"
-    whole = several >= 1 and several == round(several)
-    require(whole, "width_coefficient", model.width_coefficient, fix)
+    several = count * times
+    fix = f"size {model.size!r} has {count} {what}; give a multiple of 1 / {count}"
+    require(several >= 1 and several == round(several), field, times, fix)
 
 
 def _check_base(model: ModelConfig) -> None:
     if model.base_size:
-        require_choice("base_size", model.base_size, BERT_SIZES)
+        sizes = DECODER_SIZES if model.name == "decoder_lm" else BERT_SIZES
+        require_choice("base_size", model.base_size, sizes)
+        both = [sizes.get(name) for name in (model.size, model.base_size)]
+        forms = [[getattr(one, name, None) for name in FORM] for one in both]
+        fix = f"{{size}} = {model.size!r} is of another form; give a size of the same form"
+        same = forms[0] == forms[1]
+        require(same, "base_size", model.base_size, fix, code="conflict", also=["size"])
     base = model.base_widths
     fits = not base or (len(base) == len(model.widths) and min(base) > 0)
     fix = f"give a width for each of the {len(model.widths)} {{widths}}, or none"

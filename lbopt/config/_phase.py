@@ -5,6 +5,7 @@ import dataclasses
 
 from lbopt.config._data import OF_TASK, TEXT
 from lbopt.config._fields import PLACE, only
+from lbopt.config._model import TRANSFORMERS
 from lbopt.config._schedule import ScheduleConfig
 from lbopt.errors import require_choice
 
@@ -24,7 +25,7 @@ class PhaseConfig:
       eval_global_batch_size: Examples per step of evaluation; any size.
       sequence_length: Tokens of an example.
       max_predictions: Largest number of predicted tokens of an example.
-      remat: Arrays that the backward pass of bert or of your own model recomputes, see
+      remat: Arrays that the backward pass of bert, decoder_lm or your own model recomputes, see
         `ModelConfig`.
       schedule: Learning rate of this phase.
       optimizer_state: "keep" the moments (and the averaged parameters), or "reset" them.
@@ -43,7 +44,7 @@ class PhaseConfig:
     eval_global_batch_size: int = 256
     sequence_length: int = only(512, {"data.name": TEXT})
     max_predictions: int = only(76, {"data.name": OF_TASK["masked_lm"]})
-    remat: str = only("none", {"model.name": ("bert",)}, {"model.name": PLACE})
+    remat: str = only("none", {"model.name": TRANSFORMERS}, {"model.name": PLACE})
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
     optimizer_state: str = "keep"
 

@@ -350,8 +350,8 @@ def _check_carried_state(config: TrainConfig) -> None:
     require(two is None, "phase2", two, fix, code="conflict")
     fix = "{carry_state} needs a network of lbopt that gives its state; use lstm_lm"
     also = {"carry_state": "data.carry_state"}
-    own = is_place(config.model.name)
-    require(not own, "model.name", config.model.name, fix, code="conflict", also=also)
+    gives = config.model.name == "lstm_lm"
+    require(gives, "model.name", config.model.name, fix, code="conflict", also=also)
 
     fix = (
         "{carry_state} needs the whole batch of a step in one program, under 'jit'; leave this at "

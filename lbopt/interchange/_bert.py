@@ -158,6 +158,7 @@ def _family(architecture: str, head: str, table: tuple[LayerNames, ...], **optio
         config=_config,
         layers=_layers,
         factor=_factor,
+        words=("bert.embeddings.word_embeddings.weight", 30522),
         **options,
     )
 

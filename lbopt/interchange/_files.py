@@ -42,12 +42,15 @@ class Entry(NamedTuple):
       name: The tensor's name in it.
       shape: The tensor's shape.
       dtype: The tensor's dtype as safetensors spells it, for instance "BF16".
+      part: (number, count) where this is one of equal parts of the tensor along its last axis, and
+        `shape` is that of the part; None for the whole tensor.
     """
 
     file: pathlib.Path
     name: str
     shape: tuple[int, ...]
     dtype: str
+    part: tuple[int, int] | None = None
 
 
 def weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -164,7 +167,11 @@ def read_floats(entries: Mapping[str, Entry]) -> Iterator[tuple[str, np.ndarray]
         with opened(file) as handle:
             for key, entry in entries.items():
                 if entry.file == file:
-                    yield key, tensor(handle, file, entry.name).astype(np.float32)
+                    array = tensor(handle, file, entry.name)
+                    if entry.part is not None:
+                        number, count = entry.part
+                        array = np.split(array, count, axis=-1)[number]
+                    yield key, array.astype(np.float32)
 
 
 def tensor(handle: Any, file: pathlib.Path, name: str) -> np.ndarray:

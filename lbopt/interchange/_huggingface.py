@@ -17,7 +17,16 @@ import numpy as np
 from lbopt import errors, paths, tree, types
 from lbopt._shown import one_line
 from lbopt.errors import NO_VALUE, EnvironmentProblem, UserError, brief, require
-from lbopt.interchange import _bert, _efficientnet, _files, _folders, _json_fields, _names, _resnet
+from lbopt.interchange import (
+    _bert,
+    _decoder,
+    _efficientnet,
+    _files,
+    _folders,
+    _json_fields,
+    _names,
+    _resnet,
+)
 from lbopt.interchange._family import Family
 from lbopt.interchange._files import Entry
 from lbopt.interchange._names import Tensor
@@ -28,6 +37,7 @@ FAMILIES = (
     _bert.QUESTION_ANSWERING_FAMILY,
     _resnet.FAMILY,
     _efficientnet.FAMILY,
+    *_decoder.FAMILIES,
 )
 FORMER_NAMES = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
 """Names of layer norms' parameters in files that were converted from TensorFlow's."""
@@ -40,10 +50,11 @@ def load_huggingface(directory: paths.GivenPath) -> tuple[nn.Module, dict[str, A
     """Read a network that `transformers` or `lbopt export --format=huggingface` saved.
 
     The folder holds a `BertForPreTraining`, `BertForQuestionAnswering`,
-    `ResNetForImageClassification` (v1.5) or `EfficientNetForImageClassification`, in one or several
-    safetensors files of fp32, fp16 or bf16. The sizes in `config.json` are compared with the names
-    and shapes in the files before any array is allocated or read. For a scanned BERT, pass the
-    parameters to `lbopt.models.stack_layers`.
+    `ResNetForImageClassification` (v1.5), `EfficientNetForImageClassification`, `GPT2LMHeadModel`,
+    `LlamaForCausalLM` or `Qwen3ForCausalLM`, in one or several safetensors files of fp32, fp16 or
+    bf16. The sizes in `config.json` are compared with the names and shapes in the files before any
+    array is allocated or read. For a scanned Transformer, pass the parameters to
+    `lbopt.models.stack_layers`.
 
     Args:
       directory: A folder with `config.json` and `model.safetensors`, or gs://BUCKET/FOLDER. Nothing
@@ -104,8 +115,9 @@ def save_huggingface(
     Args:
       directory: A new or empty folder, which appears only when it is complete; or
         gs://BUCKET/FOLDER, where `config.json` appears last.
-      module: A Bert (scanned or not), a ResNet with a 7 x 7 stem, or an EfficientNet. A Bert's
-        `readout_scale` is multiplied into its last norm, `prediction_norm`.
+      module: A Bert or a DecoderLM (scanned or not), a ResNet with a 7 x 7 stem, or an
+        EfficientNet. A Bert's `readout_scale` is multiplied into its last norm, `prediction_norm`,
+        and the scales of a DecoderLM into the parameters before them.
       variables: The module's parameters and batch statistics.
       image_size: Side of the images in pixels, on which an EfficientNet's padding depends.
       metadata: Strings for the header of the safetensors file.
@@ -190,7 +202,27 @@ def _to_theirs(
         if tensor.theirs.endswith(".running_mean"):
             counter = tensor.theirs.removesuffix("running_mean") + "num_batches_tracked"
             arrays[counter] = np.zeros((), np.int64)
-    return arrays
+    return _joined(arrays, family)
+
+
+def _joined(arrays: Mapping[str, np.ndarray], family: Family) -> dict[str, np.ndarray]:
+    """Return the arrays of a network with its joined tensors made of their parts."""
+    joined: dict[str, list[np.ndarray]] = {}
+    for part in family.parts:
+        for name, array in arrays.items():
+            if _whole_name(name, family) != name and f".{part}." in name:
+                joined.setdefault(_whole_name(name, family), []).append(array)
+    kept = {name: x for name, x in arrays.items() if _whole_name(name, family) == name}
+    return kept | {name: np.concatenate(parts, axis=-1) for name, parts in joined.items()}
+
+
+def _whole_name(name: str, family: Family) -> str:
+    """Return the name of the tensor that holds a part, or the name itself if it is no part."""
+    for part in family.parts:
+        whole = name.replace(f".{part}.", ".")
+        if whole != name and re.fullmatch(family.joined, whole):
+            return whole
+    return name
 
 
 def _read_config(folder: pathlib.Path) -> dict[str, Any]:
@@ -205,11 +237,15 @@ def _read_config(folder: pathlib.Path) -> dict[str, Any]:
 
 def _family_of(config: Mapping[str, Any]) -> Family:
     given = config.get("architectures")
-    known = {name: family for family in FAMILIES for name in (family.architecture, *family.also)}
     names_given = given if isinstance(given, list) else []
-    found = [known[name] for name in names_given if isinstance(name, str) and name in known]
+    found = [
+        family
+        for name in names_given
+        for family in FAMILIES
+        if name in (family.architecture, *family.also) and family.applies(config)
+    ]
 
-    readable = ", ".join(family.architecture for family in FAMILIES)
+    readable = ", ".join(dict.fromkeys(family.architecture for family in FAMILIES))
     fix = f"lbopt does not read this architecture; give a folder of one of {readable}"
     require(len(found) == 1, "architectures", given, fix, code="choice")
     model_type = config.get("model_type")
@@ -225,7 +261,7 @@ def _canonical(entries: Iterable[Entry], family: Family) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for entry in entries:
         name = entry.name
-        for former, now in FORMER_NAMES:
+        for former, now in (*FORMER_NAMES, *family.former):
             name = re.sub(former, now, name)
         if not any(re.fullmatch(pattern, name) for pattern in family.ignored):
             if name in found:
@@ -240,6 +276,24 @@ def _canonical(entries: Iterable[Entry], family: Family) -> dict[str, Entry]:
     for alias, source in family.tied.items():
         if alias in found and source not in found:
             found[source] = found.pop(alias)
+    return _with_parts(found, family) if family.joined else found
+
+
+def _with_parts(entries: Mapping[str, Entry], family: Family) -> dict[str, Entry]:
+    """Return the tensors with the parts of each joined one in its place."""
+    found = {}
+    count = len(family.parts)
+    for name, entry in entries.items():
+        match = re.fullmatch(family.joined, name)
+        if match is None:
+            found[name] = entry
+            continue
+        *others, last = entry.shape or (0,)
+        even = last % count == 0
+        shape = (*others, last // count) if even else entry.shape
+        for number, part in enumerate(family.parts):
+            named = f"{match[1]}.{part}.{match[2]}"
+            found[named] = entry._replace(shape=shape, part=(number, count))
     return found
 
 
@@ -259,7 +313,7 @@ def _checked(
       UserError: If a tensor is missing, unexpected, or of another shape or dtype.
       EnvironmentProblem: If the network exceeds this machine's memory.
     """
-    _check_vocabulary(entries, config)
+    _check_vocabulary(entries, config, family)
 
     described = _names.tensors(family.table, family.layers(module, config))
     looked_for = itertools.islice(described, len(entries) + _MOST_MISSING)
@@ -300,21 +354,25 @@ def _missing(
     if len(missing) >= _MOST_MISSING:
         count = f"{_MOST_MISSING} or more of the"
     values = _values(missing[0].because, config)
+    names = sorted({_whole_name(tensor.theirs, family) for tensor in missing})
     return UserError(
         str(folder),
         NO_VALUE,
-        f"missing: {tree.some(sorted(tensor.theirs for tensor in missing))} ({count} tensors of "
+        f"missing: {tree.some(names)} ({count} tensors of "
         f"{family.architecture}{values and ' with '}{values}); {_OF_ONE_MODEL}",
         code="missing",
     )
 
 
-def _check_vocabulary(entries: Mapping[str, Entry], config: Mapping[str, Any]) -> None:
+def _check_vocabulary(
+    entries: Mapping[str, Entry], config: Mapping[str, Any], family: Family
+) -> None:
     """Check `vocab_size` first: it is what users change, and has a remedy of its own."""
-    words = entries.get("bert.embeddings.word_embeddings.weight")
+    name, default = family.words or ("", 0)
+    words = entries.get(name)
     if words is None or not words.shape:
         return
-    size = _json_fields.get(config, "vocab_size", 30522, _json_fields.COUNT)
+    size = _json_fields.get(config, "vocab_size", default, _json_fields.COUNT)
     require(
         words.shape[0] == size,
         f"{words.file.parent / 'config.json'}: vocab_size",

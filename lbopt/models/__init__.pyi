@@ -1,7 +1,6 @@
 from ._bert import (
     ACTIVATIONS as ACTIVATIONS,
     BERT_SIZES as BERT_SIZES,
-    REMATS as REMATS,
     Bert as Bert,
     BertSize as BertSize,
     bert_layer_names as bert_layer_names,
@@ -11,6 +10,14 @@ from ._bert import (
     unstack_layers as unstack_layers,
 )
 from ._cnn import CNN as CNN
+from ._decoder import (
+    DECODER_SIZES as DECODER_SIZES,
+    DecoderLM as DecoderLM,
+    DecoderSize as DecoderSize,
+    RopeScaling as RopeScaling,
+    make_decoder_lm as make_decoder_lm,
+    plain_factor as plain_factor,
+)
 from ._efficientnet import (
     EFFICIENTNET_SIZES as EFFICIENTNET_SIZES,
     EFFICIENTNET_STAGES as EFFICIENTNET_STAGES,
@@ -23,6 +30,7 @@ from ._efficientnet import (
 from ._equinox import from_equinox as from_equinox
 from ._fold import check_fold_examples as check_fold_examples
 from ._haiku import from_haiku as from_haiku
+from ._layers import REMATS as REMATS
 from ._lstm import (
     LSTM_SIZES as LSTM_SIZES,
     LSTMClassifier as LSTMClassifier,

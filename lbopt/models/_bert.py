@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,8 @@ from lbopt import types
 from lbopt.errors import UserError, require, require_choice
 from lbopt.models import _attention
 from lbopt.models._activation import gelu, gelu_tanh
+from lbopt.models._layers import check_remat, run_layers
+from lbopt.models._projections import BERT_INIT, Embedding, HeadJoin, HeadProjection
 from lbopt.models._randomness import Dropout
 
 # Shape suffixes: B batch, L length, D width, F inner width, H heads, K width of a head, P masked
@@ -50,15 +51,6 @@ BERT_SIZES = {
 
 Base and large: Devlin et al., arXiv 1810.04805v2, section 3; tiny: Turc et al., arXiv 1908.08962v2.
 """
-
-SAVED = {
-    "attention": ("qkv", "context", "attention_output", "inner", "output"),
-    "dots": ("qkv", "scores", "context", "attention_output", "inner", "output"),
-    "inner": ("qkv", "context", "attention_output", "output"),
-    "layer": (),
-}
-"""Arrays of a layer that each rematerialisation policy saves for the backward pass."""
-REMATS = ("none", *SAVED)
 
 
 class Bert(nn.Module):
@@ -166,39 +158,26 @@ class Bert(nn.Module):
         )
 
     def _encode(self, x_BLD: jax.Array, mask_BL: jax.Array, train: bool) -> jax.Array:
-        options = (
-            self.num_heads,
-            self.inner_width or 4 * self.width,
-            self.dropout_rate,
-            self.attention_dropout_rate,
-            self.activation,
-            self.epsilon,
-            self.dtype,
-            train,
+        options = {
+            "num_heads": self.num_heads,
+            "inner_width": self.inner_width or 4 * self.width,
+            "dropout_rate": self.dropout_rate,
+            "attention_dropout_rate": self.attention_dropout_rate,
+            "activation": self.activation,
+            "epsilon": self.epsilon,
+            "dtype": self.dtype,
+            "train": train,
+        }
+        return run_layers(
+            Layer,
+            options,
+            x_BLD,
+            mask_BL,
+            num_layers=self.num_layers,
+            scan=self.scan,
+            remat=self.remat,
+            remat_layers=self.remat_layers,
         )
-
-        again = Layer
-        if self.remat != "none":
-            policy = jax.checkpoint_policies.save_only_these_names(*SAVED[self.remat])
-            # Without a scan the compiler would merge the recomputation with the forward pass, which
-            # keeps the arrays after all; inside a scan it cannot.
-            again = nn.remat(Layer, policy=policy, prevent_cse=not self.scan)
-
-        if self.scan:
-            stacked = nn.scan(
-                again,
-                variable_axes={"params": 0},
-                split_rngs={"params": True, "dropout": True, "example": True},
-                in_axes=nn.broadcast,
-                length=self.num_layers,
-            )
-            return stacked(*options, name="layers")(x_BLD, mask_BL)[0]
-
-        how_many = self.num_layers if self.remat_layers is None else self.remat_layers
-        for number in range(self.num_layers):
-            layer = again if number < how_many else Layer
-            x_BLD, _ = layer(*options, name=f"layer{number}")(x_BLD, mask_BL)
-        return x_BLD
 
     def _predict(
         self, words: Embedding, x_BLD: jax.Array, positions_BP: jax.Array | None
@@ -221,7 +200,7 @@ class Bert(nn.Module):
 
     def _check(self, inputs: Mapping[str, jax.Array]) -> None:
         require_choice("head", self.head, HEADS)
-        check_bert(self.max_length, self.activation, self.remat, self.remat_layers)
+        check_bert(self.max_length, self.activation, self.remat, self.remat_layers, self.scan)
         length = inputs["input_ids"].shape[1]
         if length > self.max_length:
             fix = (
@@ -231,18 +210,19 @@ class Bert(nn.Module):
             raise UserError("sequence_length", length, fix, code="mismatch")
         fix = f"they do not share a width of {self.width} evenly; give a divisor of it"
         require(self.width % self.num_heads == 0, "num_heads", self.num_heads, fix)
-        if self.scan and self.remat_layers is not None:
-            fix = "a scan has one layer for all; set {scan}=False, or leave it out"
-            raise UserError("remat_layers", self.remat_layers, fix, code="conflict", also=["scan"])
 
 
-def check_bert(max_length: int, activation: str, remat: str, remat_layers: int | None) -> None:
+def check_bert(
+    max_length: int,
+    activation: str,
+    remat: str,
+    remat_layers: int | None,
+    scan: bool = False,
+) -> None:
     """Raise `UserError` for attributes that no `Bert` has."""
     require(max_length >= 1, "max_length", max_length, "give a number >= 1")
     require_choice("activation", activation, ACTIVATIONS)
-    require_choice("remat", remat, REMATS)
-    fits = remat_layers is None or remat_layers >= 0
-    require(fits, "remat_layers", remat_layers, "give a number >= 0, or None")
+    check_remat(remat, remat_layers, scan)
 
 
 def make_bert(size: str, **options: Any) -> Bert:
@@ -285,7 +265,7 @@ class Layer(nn.Module):
 
         attended = self._attend(x_BLD, mask_BL)
         y = checkpoint_name(
-            _HeadJoin(width, self.dtype, name="attention_output")(attended), "attention_output"
+            HeadJoin(width, self.dtype, name="attention_output")(attended), "attention_output"
         )
         x_BLD = _norm(self.epsilon, self.dtype, "attention_norm")(
             x_BLD + Dropout(self.dropout_rate)(y, self.train)
@@ -304,7 +284,7 @@ class Layer(nn.Module):
         heads = (batch, length, self.num_heads, width // self.num_heads)
 
         def project(name: str) -> jax.Array:
-            return checkpoint_name(_HeadProjection(heads[2:], self.dtype, name=name)(x_BLD), "qkv")
+            return checkpoint_name(HeadProjection(heads[2:], self.dtype, name=name)(x_BLD), "qkv")
 
         query = project("query")
         key = project("key")
@@ -313,104 +293,12 @@ class Layer(nn.Module):
         keep, share = Dropout(self.attention_dropout_rate, name="attention_dropout").keep(
             batch, shape, self.train
         )
-        return _attention.attend(query, key, value, mask_BL, keep, share)
-
-
-class _HeadProjection(nn.Module):
-    """Project each token to all heads at once, with a weight [width out, width in] and a bias.
-
-    The weight is the transpose of a Flax kernel, so it is not named one, and the result has tokens
-    last. This is the layout in which a TPU stores heads narrower than its lanes. In Flax's layout
-    the weights are transposed in every step, and their gradients before every update.
-
-    Attributes:
-      heads: Number of heads and width of each.
-      dtype: Dtype of the computation; parameters are fp32.
-    """
-
-    heads: tuple[int, int]
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        """Map [B, L, D] to [B, H, K, L]."""
-        width = math.prod(self.heads)
-        weight = self.param("weight", _init, (width, x_BLD.shape[-1]), jnp.float32).astype(
-            self.dtype
-        )
-        bias = self.param("bias", nn.initializers.zeros_init(), (width,), jnp.float32).astype(
-            self.dtype
-        )
-        y_BWL = jnp.einsum("BLD,WD->BWL", x_BLD.astype(self.dtype), weight) + bias[None, :, None]
-        return y_BWL.reshape(-1, *self.heads, x_BLD.shape[1])
-
-
-class _HeadJoin(nn.Module):
-    """Project all heads back to a token, with a kernel [heads * K, width] and a bias [width].
-
-    Attributes:
-      width: Width of a token's vector.
-      dtype: Dtype of the computation; parameters are fp32.
-    """
-
-    width: int
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, y_BHKL: jax.Array) -> jax.Array:
-        """Map [B, H, K, L] to [B, L, D]."""
-        heads = y_BHKL.shape[1:3]
-        kernel = self.param("kernel", _init, (math.prod(heads), self.width), jnp.float32).astype(
-            self.dtype
-        )
-        bias = self.param("bias", nn.initializers.zeros_init(), (self.width,), jnp.float32).astype(
-            self.dtype
-        )
-        y_BLD = jnp.einsum("BHKL,HKD->BLD", y_BHKL.astype(self.dtype), kernel.reshape(*heads, -1))
-        return y_BLD + bias[None, None, :]
-
-
-class Embedding(nn.Module):
-    """An fp32 table of vectors for lookup; its transpose serves tied decoders.
-
-    Attributes:
-      size: Number of vectors.
-      width: Length of each vector.
-    """
-
-    size: int
-    width: int
-
-    def setup(self) -> None:
-        """Create the parameter [size, width]."""
-        self.embedding = self.param("embedding", _init, (self.size, self.width), jnp.float32)
-
-    def __call__(self, ids: jax.Array) -> jax.Array:
-        """Map integers [...] to fp32 [..., width]."""
-        return jnp.take(self.embedding, ids, axis=0)
-
-    def table(self) -> jax.Array:
-        """Return the whole table [size, width]."""
-        return self.embedding
-
-    def decode(self, x: jax.Array, dtype: Any) -> jax.Array:
-        """Multiply `x` [..., width] by the transposed table; the result is fp32 [..., size].
-
-        Products are taken in `dtype` and accumulated in fp32.
-        """
-        return jnp.einsum(
-            "...D,VD->...V",
-            x.astype(dtype),
-            self.embedding.astype(dtype),
-            preferred_element_type=jnp.float32,
-        )
-
-
-_init = nn.initializers.truncated_normal(0.02, lower=-2.0, upper=2.0)
+        mask_BHQS = mask_BL[:, None, None, :]
+        return _attention.attend(query, key, value, mask_BHQS, keep, share, heads[3] ** -0.5)
 
 
 def _dense(width: int, dtype: Any, name: str) -> nn.Dense:
-    return nn.Dense(width, dtype=dtype, kernel_init=_init, name=name)
+    return nn.Dense(width, dtype=dtype, kernel_init=BERT_INIT, name=name)
 
 
 def _norm(epsilon: float, dtype: Any, name: str) -> nn.LayerNorm:

@@ -14,16 +14,20 @@ class Head(nn.Module):
       width: Number of logits.
       kernel_init: Initializer of the kernel [input, width].
       bias_init: Initializer of the bias [width].
+      has_bias: Whether there is a bias.
     """
 
     width: int
     kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
     bias_init: nn.initializers.Initializer = nn.initializers.zeros_init()
+    has_bias: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map [..., input] to fp32 [..., width]."""
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.width), jnp.float32)
+        if not self.has_bias:
+            return matmul(x, kernel)
         bias = self.param("bias", self.bias_init, (self.width,), jnp.float32)
         return matmul(x, kernel) + jax.lax.broadcast_to_rank(bias.astype(jnp.float32), x.ndim)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from lbopt.config import TrainConfig
+from lbopt.config import TRANSFORMERS, TrainConfig
 from lbopt.data.from_config import known_source
 from lbopt.errors import UserError
 from lbopt.models import REMATS
@@ -106,7 +106,7 @@ def _kinds(config: TrainConfig, topology: Topology, phase: int) -> Iterator[list
     """Yield the changes of each kind that apply to a phase, the mildest first."""
     second = phase and config.phase2 is not None
     here = config.phases()[1 if second else 0]
-    if here.model.name == "bert":
+    if here.model.name in TRANSFORMERS:
         field = "phase2.remat" if second else "model.remat"
         stronger = REMATS[REMATS.index(here.model.remat) + 1 :]
         if stronger:

@@ -13,7 +13,11 @@ from ._initial import TEXT_NORMALIZATION_KEY as TEXT_NORMALIZATION_KEY
 from ._language_model import CARRY as CARRY
 from ._layout import with_layout as with_layout
 from ._make_step import make_step as make_step
-from ._networks import make_network as make_network
+from ._networks import (
+    base_model as base_model,
+    make_network as make_network,
+    num_layers as num_layers,
+)
 from ._patterns import check_patterns as check_patterns
 from ._problem import (
     LoadedProblem as LoadedProblem,

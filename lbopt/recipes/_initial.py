@@ -15,7 +15,7 @@ import numpy as np
 
 from lbopt import _typed_json, errors, paths, tree, types
 from lbopt._regular import read_regular
-from lbopt.config import ModelConfig, TrainConfig, naming
+from lbopt.config import TRANSFORMERS, ModelConfig, TrainConfig, naming
 from lbopt.data.text import (
     VOCABULARY_FILE,
     Normalization,
@@ -33,7 +33,14 @@ from lbopt.interchange import (
     path_exists,
     read_safetensors_metadata,
 )
-from lbopt.models import BERT_SIZES, bert_layer_names, stack_layers, unstack_layers
+from lbopt.models import (
+    BERT_SIZES,
+    DECODER_SIZES,
+    DecoderLM,
+    bert_layer_names,
+    stack_layers,
+    unstack_layers,
+)
 from lbopt.parallel import TrainState
 from lbopt.recipes import _networks
 from lbopt.train import read_variables
@@ -88,8 +95,9 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
     Args:
       place: A workdir, a safetensors file of `lbopt export`, or a folder of Transformers; on this
         machine or in a bucket.
-      model: The network that starts from them. The layers of bert are returned stacked if it has
-        them so, and its last norm makes up for another factor of the decoder.
+      model: The network that starts from them. The layers of a Transformer are returned stacked if
+        it has them so, and parameters make up for other factors of the output, of branches or of
+        attention.
 
     Raises:
       UserError: If the place is none of these, or if its network has another activation, which
@@ -104,10 +112,28 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
     fix = f"{brief(place)} was trained with {activation!r}, and shapes do not tell; use that"
     agrees = model.name != "bert" or activation in (None, model.activation)
     require(agrees, "model.activation", model.activation, fix, code="mismatch")
-    if model.name != "bert":
+    if model.name not in TRANSFORMERS:
         return variables
-    params = _as_decoded(variables["params"], model, stated.get("base_size") or "", place)
+    _check_form(stated.get("network"), model, place)
+    params = _as_decoded(variables["params"], model, stated, place)
     return {**variables, "params": _as_scanned(params, model, place)}
+
+
+_UNSEEN = ("num_heads", "activation", "epsilon", "rope_theta", "rope_scaling")
+"""Attributes of a decoder that the shapes of its parameters do not show."""
+
+
+def _check_form(network: Any, model: ModelConfig, place: str) -> None:
+    """Raise `UserError` if a decoder of Transformers differs where shapes do not show it."""
+    if model.name != "decoder_lm" or not isinstance(network, DecoderLM):
+        return
+    ours = _networks.make_network(model, network.vocab_size)
+    for name in _UNSEEN:
+        values = [getattr(one, name) for one in (network, ours)]
+        fix = f"{brief(place)} has {name} = {values[0]!r}, and this size {values[1]!r}; give the "
+        fix += "size of that"
+        same = values[0] == values[1]
+        require(same, "model.size", model.size, fix, code="mismatch")
 
 
 @contextlib.contextmanager
@@ -154,7 +180,7 @@ def opened_folder(place: str) -> Iterator[pathlib.Path]:
 
 
 def _as_scanned(params: types.Params, model: ModelConfig, place: str) -> types.Params:
-    """Return parameters of bert with its layers stacked as the model has them.
+    """Return parameters of a Transformer with its layers stacked as the model has them.
 
     Parameters of another network are returned unchanged.
     """
@@ -169,33 +195,42 @@ def _as_scanned(params: types.Params, model: ModelConfig, place: str) -> types.P
         change = unstack_layers
     if count == 0:
         return params
-    wanted = BERT_SIZES[model.size].num_layers
+    wanted = _networks.num_layers(model)
     fix = f"that has {wanted} layers, and {brief(place)} has {count}; give the size of that"
     require(count == wanted, "model.size", model.size, fix, code="mismatch")
     return change(params)
 
 
 def _as_decoded(
-    params: types.Params, model: ModelConfig, base_size: str, place: str
+    params: types.Params, model: ModelConfig, stated: Mapping[str, Any], place: str
 ) -> types.Params:
-    """Return parameters of bert that decode tokens in the model as they do in their own network.
+    """Return parameters of a Transformer that compute in the model what they do in their own.
 
     Args:
       params: The parameters.
       model: The model that starts from them.
-      base_size: `base_size` of their own network.
+      stated: Fields of their own network's config that are known.
       place: Place of the parameters, for messages.
     """
+    base_size = stated.get("base_size") or ""
+    sizes = BERT_SIZES if model.name == "bert" else DECODER_SIZES
     fix = f"its network takes the numbers of {brief(base_size)}, which is no size; export it again"
-    require(base_size in ("", *BERT_SIZES), "init_from", place, fix, code="damaged")
+    require(base_size in ("", *sizes), "init_from", place, fix, code="damaged")
     own = dataclasses.replace(model, base_size=base_size)
+    if model.name == "decoder_lm":
+        theirs, ours = (_networks.plain_factors(one, params) for one in (own, model))
+        return jax.tree.map(lambda x, a, b: _scaled(x, a / b), params, theirs, ours)
+
     factor = _networks.readout_scale(own) / _networks.readout_scale(model)
     if factor == 1 or "prediction_norm" not in params:
         return params
-
     # The decoder is linear in what this norm gives it.
-    norm = jax.tree.map(lambda x: (x * factor).astype(x.dtype), params["prediction_norm"])
+    norm = jax.tree.map(lambda x: _scaled(x, factor), params["prediction_norm"])
     return {**params, "prediction_norm": norm}
+
+
+def _scaled(x: Any, factor: float) -> Any:
+    return x if factor == 1 else (x * factor).astype(x.dtype)
 
 
 def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
@@ -213,7 +248,8 @@ def _read(path: pathlib.Path, place: str) -> tuple[dict[str, Any], Mapping[str, 
     require((path / "config.json").is_file(), "init_from", place, fix, code="missing")
     with _naming(place):
         network, variables = load_huggingface(path)
-    return dict(variables), {"activation": getattr(network, "activation", None)}
+    stated = {"activation": getattr(network, "activation", None), "network": network}
+    return dict(variables), stated
 
 
 def check_text(place: str, vocabulary: Vocabulary) -> None:

@@ -10,23 +10,27 @@ from typing import Any, cast
 import flax.linen as nn
 import jax.numpy as jnp
 
-from lbopt import _user_code, errors, stacks, types
-from lbopt.config import AUTOMATIC_STEM, ModelConfig
+from lbopt import _user_code, errors, stacks, tree, types
+from lbopt.config import AUTOMATIC_STEM, TRANSFORMERS, ModelConfig
 from lbopt.models import (
     BERT_SIZES,
     CNN,
+    DECODER_SIZES,
     LSTM_SIZES,
     MLP,
     RESNET_SIZES,
+    DecoderLM,
     LSTMClassifier,
     Model,
     checked,
     make_bert,
+    make_decoder_lm,
     make_efficientnet,
     make_lstm_language_model,
     make_model,
     make_resnet,
     make_simple_cnn,
+    plain_factor,
 )
 from lbopt.transforms import Transfer
 
@@ -46,7 +50,11 @@ def base_model(model: ModelConfig) -> ModelConfig | None:
     """Return the network from which a config transfers its numbers; None if it does not."""
     if model.base_size:
         return dataclasses.replace(
-            model, size=model.base_size, base_size="", width_coefficient=None
+            model,
+            size=model.base_size,
+            base_size="",
+            width_coefficient=None,
+            depth_coefficient=None,
         )
     if model.base_widths:
         return dataclasses.replace(model, widths=model.base_widths, base_widths=())
@@ -61,11 +69,15 @@ def transfer_of(model: ModelConfig, base_params: types.Params, stacked: types.St
       base_params: Shapes of the narrower network's parameters.
       stacked: The parameters that are stacks of layers.
     """
-    # BERT starts from one standard deviation. The last norm of its pre-training head belongs to the
-    # output.
-    kinds = {"prediction_norm": "fixed"} if "prediction_norm" in base_params else {}
-    init = "constant" if model.name == "bert" else "fan_in"
-    return Transfer(base_params, cast(Any, kinds), cast(Any, init), stacked)
+    # Transformers start from one standard deviation. The last norm before the output belongs to it.
+    last_norms = {"prediction_norm", "final_norm"} & base_params.keys()
+    kinds = dict.fromkeys(last_norms, "fixed")
+    init = "constant" if model.name in TRANSFORMERS else "fan_in"
+    depth = depth_ratio(model)
+    if depth != 1 and width_ratio(model) == 1:
+        # Nothing grows that would tell the layers from the rest.
+        kinds |= {"^layer": "hidden", "": "fixed"}
+    return Transfer(base_params, cast(Any, kinds), cast(Any, init), stacked, depth)
 
 
 def own_model(model: ModelConfig, outputs: int) -> Model:
@@ -97,7 +109,8 @@ def stacked(model: ModelConfig, params: types.Params) -> types.Stacked:
         with errors.under("", stacked="model.stacked"), named:
             stacks.resolve_stacked(found, params)
         return found
-    return stacks.stacked_paths("^layers/") if model.name == "bert" and model.scan_layers else None
+    scanned = model.name in TRANSFORMERS and model.scan_layers
+    return stacks.stacked_paths("^layers/") if scanned else None
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -175,10 +188,37 @@ def _efficientnet(model: ModelConfig, outputs: int, head: str) -> nn.Module:
     )
 
 
+def width_ratio(model: ModelConfig) -> float:
+    """Return how many times as wide a Transformer is as that whose numbers it takes."""
+    base = base_model(model)
+    if base is None:
+        return 1.0
+    if model.name == "bert":
+        return _heads_and_width(model)[1] / _heads_and_width(base)[1]
+    return _decoder_shape(model)["width"] / _decoder_shape(base)["width"]
+
+
+def depth_ratio(model: ModelConfig) -> float:
+    """Return how many times as many layers a network has as that whose numbers it takes.
+
+    It is 1 for networks that do not follow the depth.
+    """
+    base = base_model(model)
+    if base is None or model.name != "decoder_lm":
+        return 1.0
+    return _decoder_shape(model)["num_layers"] / _decoder_shape(base)["num_layers"]
+
+
+def num_layers(model: ModelConfig) -> int:
+    """Return the number of layers of a Transformer."""
+    if model.name == "bert":
+        return BERT_SIZES[model.size].num_layers
+    return _decoder_shape(model)["num_layers"]
+
+
 def readout_scale(model: ModelConfig) -> float:
-    """Return the factor of BERT's decoder, which a transfer over the width needs."""
-    _, width = _heads_and_width(model)
-    return BERT_SIZES[model.base_size].width / width if model.base_size else 1.0
+    """Return the factor of a tied output layer, which a transfer over the width needs."""
+    return 1 / width_ratio(model)
 
 
 def _heads_and_width(model: ModelConfig) -> tuple[int, int]:
@@ -208,6 +248,67 @@ def _bert(model: ModelConfig, outputs: int, head: str) -> nn.Module:
     )
 
 
+def _decoder_shape(model: ModelConfig) -> dict[str, int]:
+    """Return the sizes of a decoder that the coefficients of width and depth change."""
+    size = DECODER_SIZES[model.size]
+    wide = model.width_coefficient or 1.0
+    each = size.width // size.num_heads
+    num_heads = round(size.num_heads * wide)
+    return {
+        "num_layers": round(size.num_layers * (model.depth_coefficient or 1.0)),
+        "width": num_heads * each,
+        "num_heads": num_heads,
+        "num_kv_heads": round(size.num_kv_heads * wide),
+        "inner_width": round(size.inner_width * wide),
+    }
+
+
+def _decoder_lm(model: ModelConfig, outputs: int, head: str) -> nn.Module:
+    del head
+    tied = DECODER_SIZES[model.size].tied if model.tied is None else model.tied
+    return make_decoder_lm(
+        model.size,
+        **_decoder_shape(model),
+        tied=tied,
+        qk_norm=model.qk_norm,
+        readout_scale=readout_scale(model) if tied else 1.0,
+        branch_scale=1 / depth_ratio(model),
+        attention_scale=_attention_scale(model),
+        vocab_size=outputs,
+        max_length=model.max_length,
+        scan=model.scan_layers,
+        remat=model.remat,
+        remat_layers=None if model.remat == "none" or model.scan_layers else model.remat_layers,
+        dtype=_dtype(model),
+        **_given(
+            dropout_rate=model.dropout_rate, attention_dropout_rate=model.attention_dropout_rate
+        ),
+    )
+
+
+def _attention_scale(model: ModelConfig) -> float | None:
+    """Return the factor of attention scores, which falls with 1 / (width of a head) from the base.
+
+    None for 1 / sqrt(width of a head).
+    """
+    base = base_model(model)
+    if base is None:
+        return None
+    own, narrow = (
+        shape["width"] // shape["num_heads"] for shape in map(_decoder_shape, (model, base))
+    )
+    return None if own == narrow else narrow**0.5 / own
+
+
+def plain_factors(model: ModelConfig, params: types.Params) -> types.PyTree:
+    """Return the factor of each parameter of a decoder in a network without scales.
+
+    See `lbopt.models.plain_factor`.
+    """
+    network = cast(DecoderLM, _decoder_lm(model, 1, ""))
+    return tree.map_with_name(lambda name, _: plain_factor(network, name), params)
+
+
 def _lstm_lm(model: ModelConfig, outputs: int, head: str) -> nn.Module:
     del head
     options = _given(dropout_rate=model.dropout_rate)
@@ -229,6 +330,7 @@ def _mlp(model: ModelConfig, outputs: int, head: str) -> nn.Module:
 _BUILDERS = {
     "bert": _bert,
     "cnn": _cnn,
+    "decoder_lm": _decoder_lm,
     "efficientnet": _efficientnet,
     "lstm": _lstm,
     "lstm_lm": _lstm_lm,

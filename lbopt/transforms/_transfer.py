@@ -126,8 +126,11 @@ def transfer_table(
     fix = f"{unused} is found in no path ({tree.some(list(growths))}); correct it"
     require(not unused, "kinds", kinds, fix, code="mismatch")
     same_width = all_given and all(not _grows(growth) for growth in growths.values())
-    fix = "nothing is wider than in the base network; multiply eps by 1 / depth for all layers"
-    require(depth == 1 or not same_width, "depth", depth, fix, code="conflict")
+    names_layers = bool({*patterns.values()} - {"fixed"})
+    fix = "nothing is wider than in the base network, which would tell the layers; name them in "
+    fix += "{kinds}"
+    known = depth == 1 or not same_width or names_layers
+    require(known, "depth", depth, fix, code="conflict", also=["kinds"])
 
     roles = masks.explain_roles(stacks.one_layer(params, layer_axes), known_roles)
     structure: Any = jax.tree.structure(params)
@@ -312,12 +315,14 @@ class Transfer:
       kinds: As in `transfer_table`.
       init: As in `transfer_init`.
       stacked: As in `transfer_table`.
+      depth: As in `transfer_table`.
     """
 
     base_params: types.Params
     kinds: Mapping[str, Kind]
     init: Literal["fan_in", "constant"] = "fan_in"
     stacked: types.Stacked = None
+    depth: float = 1.0
 
     def lines(self, params: types.Params) -> list[str]:
         """Return the multipliers of each kind of parameter, as lines of a table.
@@ -325,7 +330,7 @@ class Transfer:
         Args:
           params: Shapes of the wide network's parameters.
         """
-        table = transfer_table(params, self.base_params, kinds=self.kinds, stacked=self.stacked)
+        table = transfer_table(params, self.base_params, **self._options())
         power = _POWERS[self.init]
         lines = []
         for found, names in _by_multipliers(table).items():
@@ -346,7 +351,10 @@ class Transfer:
 
     def around(self, inner: optax.GradientTransformation) -> optax.GradientTransformation:
         """Return a direction, scaled by `scale_by_transfer`."""
-        return scale_by_transfer(self.base_params, inner, kinds=self.kinds, stacked=self.stacked)
+        return scale_by_transfer(self.base_params, inner, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {"depth": self.depth, "kinds": self.kinds, "stacked": self.stacked}
 
 
 def transfer_init(

@@ -216,6 +216,12 @@ MODELS = {
         30,
         "question_answering",
     ),
+    "decoder_lm": (
+        ModelConfig("decoder_lm", size="0.5m", max_length=8, scan_layers=True, tied=False),
+        {"tokens": np.zeros((1, 4), int)},
+        30,
+        "pretraining",
+    ),
 }
 
 
@@ -231,7 +237,7 @@ def test_a_folder_for_transformers(name, tmp_path):
     )
     loaded, back = lbopt_package.load_huggingface(tmp_path / "out")
     assert _export.outputs_and_head(back["params"]) == (outputs, head)
-    if name == "bert":
+    if model.scan_layers:
         back = {"params": stack_layers(back["params"])}
     same(back, variables)
     if name == "efficientnet":

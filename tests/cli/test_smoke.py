@@ -42,6 +42,7 @@ FAMILIES = {
     "digits_lstm": [*ONE, *SHORT, "--config.model.hidden=8"],
     "digits_resnet": [*ONE, *SHORT, "--config.model.width_coefficient=0.125"],
     "digits_efficientnet": [*ONE, *SHORT, "--config.model.depth_coefficient=0.1"],
+    "decoder_lm": [*TWO, *SHORT, "--config.parallel.shard_update=True"],
     "pydoc_bert": [*ONE, *SHORT],
     "pydoc_lstm": [
         *ONE,
@@ -50,7 +51,7 @@ FAMILIES = {
         "--config.data.sequence_length=16",
     ],
 }
-"""Config file -> flags that fit it to this machine; two families shard their state."""
+"""Config file -> flags that fit it to this machine; three families shard their state."""
 WHOLE_WAY = ("digits_cnn", "digits_lstm", "lstm_legw")
 """The families that go the whole way every day."""
 REPORTED = ("resnet50_lamb", "bert_large_lamb", "lstm_legw", "squad")

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import lbopt
 from lbopt.errors import NO_VALUE
 from lbopt.interchange import new_folder, require_new_folder, save_huggingface, save_safetensors
-from lbopt.models import CNN, Bert, EfficientNet, ResNet
+from lbopt.models import CNN, Bert, DecoderLM, EfficientNet, ResNet
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +37,13 @@ def saved(tmp_path_factory):
         ),
         "roberta": transformers.RobertaForMaskedLM(
             transformers.RobertaConfig(vocab_size=20, **tiny)
+        ),
+        "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=20, **tiny)),
+        "qwen3": transformers.Qwen3ForCausalLM(
+            transformers.Qwen3Config(vocab_size=20, head_dim=4, num_key_value_heads=2, **tiny)
+        ),
+        "gpt2": transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=16)
         ),
     }
 
@@ -99,6 +106,18 @@ FIELDS = {
     "a stride of 3": ("efficientnet", "strides", [3] * 7, "value"),
     "too few strides": ("efficientnet", "strides", [1, 2], "conflict"),
     "a padding list of text": ("efficientnet", "depthwise_padding", "5", "value"),
+    "biases in attention": ("llama", "attention_bias", True, "choice"),
+    "biases beside gates": ("llama", "mlp_bias", True, "choice"),
+    "a Llama with gelu": ("llama", "hidden_act", "gelu", "choice"),
+    "tied by a word": ("llama", "tie_word_embeddings", "yes", "type"),
+    "keys for no whole group": ("llama", "num_key_value_heads", 3, "conflict"),
+    "odd heads": ("llama", "head_dim", 3, "value"),
+    "a window": ("qwen3", "use_sliding_window", True, "choice"),
+    "a layer with a window": ("qwen3", "layer_types", ["sliding_attention"], "choice"),
+    "no more words": ("llama", "vocab_size", 24, "mismatch"),
+    "scores by layer": ("gpt2", "scale_attn_by_inverse_layer_idx", True, "choice"),
+    "two rates of dropout": ("gpt2", "embd_pdrop", 0.2, "conflict"),
+    "an unknown gelu": ("gpt2", "activation_function", "gelu_fast", "choice"),
 }
 
 
@@ -113,6 +132,28 @@ def test_a_field_of_config_json(case, folder):
     place = folder(name)
     change(place, **{field: value})
     refusal(lambda: lbopt.load_huggingface(place), f"{place / 'config.json'}: {field}", value, code)
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8}
+# The parameters of rotary positions, the one at fault with its value, and the kind of fault.
+ROPE = {
+    "another type": ({"rope_type": "yarn", "factor": 2.0}, "rope_type", "yarn", "choice"),
+    "an unknown parameter": ({**LLAMA3, "beta": 1}, "beta", 1, "unused"),
+    "a part of a head": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", 0.5, "unused"),
+    "no factor": ({**LLAMA3, "factor": -1}, "factor", -1, "value"),
+    "low above high": ({**LLAMA3, "low_freq_factor": 5.0}, "high_freq_factor", 4.0, "conflict"),
+}
+
+
+@pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("case", ROPE)
+def test_rotary_positions(case, field, folder):
+    given, name, value, code = ROPE[case]
+    place = folder("llama")
+    change(place, **{"rope_parameters": None, field: given})
+    about = f"{place / 'config.json'}: {field}.{name}"
+    refusal(lambda: lbopt.load_huggingface(place), about, value, code)
 
 
 def test_what_the_refusal_of_a_field_offers(folder):
@@ -156,6 +197,20 @@ OTHER_NETWORKS = {
         "/model.safetensors: shape of classifier.1.weight",
         "mismatch",
         ["(1, 16)", "id2label"],
+    ),
+    "another inner width": (
+        "llama",
+        {"intermediate_size": 24},
+        "/model.safetensors: shape of model.layers.0.mlp.up_proj.weight",
+        "mismatch",
+        ["(24, 8)", "intermediate_size = 24"],
+    ),
+    "more layers than GPT-2 has": (
+        "gpt2",
+        {"n_layer": 2},
+        "",
+        "missing",
+        ["transformer.h.1.attn.c_attn.bias", "n_layer = 2"],
     ),
     "another width": (
         "efficientnet",
@@ -318,6 +373,8 @@ def test_another_architecture(saved):
     )
 
 
+TEXT = {"tokens": np.zeros((1, 4), int)}
+DECODER = DecoderLM(20, 1, 8, 2)
 NET = EfficientNet(0.25, 0.1, num_classes=3)
 SAVES = {
     "no counterpart": (CNN(3), np.zeros((1, 8, 8)), {}, "module", "CNN", "choice"),
@@ -327,6 +384,14 @@ SAVES = {
         {},
         "stem",
         "conv3",
+        "choice",
+    ),
+    "rotary positions beside layer norms": (
+        DECODER.clone(norm="layer"),
+        TEXT,
+        {},
+        "module",
+        "DecoderLM",
         "choice",
     ),
     "another epsilon": (

@@ -40,7 +40,9 @@ def by_definition(query, key, value, mask, keep):
 
 
 def in_few_passes(query, key, value, mask, keep):
-    return _attention.attend(query, key, value, mask, keep, 1.0 if keep is None else SHARE)
+    share = 1.0 if keep is None else SHARE
+    scale = query.shape[2] ** -0.5
+    return _attention.attend(query, key, value, mask[:, None, None], keep, share, scale)
 
 
 def results(fn, query, key, value, mask, keep, weights):
@@ -65,6 +67,39 @@ def test_values_and_gradients_in_float64(arrays, drops):
         np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12)
     assert not np.any(found[1][2])
     assert np.any(found[3][2])
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("groups", [2, 6])
+def test_causal_attention_in_blocks(groups, drops):
+    """Keys of fewer heads stand for their repetition; three blocks, the last one shorter."""
+    heads, length = 6, 2 * _attention.SHORTEST_BLOCK + 3
+    rng = np.random.default_rng(0)
+    shapes = [(2, number, WIDTH, length) for number in (heads, groups, groups)]
+    inputs = [rng.standard_normal(shape) for shape in shapes]
+    keep = rng.random((2, heads, length, length)) < SHARE if drops else None
+    weights = rng.standard_normal(shapes[0])
+    before = np.tril(np.ones((length, length), bool))
+
+    def whole(query, key, value, mask, keep):
+        key, value = (jnp.repeat(x, heads // groups, axis=1) for x in (key, value))
+        scores = jnp.einsum("bhkq,bhks->bhqs", query, key) * 0.7
+        probabilities = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
+        if keep is not None:
+            probabilities = jnp.where(keep, probabilities / SHARE, 0)
+        return jnp.einsum("bhqs,bhks->bhkq", probabilities, value)
+
+    def in_blocks(query, key, value, mask, keep):
+        share = 1.0 if keep is None else SHARE
+        return _attention.attend_causally(query, key, value, keep, share, 0.7)
+
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(array) for array in inputs]
+        found, expected = (
+            results(fn, *arrays, before, keep, jnp.asarray(weights)) for fn in (in_blocks, whole)
+        )
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-12)
 
 
 def rounding_probabilities(query, key, value, mask, keep):

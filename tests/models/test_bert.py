@@ -19,7 +19,7 @@ from jax.ad_checkpoint import print_saved_residuals
 from refusal import refused
 
 import lbopt
-from lbopt.models import _bert
+from lbopt.models import _bert, _layers
 
 BATCH = 3
 LENGTH = 7
@@ -282,7 +282,7 @@ def residuals(module, params, inputs):
 def kept(params, inputs):
     """Return residuals per policy, without the heads': count by shape, and total bytes."""
     found = {}
-    for remat in _bert.REMATS:
+    for remat in _layers.REMATS:
         all_of_them = residuals(network(remat=remat, **DROPS), params, inputs)
         shapes = [shape for shape, _ in all_of_them]
         found[remat] = (

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import transformers
 from refusal import refused
 
 from lbopt.models import (
@@ -11,6 +13,7 @@ from lbopt.models import (
     LSTMClassifier,
     from_linen,
     make_bert,
+    make_decoder_lm,
     make_efficientnet,
     make_lstm_language_model,
     make_resnet,
@@ -173,6 +176,50 @@ def test_bert_for_pretraining(size, scan):
     assert params == embeddings + layers * layer + dense(width, 2)
 
 
+# Width, layers, heads, heads of keys, inner width, tokens, and the counts that go round.
+DECODERS = {
+    "gpt2": (768, 12, 12, 12, 3072, 50257, 124_439_808),
+    "gpt2-medium": (1024, 24, 16, 16, 4096, 50257, 354_823_168),
+    "gpt2-large": (1280, 36, 20, 20, 5120, 50257, 774_030_080),
+    "gpt2-xl": (1600, 48, 25, 25, 6400, 50257, 1_557_611_200),
+    "llama2-7b": (4096, 32, 32, 32, 11008, 32000, 6_738_415_616),
+    "llama3-8b": (4096, 32, 32, 8, 14336, 128256, 8_030_261_248),
+    "llama3.1-8b": (4096, 32, 32, 8, 14336, 128256, 8_030_261_248),
+    "0.5m": (96, 3, 3, 3, 256, 2048, 529_056),
+    "1m": (128, 4, 4, 4, 384, 2048, 1_115_264),
+    "4m": (256, 4, 8, 8, 768, 2048, 3_934_464),
+    "20m": (512, 6, 16, 16, 1408, 2048, 20_322_816),
+}
+
+
+@pytest.mark.everyday("gpt2", "llama3-8b", "1m")
+@pytest.mark.parametrize("size", DECODERS)
+def test_decoders(size):
+    """`transformers` counts the same, on its device without arrays."""
+    width, layers, heads, shared, inner, tokens, published = DECODERS[size]
+    each = {"vocab_size": tokens}
+    if size.startswith("gpt2"):
+        shape = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_inner": inner}
+        kind, config = transformers.GPT2LMHeadModel, transformers.GPT2Config(**each, **shape)
+    else:
+        shape = {
+            "hidden_size": width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": shared,
+            "intermediate_size": inner,
+            "tie_word_embeddings": not size.startswith("llama"),
+        }
+        kind, config = transformers.LlamaForCausalLM, transformers.LlamaConfig(**each, **shape)
+    with torch.device("meta"):
+        theirs = sum(leaf.numel() for leaf in kind(config).parameters())
+
+    module = make_decoder_lm(size, vocab_size=tokens, scan=True)
+    assert count(module, {"tokens": jnp.zeros((1, 2), jnp.int32)}) == (theirs, 0)
+    assert theirs == published
+    assert module.num_heads == heads
+
+
 @pytest.mark.parametrize(
     ("size", "hidden", "millions"),
     [("small", 200, 4.65), ("medium", 650, 19.78), ("large", 1500, 66.02)],
@@ -205,6 +252,7 @@ def test_the_lstm_of_legw():
         (make_resnet, "101, 152, 18, 34, 50"),
         (make_efficientnet, "b0, b1"),
         (make_bert, "base, large, tiny"),
+        (make_decoder_lm, "gpt2, gpt2-large"),
         (make_lstm_language_model, "large, medium, small"),
     ],
 )

@@ -42,6 +42,7 @@ def test_a_step_and_an_evaluation_promote_no_rank_and_no_dtype_implicitly():
 
 
 NETWORKS = {
+    "decoder_lm": ["dtype=bfloat16", "qk_norm=True", "dropout_rate=0.1"],
     "digits_lstm": ["hidden=8"],
     "digits_resnet": ["width_coefficient=0.125", "batch_norm_scope=examples:16"],
     "digits_efficientnet": ["depth_coefficient=0.1"],
@@ -50,7 +51,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.everyday("digits_lstm")
+@pytest.mark.everyday("digits_lstm", "decoder_lm")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_is_trained_and_evaluated_without_implicit_promotion_of_ranks(name):
     """It is looked at where a step is traced; nothing is compiled."""

@@ -18,11 +18,14 @@ torch.set_num_threads(1)
 
 
 def randomized(model, seed=0):
-    """Randomize all weights, norm scales and biases, and switch to evaluation mode."""
+    """Randomize all weights, norm scales and biases, and switch to evaluation mode.
+
+    The frequencies of rotary positions stay.
+    """
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
-            if not value.is_floating_point():
+            if not value.is_floating_point() or name.endswith("inv_freq"):
                 continue
             if "embeddings." in name and value.ndim == 2:
                 value.normal_(0, 0.3)

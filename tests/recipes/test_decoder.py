@@ -1,0 +1,124 @@
+"""Decoders as a config says: their shape, what they take from another size, and what is refused."""
+
+import jax
+import numpy as np
+import pytest
+import torch_networks as torch_side
+from refusal import refused
+
+from lbopt.config import DataConfig, LossConfig, ModelConfig, TrainConfig
+from lbopt.interchange import save_huggingface
+from lbopt.models import DecoderLM
+from lbopt.recipes import _initial, make_network, make_problem
+
+TEXT = DataConfig("pydoc_lm", sequence_length=16, vocab_size=256)
+TOKENS = {"tokens": np.arange(12).reshape(2, 6)}
+
+
+def decoder(**fields):
+    return ModelConfig("decoder_lm", **{"size": "1m", "max_length": 16, **fields})
+
+
+def validate(model, **fields):
+    fields = {"data": TEXT, "optimizer": "adamw", "num_steps": 2, **fields}
+    TrainConfig(model=model, **fields).validate()
+
+
+def test_the_shape_follows_the_coefficients():
+    wide = make_network(decoder(width_coefficient=1.5, depth_coefficient=0.5, tied=False), 256)
+    assert (wide.width, wide.num_heads, wide.each_head) == (192, 6, 32)
+    assert (wide.num_layers, wide.inner_width, wide.tied) == (2, 576, False)
+    llama = make_network(decoder(size="llama3-8b", width_coefficient=0.125), 256)
+    assert (llama.num_heads, llama.num_kv_heads, llama.each_head) == (4, 1, 128)
+
+
+def test_scales_follow_the_base():
+    """They are 1 without a base, and of the heads where those are wider than the base's."""
+    plain = make_network(decoder(size="4m"), 256)
+    assert (plain.readout_scale, plain.branch_scale, plain.attention_scale) == (1, 1, None)
+    scaled = make_network(decoder(size="4m", base_size="1m", depth_coefficient=2.0), 256)
+    assert (scaled.readout_scale, scaled.branch_scale, scaled.attention_scale) == (0.5, 0.5, None)
+    untied = make_network(decoder(size="4m", base_size="1m", tied=False), 256)
+    assert untied.readout_scale == 1
+    llama = decoder(size="llama2-7b", base_size="1m", width_coefficient=1 / 32)
+    assert make_network(llama, 256).attention_scale == pytest.approx(32**0.5 / 128)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("wide", [1.0, 2.0])
+def test_the_numbers_follow_width_and_depth(wide, scan):
+    """Half of the layers, of one width and of twice the width."""
+    model = decoder(base_size="1m", width_coefficient=wide, depth_coefficient=0.5, scan_layers=scan)
+    problem = make_problem(TEXT, model, LossConfig())
+    assert problem.transfer.depth == 0.5
+    lines = problem.transfer.lines(problem.params)
+    (hidden,) = [line for line in lines if "output/kernel" in line]
+    assert f"learning rate x {1 / wide:g}, eps x {2 / wide:g}, weight decay x {wide:g}" in hidden
+    for line in lines:
+        for name in ("word_embedding", "final_norm"):
+            if name in line:
+                assert "learning rate x 1," in line
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "value", "code"),
+    [
+        ({"width_coefficient": 0.3}, "config.model.width_coefficient", 0.3, "value"),
+        ({"depth_coefficient": 0.3}, "config.model.depth_coefficient", 0.3, "value"),
+        (
+            {"size": "llama3-8b", "width_coefficient": 1 / 32},
+            "config.model.width_coefficient",
+            1 / 32,
+            "value",
+        ),
+        ({"base_size": "gpt2"}, "config.model.base_size", "gpt2", "conflict"),
+        ({"base_size": "tiny"}, "config.model.base_size", "tiny", "choice"),
+        ({"activation": "relu"}, "config.model.activation", "relu", "unused"),
+        ({"max_length": 0}, "config.model.max_length", 0, "value"),
+    ],
+)
+def test_refusals(fields, field, value, code):
+    with refused(field, value, code):
+        validate(decoder(**fields))
+
+
+def test_it_carries_no_state():
+    data = DataConfig("pydoc_lm", sequence_length=16, carry_state=True)
+    with refused("config.model.name", "decoder_lm", "conflict") as caught:
+        validate(decoder(), data=data)
+    assert "lstm_lm" in caught.value.reason
+
+
+def test_an_optimizer_without_a_rule_for_the_width_is_refused():
+    with refused("config.model.base_size", "0.5m", "conflict"):
+        validate(decoder(base_size="0.5m"), optimizer="lamb")
+
+
+def test_sequences_longer_than_its_positions_are_refused():
+    with refused("data.sequence_length", 16, "mismatch"):
+        make_problem(TEXT, decoder(max_length=15), LossConfig())
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_a_start_from_a_folder_of_transformers_keeps_the_logits(scan, tmp_path):
+    """A network that takes numbers of another size has scales, and its parameters make up."""
+    module = make_network(decoder(size="0.5m"), 40)
+    variables = torch_side.randomized_variables(module, TOKENS)
+    save_huggingface(tmp_path / "saved", module, variables)
+    wanted = module.apply(variables, TOKENS, train=False)["logits"]
+
+    model = decoder(size="0.5m", base_size="1m", scan_layers=scan)
+    params = _initial.read(str(tmp_path / "saved"), model)["params"]
+    found = make_network(model, 40).apply({"params": params}, TOKENS, train=False)["logits"]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_a_start_from_another_form_is_refused(tmp_path):
+    """Its shapes are the same, but its positions turn otherwise."""
+    module: DecoderLM = make_network(decoder(size="0.5m"), 40).clone(rope_theta=500.0)
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), TOKENS, train=False))
+    variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    save_huggingface(tmp_path / "saved", module, variables)
+    with refused("model.size", "0.5m", "mismatch") as caught:
+        _initial.read(str(tmp_path / "saved"), decoder(size="0.5m"))
+    assert "rope_theta" in caught.value.reason
