@@ -85,26 +85,37 @@ def family_plans(*configs):
 def _row(found):
     from lbopt.plan import duration_text
 
+    if not found["fits"]:
+        held = f"does not fit: {_held(found)}"
+        return (*_named(found), held, "-", "-", f"{found['steps']:,}", "-", "-")
+
     parts = [
         f"{milliseconds(phase['compute_seconds_per_step'])}\N{NO-BREAK SPACE}+\N{NO-BREAK SPACE}"
         f"{milliseconds(phase['collective_seconds_per_step'])}"
         for phase in found["phases"]
     ]
-    held = "\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}".join(
-        f"{found[name] / 2**30:.1f}" for name in ("hbm_bytes_per_device", "hbm_limit_bytes")
-    )
     published = found["published_seconds"]
     source = (found["published_source"] or "").split(":")[-1]
     recalled = " [recalled]" if "recalled" in source else ""
     return (
-        f"`{found['recipe'].removeprefix('configs/').replace('.py', '')}`",
-        f"{found['topology']}, {found['num_devices']:,}",
-        held if found["fits"] else f"does not fit: {held}",
+        *_named(found),
+        _held(found),
         "; ".join(parts),
         f"{100 * found['model_flops_utilization']:.1f}\N{NO-BREAK SPACE}%",
         f"{found['steps']:,}",
         duration_text(found["projected_seconds"]),
         "-" if published is None else duration_text(published) + recalled,
+    )
+
+
+def _named(found):
+    recipe = found["recipe"].removeprefix("configs/").replace(".py", "")
+    return f"`{recipe}`", f"{found['topology']}, {found['num_devices']:,}"
+
+
+def _held(found):
+    return "\N{NO-BREAK SPACE}of\N{NO-BREAK SPACE}".join(
+        f"{found[name] / 2**30:.1f}" for name in ("hbm_bytes_per_device", "hbm_limit_bytes")
     )
 
 

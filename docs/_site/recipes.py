@@ -25,6 +25,7 @@ FAMILIES = {
     "resnet": ("resnet50_lamb", "resnet50_lars", "resnet50_mlperf"),
     "efficientnet": ("efficientnet",),
     "bert": ("bert_large_lamb", "bert_mlperf", "squad"),
+    "decoder-lm": ("decoder_lm",),
     "lstm": ("lstm_legw",),
     "small": (
         "digits_cnn",

@@ -215,15 +215,16 @@ def _llama_config(
     module: DecoderLM, params: types.Params, image_size: int | None
 ) -> dict[str, Any]:
     del params, image_size
+    form = (QWEN3_FIELDS, _QWEN3_FIXED) if module.qk_norm else (LLAMA_FIELDS, _LLAMA_FIXED)
     scaling = None
     if module.rope_scaling is not None:
         scaling = {theirs: getattr(module.rope_scaling, ours) for theirs, ours in _SCALING.items()}
         scaling["rope_type"] = "llama3"
-    fixed = {**(_QWEN3_FIXED if module.qk_norm else _LLAMA_FIXED)}
+
     # The fields of rotary positions that older `transformers` read too.
     return {
-        **_json_fields.write(QWEN3_FIELDS if module.qk_norm else LLAMA_FIELDS, module),
-        **fixed,
+        **_json_fields.write(form[0], module),
+        **form[1],
         "intermediate_size": module.inner_width or 4 * module.width,
         "num_key_value_heads": module.num_kv_heads or module.num_heads,
         "head_dim": module.each_head,
@@ -329,6 +330,7 @@ def _llama(qwen3: bool, tied: bool) -> Family:
     fields = QWEN3_FIELDS if qwen3 else LLAMA_FIELDS
     form = {**_LLAMA_FORM, "qk_norm": qwen3, "tied": tied}
     words = "model.embed_tokens.weight"
+
     return Family(
         "Qwen3ForCausalLM" if qwen3 else "LlamaForCausalLM",
         "qwen3" if qwen3 else "llama",
@@ -348,6 +350,7 @@ def _llama(qwen3: bool, tied: bool) -> Family:
 def _gpt2(tied: bool) -> Family:
     form = {**_GPT2_FORM, "tied": tied, "num_kv_heads": None, "head_width": None}
     words = "transformer.wte.weight"
+
     return Family(
         "GPT2LMHeadModel",
         "gpt2",

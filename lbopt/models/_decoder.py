@@ -293,6 +293,7 @@ class DecoderLM(nn.Module):
             "dtype": self.dtype,
             "train": train,
         }
+
         return run_layers(
             DecoderLayer,
             options,

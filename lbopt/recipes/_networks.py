@@ -266,6 +266,7 @@ def _decoder_shape(model: ModelConfig) -> dict[str, int]:
 def _decoder_lm(model: ModelConfig, outputs: int, head: str) -> nn.Module:
     del head
     tied = DECODER_SIZES[model.size].tied if model.tied is None else model.tied
+
     return make_decoder_lm(
         model.size,
         **_decoder_shape(model),

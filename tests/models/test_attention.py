@@ -73,7 +73,8 @@ def test_values_and_gradients_in_float64(arrays, drops):
 @pytest.mark.parametrize("groups", [2, 6])
 def test_causal_attention_in_blocks(groups, drops):
     """Keys of fewer heads stand for their repetition; three blocks, the last one shorter."""
-    heads, length = 6, 2 * _attention.SHORTEST_BLOCK + 3
+    heads = 6
+    length = 2 * _attention.SHORTEST_BLOCK + 3
     rng = np.random.default_rng(0)
     shapes = [(2, number, WIDTH, length) for number in (heads, groups, groups)]
     inputs = [rng.standard_normal(shape) for shape in shapes]

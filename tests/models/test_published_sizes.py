@@ -200,7 +200,8 @@ def test_decoders(size):
     each = {"vocab_size": tokens}
     if size.startswith("gpt2"):
         shape = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_inner": inner}
-        kind, config = transformers.GPT2LMHeadModel, transformers.GPT2Config(**each, **shape)
+        config = transformers.GPT2Config(**each, **shape)
+        kind = transformers.GPT2LMHeadModel
     else:
         shape = {
             "hidden_size": width,
@@ -210,7 +211,9 @@ def test_decoders(size):
             "intermediate_size": inner,
             "tie_word_embeddings": not size.startswith("llama"),
         }
-        kind, config = transformers.LlamaForCausalLM, transformers.LlamaConfig(**each, **shape)
+        config = transformers.LlamaConfig(**each, **shape)
+        kind = transformers.LlamaForCausalLM
+
     with torch.device("meta"):
         theirs = sum(leaf.numel() for leaf in kind(config).parameters())
 
