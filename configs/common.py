@@ -167,14 +167,19 @@ def make_small(config: SweepConfig, batches: tuple[int, ...], num_seeds: int = 2
     config.final_seeds = final_seeds(num_seeds)
 
 
-# ---- MNIST
+# ---- MNIST and Fashion-MNIST
 
 
 def mnist(train: str, validation: str, test: str = "test") -> DataConfig:
     """Return whole images of MNIST, of values between 0 and 1, from three splits."""
+    return whole_images("mnist", train, validation, test)
+
+
+def whole_images(builder: str, train: str, validation: str, test: str = "test") -> DataConfig:
+    """Return whole images of a data set, of values between 0 and 1, without augmentation."""
     return DataConfig(
         "images",
-        builder="mnist",
+        builder=builder,
         train_split=train,
         validation_split=validation,
         test_split=test,

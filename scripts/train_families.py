@@ -21,16 +21,29 @@ RECIPES = tuple(
     for optimizer in optimizers
     for batch in batches
 )
+PREPARED = ("mnist1d", "fashion_mnist")
+"""Data sets that `lbopt prepare` makes or downloads first, unless they exist."""
+OF_SEEDS = {
+    **{f"configs/mnist1d.py:{row}": (0, 1, 2, 3, 4) for row in ("logistic", "mlp", "gru", "cnn")},
+    **{f"configs/fashion_mnist.py:{row}": (0,) for row in ("quarter-adam",)},
+}
+"""Recipe of `PREPARED` data -> seeds of its runs."""
+ALL = (
+    *((recipe, None) for recipe in RECIPES),
+    *((recipe, seed) for recipe, seeds in OF_SEEDS.items() for seed in seeds),
+)
+"""Recipe and seed of each run; None for the recipe's own."""
 
 
 def main(argv: list[str]) -> int:
-    """Train and evaluate every recipe, and write the file after each of them."""
+    """Train and evaluate every recipe, and write the file after each run."""
     from lbopt.workdir import describe_software
 
     folder = pathlib.Path(argv[0])
     runs = {}
     if OUTPUT.exists():
-        runs = {run["config"]: run for run in json.loads(OUTPUT.read_text())["runs"]}
+        before = json.loads(OUTPUT.read_text())["runs"]
+        runs = {(run["config"], run.get("seed")): run for run in before}
     found = {
         "command": "scripts/families",
         "device": f"{os.cpu_count()} CPU cores, {platform.machine()}",
@@ -38,26 +51,32 @@ def main(argv: list[str]) -> int:
         "baselines": baselines(),
     }
 
-    for recipe in RECIPES:
-        print(f"{recipe} ...", flush=True)
-        known_seconds = runs.get(recipe, {}).get("cpu_seconds", 0)
-        runs[recipe] = trained(recipe, folder, known_seconds)
-        found["runs"] = [runs[one] for one in RECIPES if one in runs]
+    for name in PREPARED:
+        subprocess.run([sys.executable, "-m", "lbopt", "prepare", name], check=True)
+    for recipe, seed in ALL:
+        print(f"{recipe} ..." if seed is None else f"{recipe}, seed {seed} ...", flush=True)
+        known_seconds = runs.get((recipe, seed), {}).get("cpu_seconds", 0)
+        runs[recipe, seed] = trained(recipe, folder, known_seconds, seed)
+        found["runs"] = [runs[one] for one in ALL if one in runs]
         OUTPUT.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 
-def trained(recipe: str, folder: pathlib.Path, known_seconds: int) -> dict:
+def trained(recipe: str, folder: pathlib.Path, known_seconds: int, seed: int | None) -> dict:
     """Train a recipe; return the scores of its last checkpoint and the CPU seconds it took.
 
     Args:
       recipe: FILE:ROW of the recipe.
       folder: Folder of the workdirs.
       known_seconds: CPU seconds that an earlier call recorded; they stand if its workdir is there.
+      seed: Seed of the run; None for the recipe's own.
     """
-    workdir = folder / recipe.removeprefix("configs/").replace(".py:", "-")
+    given = {} if seed is None else {"seed": seed}
+    name = recipe.removeprefix("configs/").replace(".py:", "-")
+    workdir = folder / "-seed".join([name, *map(str, given.values())])
     earlier = known_seconds if workdir.exists() else 0
     flags = [f"--config={recipe}", f"--workdir={workdir}"]
+    flags += [f"--config.seed={one}" for one in given.values()]
 
     before = _cpu_seconds()
     subprocess.run([sys.executable, "-m", "lbopt", "train", *flags], check=True)
@@ -67,7 +86,7 @@ def trained(recipe: str, folder: pathlib.Path, known_seconds: int) -> dict:
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     scores = json.loads(said.splitlines()[-1])
     print(f"    {cpu_seconds} s of CPU time, {scores}", flush=True)
-    return {"config": recipe, "cpu_seconds": cpu_seconds, **scores}
+    return {"config": recipe, **given, "cpu_seconds": cpu_seconds, **scores}
 
 
 def _cpu_seconds() -> float:

@@ -79,9 +79,11 @@ CONFINED = {
         "data/images/_crops.py",
         "data/images/_decode.py",
         "data/prepare/_generated_images.py",
+        "data/prepare/_idx.py",
     },
     "optuna": {"sweep/search/_adaptive.py"},
     "scipy": {
+        "data/prepare/_mnist1d.py",
         "plan/_bounds.py",
         "report/study/_limit.py",
         "report/study/_power.py",

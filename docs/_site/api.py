@@ -153,8 +153,8 @@ MODULES = {
         "examples, and wrappers for models of Flax (Linen and NNX), Equinox and Haiku.",
         {
             "Batch normalization": "BatchNorm StatsScope",
-            "Image classifiers": "MLP CNN ResNet make_resnet space_to_depth EfficientNet "
-            "make_efficientnet",
+            "Image classifiers": "MLP CNN SimpleCNN make_simple_cnn ResNet make_resnet "
+            "space_to_depth EfficientNet make_efficientnet",
             "Text": "Bert make_bert stack_layers unstack_layers DecoderLM make_decoder_lm "
             "RopeScaling LSTMClassifier LSTMLanguageModel make_lstm_language_model",
             "Models of other frameworks": "Model from_linen from_nnx from_equinox from_haiku "

@@ -4,6 +4,7 @@ import ast
 import functools
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -34,6 +35,8 @@ FAMILIES = {
         "digits_efficientnet",
         "pydoc_bert",
         "pydoc_lstm",
+        "mnist1d",
+        "fashion_mnist",
         "mnist",
         "cifar10",
     ),
@@ -109,8 +112,12 @@ def _result_here(one):
         optimizer, _, size = row.partition("-")
         return f"{100 * _searched(optimizer, int(size)):.1f} % (validation)"
 
-    (found,) = (run for run in families()["runs"] if run["config"] == one["config"])
-    return f"{_score(found, 'test')} (test)"
+    found = [run for run in families()["runs"] if run["config"] == one["config"]]
+    if len(found) > 1:
+        scores = [100 * run["test/accuracy"] for run in found]
+        mean, spread = statistics.mean(scores), statistics.stdev(scores)
+        return f"{mean:.1f} % (test), {len(found)} seeds, standard deviation {spread:.1f}"
+    return f"{_score(found[0], 'test')} (test)"
 
 
 def _searched(optimizer, size):
@@ -219,17 +226,22 @@ def small_runs(stem):
     """Return the table of what the rows of a small config reached, by scripts/families."""
     rows = [
         (
-            f"`{one['config'].partition(':')[2]}`",
+            f"`{one['config'].partition(':')[2]}`{_seed(one)}",
             one["step"],
             _score(one, "validation"),
             _score(one, "test"),
-            one["cpu_seconds"],
+            one["cpu_seconds"] or "-",
         )
         for one in families()["runs"]
         if one["config"].startswith(f"configs/{stem}.py")
     ]
     header = ("row", "steps", "validation", "test", "CPU seconds")
     return table(header, rows)
+
+
+def _seed(one):
+    """Return ", seed N" for a run of several seeds."""
+    return f", seed {one['seed']}" if "seed" in one else ""
 
 
 def _score(one, split):

@@ -144,8 +144,8 @@ def _usage() -> str:
 
 def _named(name: str, argv: Sequence[str]) -> None:
     given, _ = _flags.parse(f"prepare {name}", argv, FLAGS_OF["DATASET"])
-    folders = (given.get(flag) for flag in ("data_dir", "manual_dir"))
-    _show(prepare_named(name, *folders, say, given.get("from")))
+    data_dir = given.get("data_dir")
+    _show(prepare_named(name, data_dir, given.get("manual_dir"), say, given.get("from")))
 
 
 def _source(source: GeneratedDataset, argv: Sequence[str]) -> None:

@@ -158,8 +158,9 @@ def _pooled(x: jax.Array, kernel: jax.Array, trials: int) -> tuple[jax.Array, ja
 def _pooled_forward(x: jax.Array, kernel: jax.Array, trials: int) -> tuple[Any, Any]:
     convolved = _convolved(x, kernel, trials)
     wide = convolved.astype(tree.wide_dtype(convolved.dtype))
-    pooled = _pool.max_pool(convolved), jnp.mean(wide, (0, 1, 2)), jnp.mean(jnp.square(wide), (0, 1, 2))
-    return pooled, (x, kernel, convolved, pooled[0])
+    top = _pool.max_pool(convolved)
+    moments = jnp.mean(wide, (0, 1, 2)), jnp.mean(jnp.square(wide), (0, 1, 2))
+    return (top, *moments), (x, kernel, convolved, top)
 
 
 def _convolved(x: jax.Array, kernel: jax.Array, trials: int) -> jax.Array:

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 class PatchConv(nn.Module):
     """A stride-1, same-padded convolution, computed as patches times a matrix.
 
-    Equal to `flax.linen.Conv` with the same parameters. Sweeps run convolutions inside `lax.scan` and
-    under `vmap`, where XLA's CPU convolution leaves its fast path and a matmul does not. Meant for
-    small images, since it materialises size^2 copies of the input. On a TPU, where the compiler
+    Equal to `flax.linen.Conv` with the same parameters. Sweeps run convolutions inside `lax.scan`
+    and under `vmap`, where XLA's CPU convolution leaves its fast path and a matmul does not. Meant
+    for small images, since it materialises size^2 copies of the input. On a TPU, where the compiler
     copies the patches, XLA's convolution is faster.
 
     Attributes:

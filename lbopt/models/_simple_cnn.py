@@ -16,8 +16,8 @@ from lbopt.models._randomness import Dropout
 
 _KERNEL = 5
 _INIT = nn.initializers.glorot_uniform()
-SIMPLE_CNN_WIDTHS = (32, 64)
-SIMPLE_CNN_HIDDEN = 1024
+_WIDTHS = (32, 64)
+_HIDDEN = 1024
 
 
 class SimpleCNN(nn.Module):
@@ -63,8 +63,8 @@ class SimpleCNN(nn.Module):
     """
 
     num_classes: int = 10
-    widths: Sequence[int] = SIMPLE_CNN_WIDTHS
-    hidden: int = SIMPLE_CNN_HIDDEN
+    widths: Sequence[int] = _WIDTHS
+    hidden: int = _HIDDEN
     dropout_rate: float = 0.4
     dtype: Any = jnp.float32
     by_patches: bool = True
@@ -111,9 +111,8 @@ def make_simple_cnn(width_coefficient: float = 1.0, **options: Any) -> SimpleCNN
     >>> quarter.widths, quarter.hidden
     ((8, 16), 256)
     """
-    *widths, hidden = (
-        max(1, round(width * width_coefficient)) for width in (*SIMPLE_CNN_WIDTHS, SIMPLE_CNN_HIDDEN)
-    )
+    published = (*_WIDTHS, _HIDDEN)
+    *widths, hidden = (max(1, round(width * width_coefficient)) for width in published)
     return SimpleCNN(**{"widths": tuple(widths), "hidden": hidden, **options})
 
 

@@ -35,7 +35,7 @@ def no_network(monkeypatch):
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
 
 
-@pytest.mark.parametrize("name", ["generated_images", "pydoc_squad"])
+@pytest.mark.parametrize("name", ["generated_images", "mnist1d", "pydoc_squad"])
 def test_a_made_data_set_is_made_once(lbopt, name, tmp_path, fingerprint):
     code, out, err = lbopt("prepare", name, f"--data_dir={tmp_path}")
     assert (code, err) == (0, "")
@@ -166,6 +166,19 @@ def test_no_network(refusing, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_files_of_a_package_are_a_way_around_network_and_tensorflow(
+    refusing, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(_requirements.PACKAGES, "fashion_mnist", {})
+    with troubled("DATASET", "fashion_mnist", "resource") as caught:
+        refusing("prepare", "fashion_mnist", f"--data_dir={tmp_path}")
+    assert "--from" in names_in(caught)
+    monkeypatch.setitem(_requirements.PACKAGES, "fashion_mnist", {"no_such_module": "tensorflow"})
+    with troubled("DATASET", "fashion_mnist", "missing") as caught:
+        refusing("prepare", "fashion_mnist", f"--data_dir={tmp_path}")
+    assert {"pip", "--from"} <= names_in(caught)
+
+
 def test_a_network_that_breaks_off(refusing, tmp_path, monkeypatch):
     def refuse(self, urls):
         raise requests.exceptions.ConnectionError("Max retries\nexceeded")
@@ -213,6 +226,17 @@ WRONG = {
     "a flag of another": (
         ["generated_images", "--manual_dir=x"],
         ("--manual_dir", NO_VALUE, "choice"),
+    ),
+    "files of one that has none": (
+        ["cifar10", "--from={tmp}"],
+        ("--from", "{tmp}", "unused"),
+        "fashion_mnist",
+    ),
+    "no files": (
+        ["fashion_mnist", "--from={tmp}"],
+        ("--from", "{tmp}", "missing"),
+        "train-images-idx3-ubyte.gz",
+        "t10k-labels-idx1-ubyte.gz",
     ),
     "text without a name": (["text", "--folder=x"], ("--name", NO_VALUE, "missing")),
     "text with a bad name": (

@@ -14,7 +14,7 @@ from lbopt.cli import _train, config_files, load_config, main
 from lbopt.config import TrainConfig
 from lbopt.recipes import build_run
 
-PREPARED = ("generated_images", "pydoc_squad")
+PREPARED = ("generated_images", "mnist1d", "pydoc_squad")
 ONE = ["--config.parallel.num_devices=1"]
 TWO = ["--config.parallel.num_devices=2"]
 DATA = ["--config.data.data_dir={data_dir}"]
@@ -37,6 +37,8 @@ FAMILIES = {
     "bert_mlperf": ONE,
     "lstm_legw": ONE,
     "mnist": ONE,
+    "mnist1d": [*ONE, *DATA],
+    "fashion_mnist": [*ONE, "--config.model.width_coefficient=0.0625"],
     "squad": [*ONE, *DATA],
     "digits_cnn": [*ONE, *SHORT, "--config.model.widths=(4,)", "--config.model.hidden=8"],
     "digits_lstm": [*ONE, *SHORT, "--config.model.hidden=8"],

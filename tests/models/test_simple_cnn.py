@@ -20,9 +20,9 @@ def shapes_of(module, images):
     return jax.eval_shape(functools.partial(module.init, train=True), jax.random.key(0), images)
 
 
-def drawn(module, images):
+def drawn(module, images, seed=0):
     """Return parameters of which none is zero, in float32."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
 
     def leaf(path, shape):
         scale = 0.1 if path[-1].key == "bias" else np.prod(shape.shape[:-1]) ** -0.5
@@ -50,28 +50,28 @@ def theirs(params, images, labels):
     return logits.detach().numpy(), jax.tree.map(lambda leaf: leaf.grad.numpy(), wide)
 
 
-@pytest.mark.parametrize("by_patches", [True, False])
-def test_logits_and_gradients_are_those_of_pytorch(by_patches):
-    """In the loop over two batches also, where a compiler might round a maximum twice."""
+@pytest.mark.parametrize(("by_patches", "batched"), [(True, jax.vmap), (True, None), (False, None)])
+def test_logits_and_gradients_are_those_of_pytorch(by_patches, batched):
+    """Of two trials, side by side or in a loop, where a compiler might round a maximum twice."""
     module = make_simple_cnn(0.125, by_patches=by_patches)
     rng = np.random.default_rng(1)
     images = rng.random((2, 4, 12, 12)).astype(np.float32)
     labels = rng.integers(0, 10, (2, 4))
-    params = drawn(module, images[0])
+    params = [drawn(module, images[0], seed) for seed in range(2)]
 
     def loss(params, images, labels):
         logits = module.apply({"params": params}, images, train=False)
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1)
         return -jnp.mean(picked), logits
 
-    @jax.jit
-    def both(images, labels):
-        one = functools.partial(jax.grad(loss, has_aux=True), params)
-        return jax.lax.map(lambda batch: one(*batch), (images, labels))
+    def one(trial):
+        return jax.grad(loss, has_aux=True)(*trial)
 
-    gradients, logits = both(images, labels)
+    trials = (jax.tree.map(lambda *leaves: np.stack(leaves), *params), images, labels)
+    run = batched(one) if batched else lambda trials: jax.lax.map(one, trials)
+    gradients, logits = jax.jit(run)(trials)
     for number in range(2):
-        wanted, by_params = theirs(params, images[number], labels[number])
+        wanted, by_params = theirs(params[number], images[number], labels[number])
         np.testing.assert_allclose(logits[number], wanted, rtol=1e-4, atol=1e-5)
         for layer, leaves in by_params.items():
             for name, leaf in leaves.items():

@@ -59,12 +59,13 @@ def test_what_suits_the_devices_is_chosen(name, changes, platform, devices, chos
     assert layout(with_layout(load(name, **changes), platform, devices)) == chosen
 
 
+@pytest.mark.parametrize("name", [CNN, "fashion_mnist.py"])
 @pytest.mark.parametrize(
     ("said", "platform", "by_patches"),
     [(None, "tpu", False), (None, "gpu", True), (None, "cpu", True), (True, "tpu", True)],
 )
-def test_the_small_cnn_has_convolutions_of_its_own_on_a_tpu(said, platform, by_patches):
-    config = load(CNN, model__patch_convolutions=said)
+def test_small_cnns_have_convolutions_of_their_own_on_a_tpu(said, platform, by_patches, name):
+    config = load(name, model__patch_convolutions=said)
     assert with_layout(config, platform, 8).model.patch_convolutions is by_patches
 
 

@@ -28,6 +28,7 @@ IMAGES: dict[str, tuple[dict[str, int], tuple[Any, ...], int]] = {
     ),
     "cifar10": ({"train": 50_000, "test": 10_000}, (32, 32, 3), 10),
     "cifar100": ({"train": 50_000, "test": 10_000}, (32, 32, 3), 100),
+    "fashion_mnist": ({"train": 60_000, "test": 10_000}, (28, 28, 1), 10),
     "mnist": ({"train": 60_000, "test": 10_000}, (28, 28, 1), 10),
 }
 """Builder -> examples of each split, shape of an image, number of classes.

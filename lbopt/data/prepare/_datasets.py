@@ -66,7 +66,7 @@ def prepare_named(
 
     builder = _builders.named(name, root)
     how = "is downloaded and prepared"
-    check = functools.partial(_requirements.check, builder, root, manual)
+    check: Callable[[], None] = functools.partial(_requirements.check, builder, root, manual)
     if idx_dir is not None:
         files = IdxFiles(plain, paths.local(idx_dir, "idx_dir"))
         _builders.use_examples(builder, files.splits)

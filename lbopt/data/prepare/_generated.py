@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 Examples = Iterable[tuple[str | int, dict[str, Any]]]
-"""Pairs of a key, unique in its split, and a record. TFDS orders records by a hash of their keys."""
+"""Pairs of a key, unique in its split, and a record. TFDS orders records by a hash of their key."""
 
 
 class GeneratedDataset(NamedTuple):

@@ -23,8 +23,8 @@ _LABELS_HEADER = 8
 """Bytes of an IDX file before its data: a magic number, and the size of each of its axes."""
 
 
-class Part(NamedTuple):
-    """The files of one split.
+class IdxPair(NamedTuple):
+    """The two files of one split.
 
     Attributes:
       images: Name of the file of images, without ".gz".
@@ -38,8 +38,8 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "train": Part("train-images-idx3-ubyte", "train-labels-idx1-ubyte", 60_000),
-    "test": Part("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte", 10_000),
+    "train": IdxPair("train-images-idx3-ubyte", "train-labels-idx1-ubyte", 60_000),
+    "test": IdxPair("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte", 10_000),
 }
 BYTES = {
     **{one.images: _IMAGES_HEADER + one.size * _SIDE**2 for one in PARTS.values()},
@@ -143,7 +143,7 @@ class IdxFiles:
             fix = f"it has {len(data)} of {size} bytes, so it was cut short; fetch it again"
         raise UserError(str(file), reason=fix, code="mismatch" if others else "damaged")
 
-    def _examples(self, part: Part) -> Examples:
+    def _examples(self, part: IdxPair) -> Examples:
         images = np.frombuffer(self._data[part.images], np.uint8, offset=_IMAGES_HEADER)
         labels = np.frombuffer(self._data[part.labels], np.uint8, offset=_LABELS_HEADER)
         for number, image in enumerate(images.reshape(-1, _SIDE, _SIDE)):

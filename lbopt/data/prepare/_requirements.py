@@ -15,6 +15,7 @@ import urllib.request
 from typing import Any, NamedTuple
 
 from lbopt.data.prepare._builders import config_name
+from lbopt.data.prepare._idx import CHECKSUMS
 from lbopt.errors import EnvironmentProblem
 
 _TIMEOUT_S = 20.0
@@ -63,8 +64,9 @@ def check(builder: Any, root: pathlib.Path, manual_dir: pathlib.Path) -> None:
     """
     steps = [_missing_files(builder, manual_dir), _missing_packages(builder)]
     if any(steps):
-        fix = "; and ".join(step for step in steps if step)
-        raise EnvironmentProblem("name", config_name(builder), fix, code="missing")
+        fix = "; and ".join(step for step in steps if step) + _or_files(builder)
+        also = ["idx_dir"]
+        raise EnvironmentProblem("name", config_name(builder), fix, code="missing", also=also)
     check_disk_space(config_name(builder), needed_bytes(builder), root)
     if not builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
         _check_network(builder, root)
@@ -156,6 +158,14 @@ def _check_network(builder: Any, root: pathlib.Path) -> None:
         host = urllib.parse.urlsplit(address).hostname
         fix = (
             f"it cannot be downloaded, because {host} does not answer ({error}); repair the "
-            f"network or HTTPS_PROXY, or copy a prepared {name} into {root}"
+            f"network or HTTPS_PROXY, or copy a prepared {name} into {root}{_or_files(builder)}"
         )
-        raise EnvironmentProblem("name", name, fix, code="resource") from error
+        also = ["idx_dir"]
+        raise EnvironmentProblem("name", name, fix, code="resource", also=also) from error
+
+
+def _or_files(builder: Any) -> str:
+    """Return the way around a download and TensorFlow; "" for a data set without IDX files."""
+    return (
+        "; or give the folder of its IDX files with {idx_dir}" if builder.name in CHECKSUMS else ""
+    )

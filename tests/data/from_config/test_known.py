@@ -112,6 +112,16 @@ def test_questions_are_shaped_as_windows_are():
             (28, 28),
             10,
         ),
+        (
+            {
+                "builder": "fashion_mnist",
+                "train_crop": "none",
+                "train_split": "train[:50000]",
+                "validation_split": "train[50000:]",
+            },
+            (28, 28),
+            10,
+        ),
     ],
 )
 def test_images(changes, shape, classes):
@@ -124,6 +134,7 @@ def test_images(changes, shape, classes):
     lengths = {
         "imagenet2012": (1_281_167, 50_000),
         "cifar10": (50_000, 5_000),
+        "fashion_mnist": (50_000, 10_000),
         "mnist": (60_000, 6_000),
     }
     assert tuple(map(len, found.splits[:2])) == lengths[changes["builder"].split(":")[0]]

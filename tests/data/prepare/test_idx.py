@@ -98,7 +98,8 @@ def test_a_config_reads_what_is_made(name, packed, tmp_path):
             for image, label in zip(batch["image"], batch["label"], strict=True)
         ]
     for split, (images, labels) in ARRAYS[name].items():
-        wanted = [(image.tobytes(), int(label)) for image, label in zip(images, labels, strict=True)]
+        pairs = zip(images, labels, strict=True)
+        wanted = [(image.tobytes(), int(label)) for image, label in pairs]
         assert sorted(found[split]) == sorted(wanted)
 
 
@@ -128,7 +129,8 @@ def test_records_have_the_order_of_tfds(tmp_path, monkeypatch):
             for key, url in urls.items()
         },
     )
-    builder = tfds.builder("fashion_mnist", data_dir=tmp_path / "theirs", file_format="array_record")
+    place = tmp_path / "theirs"
+    builder = tfds.builder("fashion_mnist", data_dir=place, file_format="array_record")
     builder.download_and_prepare()
     assert builder.info.features.to_json() == ours.folder.features.to_json()
     assert builder.info.supervised_keys == ours.folder.supervised_keys

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from mnist1d.data import get_dataset_args, make_dataset
 
 from lbopt.config import DataConfig
 from lbopt.data.from_config import load_source
@@ -12,6 +11,8 @@ from lbopt.data.prepare import MNIST1D, prepare_source
 @pytest.mark.slow  # the package takes 5 s
 def test_signals_are_those_of_the_package(tmp_path):
     """In their order, so that the validation split is of training signals."""
+    from mnist1d.data import get_dataset_args, make_dataset  # it takes a second to import
+
     theirs = make_dataset(get_dataset_args())
     prepare_source(MNIST1D, str(tmp_path))
     source = load_source(
