@@ -104,7 +104,7 @@ def get_config(arg: str = "") -> SweepConfig:
         about=About(
             paper="The Limit of the Batch Size 2006.08517v1, Fashion-MNIST 1708.07747",
             note="Own choice: batch sizes, epochs, networks, rates, search, seeds.",
-            status="measured here" if arg in ("mlp", "waterfall", "small") else "not yet run",
+            status="not yet run",
         ),
         train=TrainConfig(
             name="fashion_limit",

@@ -25,8 +25,6 @@ Rows (`:ROW`):
     smoke      tiny, on Python's help topics
 """
 
-import copy
-
 import common
 
 from lbopt.config import (

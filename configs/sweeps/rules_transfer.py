@@ -86,9 +86,7 @@ def get_config(arg: str = "") -> SweepConfig:
     return config
 
 
-def _arm(
-    name: str, scaling_rule: str, warmup_rule: str, search: SearchConfig | None = None
-) -> Arm:
+def _arm(name: str, scaling_rule: str, warmup_rule: str, search: SearchConfig | None = None) -> Arm:
     schedule = ScheduleConfig(
         0.004,
         base_batch_size=BATCH,

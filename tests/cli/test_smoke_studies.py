@@ -11,11 +11,15 @@ STUDIES = (
     "diffusion_digits",
     "digits_limit",
     "digits_lstm_legw",
+    "fashion_limit",
+    "fashion_target",
     "growing_bert",
     "imagenet_limit",
+    "lm_critical",
     "mnist_limit",
     "precision_digits",
     "pydoc_lm_legw",
+    "rules_transfer",
     "waterfall_digits",
 )
 ON_IMAGES = ("cifar10_limit", "imagenet_limit")

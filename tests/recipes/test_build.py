@@ -69,7 +69,11 @@ EMBEDDED_STUDIES = (
 STUDIES = [
     *(f"sweeps/{name}.py" for name in EMBEDDED_STUDIES),
     *(f"sweeps/{name}.py:smoke" for name in EMBEDDED_STUDIES),
+    "sweeps/fashion_limit.py:smoke",
+    "sweeps/fashion_target.py:smoke",
+    "sweeps/lm_critical.py:smoke",
     "sweeps/mnist_limit.py:smoke",
+    "sweeps/rules_transfer.py:smoke",
     "sweeps/waterfall_digits.py:trust-first",
     "sweeps/waterfall_digits.py:searched",
     "sweeps/diffusion_digits.py:epochs",
