@@ -47,6 +47,7 @@ PUBLISHED = {
     "bert_large_lamb.py",
     "bert_mlperf.py",
     "cifar10.py",
+    "decoder_lm.py",
     "efficientnet.py",
     "fashion_mnist.py",
     "lstm_legw.py",
