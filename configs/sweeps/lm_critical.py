@@ -1,29 +1,39 @@
 """How large a batch does a language model use, and does that grow with the number of tokens?
 
-    scripts/data english
-    lbopt prepare text --preset=english --from=FOLDER --name=english --vocab_size=4096
-    lbopt sweep --config=configs/sweeps/lm_critical.py:tokens-2m --workdir=runs/lm_tokens_2m
+    scripts/data brown --to=data
+    lbopt prepare text --preset=brown --from=data --name=brown --vocab_size=2048
+    lbopt sweep --config=configs/sweeps/lm_critical.py:brown-1m --workdir=runs/lm_brown_1m
 
-Protocol. A decoder of 1 M parameters with windows of 128 tokens of English (addresses, a novel, the
-Brown corpus, glosses, encyclopedia), from 4,096 tokens a step to 1 M. In the rows `tokens-` every
-run sees the same tokens, less than one pass, so nothing repeats; the score is the loss on the test
-split, and a limit allows one percent more. Every arm has the same search around its own rule at
-every batch size: three rates, and up to four more where the best lies at an edge. All choices, and
-the base rates at 8,192 tokens, were made on the validation split. The test split is read once, by
-five fresh seeds. In the row `target` rates are constant, weights are averaged (half-life 69 updates
-at 8,192 tokens, the same in tokens at every batch size), and the fewest steps to a validation loss
-count; see Zhang et al., arXiv 2410.21676, whose 20 % overhead is reported.
+Protocol. A decoder with windows of 128 tokens of English, from 4,096 tokens a step up to the batch
+that leaves 7 steps, and 1 M at most. All runs of a row see the same tokens, less than one pass, so
+nothing repeats; the score is the loss on the test split, and a limit allows one percent more. Every
+arm has the same search around its own rule at every batch size: three rates, and up to four more
+where the best lies at an edge. All choices were made on the validation split. The test split is
+read once, by five fresh seeds. Two rows that differ in their tokens show how the limit grows.
 
-Power, by `lbopt sweep` before it starts: POWER
+In the row `target` rates are constant and the weights are averaged (arXiv 2410.21676): decay 0.99
+at 8,192 tokens a step, and the same half-life in tokens at every batch size. The fewest steps to
+the target count, and the batch with 20 % overhead is in the report.
+
+Power, by `lbopt check`: at one batch size 5 seeds show a difference of 3 % between two of 7 arms
+with power 0.8, if seeds vary by 1 %; `--pilot=WORKDIR` takes their spread from a study.
 
 Rows (`:ROW`):
 
-    (none), tokens-2m, tokens-4m, tokens-8m  2, 4 or 8 M tokens (the last by default), six
-               optimizers, and AdamW with b2 kept instead of its half-life in tokens
-    target     steps to a loss of TARGET nats a token
-    small      three optimizers, 0.5 M parameters, 0.5 M tokens; within 20 minutes on 2 CPU cores
-    smoke      tiny, on Python's help topics
+    (none)      English, 8 M tokens, 1 M parameters, seven arms; for a GPU
+    english-2m  the same with 2 M tokens
+    brown-1m    the Brown corpus, 1 M tokens, 1 M parameters; hours on 2 CPU cores
+    brown-500k  the same with 0.5 M tokens
+    target      English, steps to a validation loss of 5 nats a token, in up to 8 M tokens
+    small       the Brown corpus, 0.25 M tokens, 0.5 M parameters, two arms; within 20 minutes on 2
+                CPU cores
+    smoke       tiny, on Python's help topics
+
+`scripts/data english` and `lbopt prepare text --preset=english --name=english --vocab_size=4096`
+make the larger corpus.
 """
+
+import copy
 
 import common
 
@@ -40,13 +50,25 @@ from lbopt.config import (
 )
 from lbopt.errors import require_choice
 
-TOKENS = {"tokens-2m": 0.25, "tokens-4m": 0.5, "tokens-8m": 1.0}
-"""Passes over the 8.28 M tokens of the training split in each row."""
-ROWS = ("", *TOKENS, "target", "small", "smoke")
-LENGTH = 128
+ENGLISH = DataConfig("text_lm", "english", sequence_length=128, vocab_size=4096)
+BROWN = DataConfig("text_lm", "brown", sequence_length=128, vocab_size=2048)
+CORPUS_TOKENS = {"english": 8_277_331, "brown": 1_722_280}
+"""Tokens of the training split of each corpus."""
+TOKENS = {
+    "": (ENGLISH, 8_000_000),
+    "english-2m": (ENGLISH, 2_000_000),
+    "brown-1m": (BROWN, 1_000_000),
+    "brown-500k": (BROWN, 500_000),
+    "target": (ENGLISH, 8_000_000),
+    "small": (BROWN, 250_000),
+    "smoke": (DataConfig("pydoc_lm", sequence_length=32, vocab_size=256), 20_000),
+}
+"""Corpus of each row, and the tokens of a run."""
+ROWS = tuple(TOKENS)
 BATCH = 64
-"""Sequences at which the base rates were tuned."""
+"""Sequences a step to which the base rates belong."""
 SIZES = (32, 128, 512, 2048, 8192)
+FEWEST_STEPS = 7
 WARMUP = 0.1
 """Share of the tokens over which the learning rate warms up, at every batch size."""
 
@@ -80,6 +102,8 @@ def get_config(arg: str = "") -> SweepConfig:
     if arg:
         require_choice("--config row", arg, ROWS[1:])
 
+    data, tokens = TOKENS[arg]
+    sizes = tuple(size for size in SIZES if tokens >= FEWEST_STEPS * size * data.sequence_length)
     config = SweepConfig(
         name=f"lm_critical{':' * bool(arg)}{arg}",
         about=About(
@@ -90,13 +114,13 @@ def get_config(arg: str = "") -> SweepConfig:
         ),
         train=TrainConfig(
             name="lm_critical",
-            num_epochs=TOKENS.get(arg, 1.0),
-            data=DataConfig("text_lm", "english", sequence_length=LENGTH, vocab_size=4096),
-            model=ModelConfig("decoder_lm", size="1m", max_length=LENGTH),
+            num_epochs=tokens / CORPUS_TOKENS.get(data.builder, 100_000),
+            data=copy.deepcopy(data),
+            model=ModelConfig("decoder_lm", size="1m", max_length=data.sequence_length),
             eval_global_batch_size=64,
         ),
         arms=tuple(common.make_arm(name, optimizer) for name, optimizer in ARMS.items()),
-        global_batch_sizes=SIZES,
+        global_batch_sizes=sizes,
         search=SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0)),
         final_seeds=common.final_seeds(5),
         metric="eval/loss",
@@ -105,17 +129,14 @@ def get_config(arg: str = "") -> SweepConfig:
     )
 
     if arg in ("small", "smoke"):
-        config.train.num_epochs = 0.06
         config.train.model.size = "0.5m"
-        config.arms = tuple(config.arms[place] for place in (0, 2, 5))
-        config.global_batch_sizes = (32, 128, 512)
+        config.arms = tuple(arm for arm in config.arms if arm.name.split()[0] in _SMALL)
+        config.final_seeds = common.final_seeds(3)
+        config.global_batch_sizes = (16, 64, 256)
     if arg == "smoke":
-        common.make_small(config, batches=(32, 128))
-        config.train.num_epochs = 0.5
-        config.train.data = DataConfig("pydoc_lm", sequence_length=32, vocab_size=256)
+        common.make_small(config, batches=(32, 64))
         config.train.model.width_coefficient = 1 / 3
         config.train.model.depth_coefficient = 1 / 3
-        config.arms = config.arms[1:]
         config.search = SearchConfig(learning_rate_factors=(0.5, 1.0), widen_candidates=0)
         config.measure.num_probes = 1
     for arm in config.arms:
@@ -123,6 +144,9 @@ def get_config(arg: str = "") -> SweepConfig:
     if arg == "target":
         _to_target(config)
     return config
+
+
+_SMALL = ("AdamW", "MuonH")
 
 
 def _to_target(config: SweepConfig) -> None:
