@@ -6,6 +6,10 @@ run with five times the seeds. One peer is a loop over the same number of trials
 step per optimizer; the other starts a process per trial. The whole study digits_limit, run by its
 command, is also compared with processes.
 
+Networks of the size of Fashion-MNIST and of a small language model are compared with loops in
+PyTorch, which have as many threads as there are cores, and with the speed of a large product of
+matrices.
+
 A problem of the user's own, and optimizers of Optax by name, are compared with the built-in ones of
 the same maths: both sides are lbopt.
 """
@@ -23,14 +27,17 @@ from collections.abc import Iterator
 
 import hand_written
 import jax
+import jax.numpy as jnp
 import large_study
 import own_digits
 import pairs
 import sweep_on_tpu
+import torch_loops
 
 from lbopt.cli import load_config
 from lbopt.config import (
     Arm,
+    DataConfig,
     ModelConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -60,6 +67,21 @@ MODELS = {"cnn": ModelConfig("cnn"), "lstm": ModelConfig("lstm"), "mlp": ModelCo
 TRIALS = 18 * len(OPTIMIZERS)
 ROUNDS = 2
 PROCESSES = 3
+BY_TORCH = [
+    ("mlp", 256, 40),
+    ("mlp", 1024, 40),
+    ("cnn", 256, 4),
+    ("cnn", 1024, 4),
+    ("lm", 256, 1),
+    ("lm", 1024, 1),
+]
+"""Network, examples per step, and epochs of a trial."""
+TORCH_MODELS = {
+    "cnn": ModelConfig("simple_cnn", width_coefficient=0.25),
+    "lm": ModelConfig("decoder_lm", size="1m", max_length=torch_loops.LENGTH),
+    "mlp": MODELS["mlp"],
+}
+TORCH_TRIALS = 6
 STUDY = pathlib.Path(__file__).parents[2] / "configs" / "sweeps" / "digits_limit.py"
 
 
@@ -69,6 +91,8 @@ def run() -> Iterator[dict]:
         yield from _case(*case)
     for case in OWN_CASES:
         yield from _own_case(*case)
+    for case in BY_TORCH:
+        yield from _torch_case(*case)
     yield _whole_study()
     yield _many()
     yield _report()
@@ -108,6 +132,71 @@ def _own_case(model: str, batch_size: int) -> list[dict]:
         name = f"{model} batch {batch_size}, {what}, {TRIALS} trials"
         rows.append(_row(name, timed, "the same, built-in", OWN_AIM))
     return rows
+
+
+def _torch_case(model: str, batch_size: int, epochs: int) -> list[dict]:
+    """Compare a study of one optimizer with a loop in PyTorch, and with the machine's peak."""
+    study = _study(model, batch_size, "auto", ("momentum",))
+    study.train.model = TORCH_MODELS[model]
+    study.train.num_epochs = float(epochs)
+    study.train.data = DataConfig(f"{torch_loops.__file__}:load_images")
+    if model == "lm":
+        study.train.data = DataConfig(
+            f"{torch_loops.__file__}:load_text",
+            task="language_model",
+            outputs=torch_loops.VOCABULARY,
+        )
+    study.search = SearchConfig(
+        learning_rate_factors=(0.5, 1.0, 2.0), seeds=(0,), widen_candidates=0
+    )
+    study.final_seeds = (100, 101, 102)
+
+    count = (torch_loops.WINDOWS if model == "lm" else torch_loops.IMAGES)["train"]
+    loop = torch_loops.TorchLoop(model, batch_size, epochs * count // batch_size)
+    ours, peer, ratio = pairs.in_turn(
+        lambda: _timed(study, TORCH_TRIALS),
+        lambda: [loop.trial(0.05, seed) for seed in range(TORCH_TRIALS)],
+        ROUNDS,
+        discard=0,
+    )
+    name = f"Fashion-MNIST's shapes, {model} batch {batch_size}, {TORCH_TRIALS} trials"
+    if model == "lm":
+        name = f"language model of 1 M parameters, batch {batch_size}, {TORCH_TRIALS} trials"
+    unit = "trials/s"
+    trained = 6.0 * torch_loops.multiplications(model) * epochs * count * TORCH_TRIALS
+    return [
+        pairs.row(
+            name,
+            unit,
+            TORCH_TRIALS / ours,
+            TORCH_TRIALS / peer,
+            "loop in PyTorch",
+            ratio,
+            ("ratio", ">=", 1.0),
+        ),
+        pairs.row(
+            f"{name}: training alone",
+            "GFLOP/s",
+            trained / ours / 1e9,
+            (peak := _peak()) / 1e9,
+            "a product of 2048 x 2048 matrices",
+            trained / ours / peak,
+            None,
+        ),
+    ]
+
+
+def _peak() -> float:
+    """Return the FLOP/s of the product of two large matrices, the best of five."""
+    matrix = jnp.ones((2048, 2048))
+    product = jax.jit(jnp.matmul)
+    product(matrix, matrix).block_until_ready()
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        product(matrix, matrix).block_until_ready()
+        seconds.append(time.perf_counter() - begin)
+    return 2 * 2048**3 / min(seconds)
 
 
 def _row(name, timed, peer_name, aim):

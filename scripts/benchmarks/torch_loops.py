@@ -1,11 +1,10 @@
 """The peer for sweeps in PyTorch: hand-written training loops of the same networks.
 
-`python torch_loops.py MODEL BATCH STEPS` runs one trial in a process of its own and prints its
-validation loss. The data are random numbers of the shapes of Fashion-MNIST and of a text: the speed
-does not depend on what they say.
+The data are random numbers of the shapes of Fashion-MNIST and of a text: the speed does not depend
+on what they say.
 """
 
-import sys
+import os
 
 import numpy as np
 import torch
@@ -24,9 +23,30 @@ HEAD = 32
 """Shape of the language model, that of the size "1m" of `lbopt.models.DecoderLM`."""
 
 
-def splits(model: str, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def load_images() -> tuple[dict[str, np.ndarray], ...]:
+    """Return the images and classes of the three splits."""
+    return tuple({"image": x, "label": y} for x, y in splits("cnn").values())
+
+
+def load_text() -> tuple[dict[str, np.ndarray], ...]:
+    """Return the windows of the three splits, each with the token after its end."""
+    pairs = splits("lm").values()
+    return tuple({"tokens": np.concatenate((x, y[:, -1:]), 1)} for x, y in pairs)
+
+
+def multiplications(model: str) -> float:
+    """Return the multiplications of a forward pass on an example, in matrices alone."""
+    if model == "lm":
+        layer = 4 * WIDTH**2 + 3 * WIDTH * INNER + LENGTH * WIDTH  # of causal attention the half
+        return LENGTH * (LAYERS * layer + WIDTH * VOCABULARY)
+    if model == "mlp":
+        return 784 * 128 + 128 * 10
+    return 784 * 25 * 8 + 196 * 200 * 16 + 784 * 256 + 256 * 10
+
+
+def splits(model: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return inputs and targets of each split: images and classes, or tokens and next tokens."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     if model == "lm":
         texts = {
             name: rng.integers(0, VOCABULARY, (count, LENGTH + 1), np.int32)
@@ -118,6 +138,7 @@ class TorchLoop:
     """
 
     def __init__(self, model: str, batch_size: int, steps: int):
+        torch.set_num_threads(os.cpu_count() or 1)
         self.model = model
         self.batch_size = batch_size
         self.steps = steps
@@ -164,8 +185,3 @@ class TorchLoop:
         if self.model == "lm":
             inputs = inputs.long()
         return functional.cross_entropy(network(inputs), targets.long().flatten())
-
-
-if __name__ == "__main__":
-    name, size, count = sys.argv[1:4]
-    print(TorchLoop(name, int(size), int(count)).trial(0.05, 0))
