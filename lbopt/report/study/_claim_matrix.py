@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lbopt.report.study._arm_limit import on_scores
 from lbopt.report.study._claim_limits import compare_limits
 from lbopt.report.study._critical_batch import resample_critical_batches
+from lbopt.report.study._limit import FEWEST_SEEDS
 from lbopt.report.study._study import ArmResults, Study, comparable
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, listed, say
 
@@ -25,16 +27,24 @@ _FITS = """the critical batch of {{ pairs | listed }}; in the bootstrap the larg
     {{ ours | map("name") | listed }} is larger than that of {{ theirs | map("name") | listed }} in
     {{ "%.1f" % (100 * larger) }} % of the resamples"""
 _NO_FIT = "{{ arms | map('name') | listed }} {{ 'has' if arms | length == 1 else 'have' }} no fit"
+_MISSED = """the median run of {{ arm.name | name }} missed the target at
+    {{ arm.missed_sizes | listed }}, which the fit leaves out"""
+_FEW = "a batch size has fewer than {{ fewest }} seeds"
+_LEFT_OUT = """{{ arm | name }} is left out, as its {{ text }} over small batches is
+    {{ lost }} worse than Adam's"""
 
 
 def matrix_optimizers_use_larger_batches(study: Study) -> list[Claim]:
     """Judge whether Muon, and SOAP or Shampoo, use larger batches than Adam.
 
-    In a study with limits these are compared, as for LAMB and LARS (see `compare_limits`). In one
-    of steps to a target the fitted critical batches are: in every bootstrap resample of the seeds
-    the largest of each side counts. The claim holds if ours is larger in 95 % of the resamples or
-    more, and does not if in 5 % or less. A resample without a fit counts against the verdict, each
-    time.
+    In a study with limits these are compared, as for LAMB and LARS (see `compare_limits`). A limit
+    is relative to an arm's own score over small batches, so arms of ours that are worse there than
+    Adam by more than the study's `limit_points` are left out. In a study of steps to a target the
+    fitted critical batches are compared: in every bootstrap resample of the seeds the largest of
+    each side counts. The claim holds if ours is larger in 95 % of the resamples or more, and does
+    not if it is larger or equal in 5 % or less. A resample without a fit counts against the
+    verdict, each time. It cannot be told with fewer than three seeds, or if the arms of the side
+    that would win missed the target at a batch size.
 
     Returns:
       A claim for each family of `FAMILIES` and each group of comparable arms with both sides.
@@ -68,7 +78,9 @@ def _claims(
     ending = f"_{place}" * (place > 1)
     found = []
     if study.has_limits and not study.config.waterfall:
-        verdict, evidence = compare_limits(study, ours, theirs)
+        kept, left_out = _as_good(study, ours, theirs)
+        verdict, evidence = compare_limits(study, kept, theirs) if kept else (UNKNOWN, [])
+        evidence = [*evidence, *left_out]
         what = _FURTHER.format(who, study.metric.text)
         found.append(judged(f"{family}_goes_further{ending}", verdict, what, *evidence, only))
     if study.has_target:
@@ -76,6 +88,32 @@ def _claims(
         name = f"{family}_has_larger_critical_batch{ending}"
         found.append(judged(name, verdict, _LARGER.format(who), *evidence, only))
     return found
+
+
+def _as_good(
+    study: Study, ours: Sequence[ArmResults], theirs: Sequence[ArmResults]
+) -> tuple[list[ArmResults], list[str]]:
+    """Return our arms whose score over small batches is as good as theirs; clauses on the others.
+
+    An arm without a fit is kept: `compare_limits` says what is unknown about it.
+    """
+    metric = study.metric
+    fits = [arm.limit.fit for arm in theirs if arm.limit and arm.limit.fit]
+    if not fits:
+        return list(ours), []
+    best = min((on_scores(metric, fit.reference) for fit in fits), key=metric.badness)
+
+    kept = []
+    clauses = []
+    for arm in ours:
+        fit = arm.limit.fit if arm.limit else None
+        lost = metric.worse_by(best, on_scores(metric, fit.reference)) if fit else 0.0
+        if lost <= study.config.limit_points:
+            kept.append(arm)
+        else:
+            amount = metric.amount(lost)
+            clauses.append(say(_LEFT_OUT, arm=arm.name, text=metric.text, lost=amount))
+    return kept, clauses
 
 
 def _compare_critical(
@@ -88,13 +126,19 @@ def _compare_critical(
     # An arm without a fit may have any critical batch.
     if missing or not all(sides):
         return UNKNOWN, told
+    if min(cell.seeds for side in sides for arm in side for cell in arm.cells) < FEWEST_SEEDS:
+        return UNKNOWN, [say(_FEW, fewest=FEWEST_SEEDS)]
 
     # What is not known is the worst for the verdict in question: against "held" ours is small.
-    against, towards = (
-        _larger(sides[0], sides[1], ours_unknown, theirs_unknown)
-        for ours_unknown, theirs_unknown in ((0.0, np.inf), (np.inf, 0.0))
-    )
-    verdict = HELD if against >= _SURE else NOT_HELD if towards <= 1 - _SURE else UNKNOWN
+    first, second = sides
+    larger = float(np.mean(_largest(first, 0.0) > _largest(second, np.inf)))
+    at_least = float(np.mean(_largest(first, np.inf) >= _largest(second, 0.0)))
+    verdict = HELD if larger >= _SURE else NOT_HELD if at_least <= 1 - _SURE else UNKNOWN
+    # The fit leaves out batch sizes at which the target was missed, where an arm scales worse.
+    winners = first if verdict == HELD else second if verdict == NOT_HELD else []
+    missed = [arm for arm in winners if arm.missed_sizes]
+    verdict = UNKNOWN if missed else verdict
+
     pairs = [
         f"{arm.name} is {arm.critical_batch.critical_batch_size:,.0f}"
         for side in sides
@@ -102,19 +146,16 @@ def _compare_critical(
         if arm.critical_batch
     ]
     names = [[arm.name for arm in side] for side in sides]
-    return verdict, [say(_FITS, pairs=pairs, ours=names[0], theirs=names[1], larger=against)]
+    share = at_least if verdict == NOT_HELD else larger
+    return verdict, [
+        say(_FITS, pairs=pairs, ours=names[0], theirs=names[1], larger=share),
+        *(say(_MISSED, arm=arm) for arm in missed),
+    ]
 
 
-def _larger(
-    ours: Sequence[ArmResults],
-    theirs: Sequence[ArmResults],
-    ours_unknown: float,
-    theirs_unknown: float,
-) -> float:
-    """Return the share of resamples in which the largest critical batch of ours is the larger."""
-    first = np.max([_resampled(arm, ours_unknown) for arm in ours], axis=0)
-    second = np.max([_resampled(arm, theirs_unknown) for arm in theirs], axis=0)
-    return float(np.mean(first > second))
+def _largest(arms: Sequence[ArmResults], unknown: float) -> np.ndarray:
+    """Return the largest critical batch of each resample, `unknown` for an arm without a fit."""
+    return np.max([_resampled(arm, unknown) for arm in arms], axis=0)
 
 
 def _resampled(arm: ArmResults, unknown: float) -> np.ndarray:

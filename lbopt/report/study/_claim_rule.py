@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -10,11 +11,11 @@ from lbopt.config import Arm, SearchConfig
 from lbopt.report.study._metric import Metric
 from lbopt.report.study._study import ArmResults, CellResults, Study, comparable
 from lbopt.report.study._within import stay_within
-from lbopt.report.study._words import Claim, judged, say
+from lbopt.report.study._words import Claim, count, judged, say
 
 _NAME = "rule_needs_no_search_{}"
 _WHAT = "{}, scaled by {} without a search, stays within {} of a search at each batch size"
-_COST = """the mean {{ text }} of {{ arm | name }} is worse than that of {{ tuned | name }} by
+_COST = """the mean {{ text }} of {{ arm | name }} is, beside that of {{ tuned | name }},
     {{ costs | listed }}"""
 _LEGW = "legw"
 
@@ -23,8 +24,9 @@ def rules_need_no_search(study: Study) -> list[Claim]:
     """Judge for each arm that runs as its rule says whether a search would have gained anything.
 
     Such an arm has a search of its own with a single candidate, the rule itself. It is compared
-    with the arm of the same optimizer whose search has several. See `stay_within`; the mean cost
-    at each batch size is stated beside.
+    with an arm that searches and differs from it in the rules of the learning rate and the warmup
+    alone; of several with the one that has the same warmup. See `stay_within`; the mean cost at
+    each batch size is stated beside.
 
     Returns:
       A claim for each such arm, if there is an arm to compare it with.
@@ -32,16 +34,28 @@ def rules_need_no_search(study: Study) -> list[Claim]:
     claims: list[Claim] = []
     for group in comparable(study.measured):
         for arm in group:
-            tuned = next((one for one in group if _is_tuned_twin(arm, one)), None)
-            if tuned is not None:
+            twins = [one for one in group if _is_searched_twin(arm, one)]
+            if twins:
+                rule = arm.config.schedule.warmup_rule
+                tuned = max(twins, key=lambda one: one.config.schedule.warmup_rule == rule)
                 claims.append(_judge(study, arm, tuned, [claim.claim for claim in claims]))
     return claims
 
 
-def _is_tuned_twin(arm: ArmResults, other: ArmResults) -> bool:
-    """Return whether an arm runs as its rule says, and another of its optimizer searches."""
-    same = arm.config.optimizer.name == other.config.optimizer.name
-    return same and _keeps_the_rule(arm.search) and not _keeps_the_rule(other.search)
+def _is_searched_twin(arm: ArmResults, other: ArmResults) -> bool:
+    """Return whether an arm runs as its rule says, and the other searches and is alike else."""
+    if arm.grows or not _keeps_the_rule(arm.search) or _keeps_the_rule(other.search):
+        return False
+    mine, theirs = (
+        dataclasses.replace(
+            one.train,
+            schedule=dataclasses.replace(
+                one.train.schedule, scaling_rule="sqrt", warmup_rule="epochs"
+            ),
+        )
+        for one in (arm, other)
+    )
+    return mine == theirs
 
 
 def _keeps_the_rule(search: SearchConfig) -> bool:
@@ -75,11 +89,13 @@ def _judge(study: Study, arm: ArmResults, tuned: ArmResults, before: Sequence[st
 
 
 def _cost(metric: Metric, best: CellResults, kept: CellResults) -> str:
-    """Return how much worse the mean of a cell is than that of another one, as text."""
+    """Return how the mean of a cell differs from that of another one, as text."""
+    broken = sum(cell.diverged for cell in (best, kept))
     means = metric.centre(best.scores), metric.centre(kept.scores)
-    if not all(map(math.isfinite, means)):
-        return "an unknown amount (a seed diverged)"
-    return metric.amount(metric.worse_by(*means))
+    if broken or not all(map(math.isfinite, means)):
+        return f"not to be compared ({count(broken, 'seed')} diverged)"
+    lost = metric.worse_by(*means)
+    return f"{metric.amount(abs(lost))} {'worse' if lost > 0 else 'better'}"
 
 
 def rule_of(arm: Arm) -> str:

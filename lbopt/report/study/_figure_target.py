@@ -8,7 +8,6 @@ from typing import Any
 
 from lbopt.report import _axes, _page
 from lbopt.report.study import _style
-from lbopt.report.study._findings import missed_sizes
 from lbopt.report.study._limit import REFERENCE_FACTOR
 from lbopt.report.study._steps_to_target import EXCESS
 from lbopt.report.study._study import ArmResults, CellResults, Study
@@ -100,7 +99,7 @@ def _draw_steps(axes: Any, study: Study, arm: ArmResults) -> None:
             bar = {"color": _style.look(arm)["color"], "linewidth": 1}
             axes.vlines(point.global_batch_size, point.low, point.high, **bar)
 
-    missed = [cell for cell in arm.cells if cell.global_batch_size in missed_sizes(arm)]
+    missed = [cell for cell in arm.cells if cell.global_batch_size in arm.missed_sizes]
     hollow = _style.look(arm, markersize=7, markerfacecolor="none", linestyle="none")
     axes.plot(_sizes(missed), [cell.first.steps for cell in missed], **hollow)
 
@@ -113,7 +112,7 @@ def _draw_steps(axes: Any, study: Study, arm: ArmResults) -> None:
 
 
 def _row(arm: ArmResults) -> list[str]:
-    missed = missed_sizes(arm)
+    missed = arm.missed_sizes
     reached = [size for size in _sizes(arm.cells) if size not in missed]
     found = [arm.name, *(", ".join(map(str, sizes)) or "none" for sizes in (reached, missed))]
     scaling = arm.scaling

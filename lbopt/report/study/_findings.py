@@ -61,7 +61,7 @@ def claims_of(study: Study) -> list[Claim]:
         diffusion_is_logarithmic(study),
         aps_keeps_accuracy(study),
         *growing_batches_keep_the_score(study),
-        *rules_need_no_search(study),
+        *(rules_need_no_search(study) if compares else []),
     ]
     return [claim for claim in found if claim is not None]
 
@@ -305,7 +305,7 @@ def _target(study: Study) -> list[str]:
     missed = [
         f"{quoted(arm.name)} at {_missed_at(arm, sizes)}"
         for arm in study.measured
-        if (sizes := missed_sizes(arm))
+        if (sizes := arm.missed_sizes)
     ]
     small = listed(small_batches(study))
 
@@ -356,15 +356,6 @@ def _of_fit(template: str, arm: ArmResults, name: str) -> str:
     assert fit is not None
     interval = interval_words(getattr(fit.intervals, name)) if fit.intervals else ""
     return say(template, arm=arm, fit=fit, interval=interval)
-
-
-def missed_sizes(arm: ArmResults) -> list[int]:
-    """Return the batch sizes at which the median run of an arm did not reach the target."""
-    return [
-        cell.global_batch_size
-        for cell in arm.cells
-        if cell.target and cell.target.steps_median is None
-    ]
 
 
 _GAINS = """At batch {{ size }}, from {{ first | name }} with {{ score }}, in {{ unit }}:

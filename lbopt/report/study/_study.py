@@ -301,6 +301,15 @@ class ArmResults:
         """Whether the batch changes within a run, so that the cell's is that of the start alone."""
         return self.train.batch_schedule is not None or self.train.phase2 is not None
 
+    @property
+    def missed_sizes(self) -> list[int]:
+        """Batch sizes at which the median run did not reach the target."""
+        return [
+            cell.global_batch_size
+            for cell in self.cells
+            if cell.target and cell.target.steps_median is None
+        ]
+
     def cell(self, global_batch_size: int) -> CellResults | None:
         """Return the tested cell at a batch size, if there is one."""
         return next((c for c in self.cells if c.global_batch_size == global_batch_size), None)

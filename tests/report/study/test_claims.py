@@ -658,7 +658,8 @@ def test_a_rule_needs_no_search_where_one_would_gain_nothing(kept, verdict):
     said = claims(truths)
     assert said["rule_needs_no_search_legw"][0] == verdict
     lost = 100 * (FLAT[2] - kept[2])
-    assert f"{lost:.3g} points at batch 256" in said["rule_needs_no_search_legw"][1]
+    sentence = said["rule_needs_no_search_legw"][1]
+    assert f"{lost:.3g} points {'worse' if lost > 0 else 'better'} at batch 256" in sentence
 
 
 def test_each_rule_has_a_claim_of_its_own_and_needs_an_arm_with_a_search():
@@ -666,6 +667,34 @@ def test_each_rule_has_a_claim_of_its_own_and_needs_an_arm_with_a_search():
     names = [name for name in claims({"a": kept, "b": kept, "c": Truth(FLAT)}) if "search" in name]
     assert names == ["rule_needs_no_search_linear", "rule_needs_no_search_linear_2"]
     assert not any("search" in name for name in claims({"a": kept, "b": kept}))
+
+
+def test_a_rule_is_not_compared_with_an_arm_that_differs_in_more_than_the_rule():
+    kept = Truth(FLAT, kept=True)
+    other = Truth(FLAT, batch_schedule={"kind": "seesaw", "final_batch_size": 1024})
+    assert not any("search" in name for name in claims({"a": kept, "b": other}))
+    assert not any(
+        "search" in name for name in claims({"a": kept, "b": Truth(FLAT, optimizer="lamb")})
+    )
+
+
+def test_a_rule_is_not_judged_by_the_scores_of_runs_that_stop_at_a_target():
+    truths = {
+        "a": Truth(FLAT, kept=True, steps_to_target=(400, 300, 250)),
+        "b": Truth(FLAT, steps_to_target=(200, 100, 80)),
+    }
+    assert not any("search" in name for name in claims(truths, stops=True))
+
+
+def test_of_two_arms_with_a_search_a_rule_is_compared_with_that_of_its_warmup():
+    truths = {
+        "epochs": Truth((0.9, 0.9, 0.9), scaling_rule="sqrt", warmup_rule="epochs"),
+        "legw": Truth(FLAT, scaling_rule="sqrt", warmup_rule="legw"),
+        "as it is": Truth(FLAT, scaling_rule="sqrt", warmup_rule="legw", kept=True),
+    }
+    verdict, sentence = claims(truths)["rule_needs_no_search_legw"]
+    assert verdict == "held"
+    assert "beside that of legw" in sentence
 
 
 # ---- matrix optimizers use larger batches
@@ -692,22 +721,56 @@ def steps(critical):
     return tuple(100 * (1 + critical / size) for size in synthetic.SIZES)
 
 
+def compared(ours, adam, **options):
+    """Return the verdict and sentence on the critical batch of Muon, by steps at each batch."""
+    truths = {
+        "ours": Truth(FLAT, optimizer="muon", steps_to_target=ours),
+        "Adam": Truth(FLAT, optimizer="adamw", steps_to_target=adam),
+    }
+    return claims(truths, stops=True, **options)["muon_has_larger_critical_batch"]
+
+
 @pytest.mark.parametrize(("ours", "verdict"), [(400, "held"), (20, "did not hold")])
 def test_the_critical_batch_of_muon_is_compared_with_that_of_adam(ours, verdict):
+    said = compared(steps(ours), steps(100))
+    assert said[0] == verdict
+    assert f"ours is {ours:,}" in said[1]
+
+
+def test_equal_critical_batches_are_not_told_apart():
+    assert compared(steps(100), steps(100))[0] == "cannot be told"
+
+
+def test_two_seeds_are_too_few_to_compare_critical_batches():
+    verdict, sentence = compared(steps(400), steps(100), seeds=(1, 2))
+    assert verdict == "cannot be told"
+    assert "fewer than 3 seeds" in sentence
+
+
+def test_an_optimizer_that_misses_the_target_at_a_large_batch_does_not_win():
+    sizes = (16, 64, 256, 1024)
+    truth = tuple(100 * (1 + 400 / size) for size in sizes[:3])
+    flat = (0.98,) * 4
     truths = {
-        name: Truth(FLAT, optimizer=optimizer, steps_to_target=steps(size))
-        for name, optimizer, size in (("ours", "muon", ours), ("Adam", "adamw", 100))
+        "ours": Truth(flat, optimizer="muon", steps_to_target=(*truth, None)),
+        "Adam": Truth(
+            flat, optimizer="adamw", steps_to_target=tuple(100 * (1 + 50 / b) for b in sizes)
+        ),
     }
-    name, sentence = claims(truths, stops=True)["muon_has_larger_critical_batch"]
-    assert name == verdict
-    assert f"ours is {ours:,}" in sentence
+    said = claims(truths, sizes=sizes, stops=True)["muon_has_larger_critical_batch"]
+    assert said[0] == "cannot be told"
+    assert "missed the target at 1024" in said[1]
 
 
 def test_an_optimizer_that_never_reaches_the_target_has_no_known_critical_batch():
-    truths = {
-        "ours": Truth(FLAT, optimizer="muon", steps_to_target=(200, None, None)),
-        "Adam": Truth(FLAT, optimizer="adamw", steps_to_target=steps(100)),
-    }
-    verdict, sentence = claims(truths, stops=True)["muon_has_larger_critical_batch"]
+    verdict, sentence = compared((200, None, None), steps(100))
     assert verdict == "cannot be told"
     assert "ours has no fit" in sentence
+
+
+def test_an_optimizer_that_is_worse_at_small_batches_does_not_go_further():
+    verdict, sentence = claims({"ours": Truth((0.9, 0.9, 0.9), optimizer="muon"), "Adam": ADAM})[
+        "muon_goes_further"
+    ]
+    assert verdict == "cannot be told"
+    assert "ours is left out, as its accuracy over small batches is" in sentence
