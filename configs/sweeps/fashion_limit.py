@@ -3,12 +3,13 @@
     lbopt prepare fashion_mnist
     lbopt sweep --config=configs/sweeps/fashion_limit.py:mlp --workdir=runs/fashion_limit
 
-Protocol. Every arm has the same epochs at every batch size, and at each the same search around its
-own rule: three rates, and up to four more where the best lies at an edge. All choices, and the base
-rates at batch 256, were made on 10,000 training images that nothing trains on. The test set is read
-once, by five fresh seeds of the chosen rate. A limit allows a loss of one point.
+Protocol. Every run sees the same 999,424 images (19.99 epochs; 1,000,000 at the full batch), which
+are whole steps at every batch size. There every arm has the same search around its own rule: three
+rates, and up to four more where the best lies at an edge. All choices, and the base rates at batch
+256, were made on 10,000 training images that nothing trains on. The test set is read once, by six
+fresh seeds of the chosen rate. A limit allows a loss of one point.
 
-Power, by `lbopt check`: at one batch size 5 seeds show a difference of 1.2 points between two of 9
+Power, by `lbopt check`: at one batch size 6 seeds show a difference of one point between two of 10
 arms with power 0.8, if seeds vary by 0.37 points; `--pilot=WORKDIR` measures that spread.
 
 "The Limit of the Batch Size" (arXiv 2006.08517v1) has this form. Its table of MNIST at the full
@@ -17,13 +18,15 @@ LARS 97.65, LAMB 98.87 %; see configs/mnist.py. Its step-by-step recipe is the r
 
 Rows (`:ROW`):
 
-    (none)     nine optimizers, Simple CNN at a quarter of its width, 35 epochs; for a GPU
-    mlp        the same with a perceptron of 128 hidden units, 20 epochs; hours on 2 CPU cores
+    (none)     ten arms, Simple CNN at a quarter of its width; for a GPU
+    mlp        the same with a perceptron of 128 hidden units; hours on 2 CPU cores
     waterfall  momentum at the full batch, and what each part of a large-batch recipe adds to it
-    small      four optimizers, the perceptron, 5 epochs; within 20 minutes on 2 CPU cores
+    small      five arms, the perceptron, 4.9 epochs, four seeds; sized for 20 minutes on 2 CPU
+               cores
     smoke      tiny, on scikit-learn's digits
 
-Shampoo treats the shorter side of each matrix alone, as the longer one has 784 inputs.
+The row `waterfall` adds LARS's weight decay of 1e-4 together with the trust ratio. Shampoo treats
+the shorter side of each matrix alone, as the longer one has 784 inputs.
 """
 
 import copy
@@ -49,6 +52,8 @@ ROWS = ("", "mlp", "waterfall", "small", "smoke")
 BATCH = 256
 """Batch size at which the base rates were tuned."""
 SIZES = (64, 256, 1024, 4096, 16384, 50_000)
+IMAGES = 61 * 16384
+"""Images that a run sees: whole steps of every batch size but the largest."""
 WARMUP_EPOCHS = 0.05
 """LEGW's warmup at `BATCH`: 10 steps at every batch size."""
 ARMS = {
@@ -59,6 +64,10 @@ ARMS = {
     "AdamW + sqrt": (
         OptimizerConfig("adamw", weight_decay=0.01),
         ScheduleConfig(0.008, base_batch_size=BATCH, warmup_rule="epochs", base_warmup_epochs=1.0),
+    ),
+    "AdamW + LEGW": (
+        OptimizerConfig("adamw", weight_decay=0.01),
+        common.legw(0.008, batch=BATCH, warmup_epochs=WARMUP_EPOCHS),
     ),
     "LARS + LEGW": (
         OptimizerConfig("lars", weight_decay=1e-4),
@@ -109,7 +118,7 @@ def get_config(arg: str = "") -> SweepConfig:
         ),
         train=TrainConfig(
             name="fashion_limit",
-            num_epochs=35.0,
+            num_epochs=IMAGES / 50_000,
             data=common.whole_images("fashion_mnist", "train[:50000]", validation="train[50000:]"),
             model=ModelConfig("simple_cnn", width_coefficient=0.25),
             eval_global_batch_size=10_000,
@@ -117,14 +126,13 @@ def get_config(arg: str = "") -> SweepConfig:
         arms=tuple(common.make_arm(name, optimizer) for name, optimizer in ARMS.items()),
         global_batch_sizes=SIZES,
         search=copy.deepcopy(SEARCH),
-        final_seeds=common.final_seeds(5),
+        final_seeds=common.final_seeds(6),
         measure=MeasureConfig(num_probes=6, probe_part_size=64),
         microstep_size=50_000 if arg else 4_096,
     )
 
     if arg:
         config.train.model = copy.deepcopy(PERCEPTRON)
-        config.train.num_epochs = 20.0
     if arg == "waterfall":
         config.arms = _waterfall()
         config.waterfall = tuple(arm.name for arm in config.arms)
@@ -144,9 +152,10 @@ def get_config(arg: str = "") -> SweepConfig:
 
 
 def _make_small(config: SweepConfig) -> None:
-    config.train.num_epochs = 5.0
+    config.train.num_epochs = 15 * 16384 / 50_000
     config.arms = tuple(arm for arm in config.arms if arm.name.split()[0] in _SMALL)
     config.global_batch_sizes = SIZES[1:-1]
+    config.final_seeds = common.final_seeds(4)
 
 
 _SMALL = ("Momentum", "AdamW", "LAMB", "MuonH")

@@ -5,28 +5,29 @@
     lbopt sweep --config=configs/sweeps/lm_critical.py:brown-1m --workdir=runs/lm_brown_1m
 
 Protocol. A decoder with windows of 128 tokens of English, from 4,096 tokens a step up to the batch
-that leaves 7 steps, and 1 M at most. All runs of a row see the same tokens, less than one pass, so
-nothing repeats; the score is the loss on the test split, and a limit allows one percent more. Every
-arm has the same search around its own rule at every batch size: three rates, and up to four more
-where the best lies at an edge. All choices were made on the validation split. The test split is
-read once, by five fresh seeds. Two rows that differ in their tokens show how the limit grows.
+that leaves 7 steps or more, and 1 M at most. All runs of a row see the same tokens, less than one
+pass, so nothing repeats; the score is the loss on the test split, and a limit allows one percent
+more. Every arm has the same search around its own rule at every batch size: three rates, and up to
+four more where the best lies at an edge. All choices were made on the validation split. The test
+split is read once, by five fresh seeds (three in `small`). Two rows that differ in their tokens
+show how the limit grows.
 
 In the row `target` rates are constant and the weights are averaged (arXiv 2410.21676): decay 0.99
 at 8,192 tokens a step, and the same half-life in tokens at every batch size. The fewest steps to
 the target count, and the batch with 20 % overhead is in the report.
 
 Power, by `lbopt check`: at one batch size 5 seeds show a difference of 3 % between two of 7 arms
-with power 0.8, if seeds vary by 1 %; `--pilot=WORKDIR` takes their spread from a study.
+with power 0.8, if seeds vary by 1 %, which is a guess; `--pilot=WORKDIR` measures that spread.
 
 Rows (`:ROW`):
 
-    (none)      English, 8 M tokens, 1 M parameters, seven arms; for a GPU
+    (none)      English, 7 M tokens, 1 M parameters, seven arms; for a GPU
     english-2m  the same with 2 M tokens
     brown-1m    the Brown corpus, 1 M tokens, 1 M parameters; hours on 2 CPU cores
     brown-500k  the same with 0.5 M tokens
-    target      English, steps to a validation loss of 5 nats a token, in up to 8 M tokens
-    small       the Brown corpus, 0.25 M tokens, 0.5 M parameters, two arms; within 20 minutes on 2
-                CPU cores
+    target      English, steps to a validation loss of 5 nats a token, in up to 7 M tokens
+    small       the Brown corpus, 0.25 M tokens, 0.5 M parameters, two arms; sized for 20
+                minutes on 2 CPU cores
     smoke       tiny, on Python's help topics
 
 `scripts/data english` and `lbopt prepare text --preset=english --name=english --vocab_size=4096`
@@ -55,15 +56,15 @@ BROWN = DataConfig("text_lm", "brown", sequence_length=128, vocab_size=2048)
 CORPUS_TOKENS = {"english": 8_277_331, "brown": 1_722_280}
 """Tokens of the training split of each corpus."""
 TOKENS = {
-    "": (ENGLISH, 8_000_000),
-    "english-2m": (ENGLISH, 2_000_000),
-    "brown-1m": (BROWN, 1_000_000),
-    "brown-500k": (BROWN, 500_000),
-    "target": (ENGLISH, 8_000_000),
-    "small": (BROWN, 250_000),
-    "smoke": (DataConfig("pydoc_lm", sequence_length=32, vocab_size=256), 20_000),
+    "": (ENGLISH, 7 * 2**20),
+    "english-2m": (ENGLISH, 2**21),
+    "brown-1m": (BROWN, 2**20),
+    "brown-500k": (BROWN, 2**19),
+    "target": (ENGLISH, 7 * 2**20),
+    "small": (BROWN, 2**18),
+    "smoke": (DataConfig("pydoc_lm", sequence_length=32, vocab_size=256), 2**14),
 }
-"""Corpus of each row, and the tokens of a run."""
+"""Corpus of each row, and the tokens of a run: whole steps at every batch size."""
 ROWS = tuple(TOKENS)
 BATCH = 64
 """Sequences a step to which the base rates belong."""
@@ -114,7 +115,8 @@ def get_config(arg: str = "") -> SweepConfig:
         ),
         train=TrainConfig(
             name="lm_critical",
-            num_epochs=tokens / CORPUS_TOKENS.get(data.builder, 100_000),
+            # A little less, as the steps of a run are rounded up.
+            num_epochs=0.9999 * tokens / CORPUS_TOKENS.get(data.builder, 100_000),
             data=copy.deepcopy(data),
             model=ModelConfig("decoder_lm", size="1m", max_length=data.sequence_length),
             eval_global_batch_size=64,
