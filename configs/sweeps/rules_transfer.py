@@ -93,7 +93,7 @@ def get_config(arg: str = "") -> SweepConfig:
         common.make_small(config, batches=(64, 1024))
         config.train.data = DataConfig("digits")
         config.train.eval_global_batch_size = 256
-        config.arms = config.arms[::3]
+        config.arms = config.arms[::2][:2]
         config.search = SearchConfig(learning_rate_factors=(0.5, 1.0), widen_candidates=0)
     return config
 
