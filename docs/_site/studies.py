@@ -59,6 +59,19 @@ CLAIMS = {
     "growing_batch_keeps_score_ramp": (
         "A batch that grows steadily keeps the loss of a constant batch in fewer steps"
     ),
+    "muon_goes_further": "Muon keeps small-batch quality up to a larger batch than Adam",
+    "soap_goes_further": "SOAP or Shampoo keeps small-batch quality up to a larger batch than Adam",
+    "muon_has_larger_critical_batch": "Muon has a larger critical batch than Adam",
+    "soap_has_larger_critical_batch": "SOAP or Shampoo has a larger critical batch than Adam",
+    "rule_needs_no_search_linear": "Linear scaling needs no new search at a larger batch",
+    "rule_needs_no_search_sqrt": "Square-root scaling needs no new search at a larger batch",
+    "rule_needs_no_search_legw": "LEGW needs no new search at a larger batch",
+    "rule_needs_no_search_sde_half_life": (
+        "The rule of the stochastic differential equation needs no new search at a larger batch"
+    ),
+    "rule_needs_no_search_sqrt_token_half_life": (
+        "Square-root scaling with a half-life of b2 in tokens needs no new search at a larger batch"
+    ),
 }
 """What each claim of a study says."""
 FACTS = (
@@ -286,6 +299,8 @@ def verdicts():
             for one in study(name)["claims"]
             if one["claim"] == key
         ]
+        if not rows:  # no study that was run judges it
+            continue
         parts += [f"**{text}**", table(("study", "verdict", "what was measured"), rows)]
     return "\n\n".join(parts)
 
