@@ -291,16 +291,21 @@ def _check_pieces(path: pathlib.Path, place: str, vocabulary: Vocabulary) -> Non
     A token [unused...] of that vocabulary may stand for any other.
     """
     file = find_vocabulary(path)
-
+    by_bytes = bool(vocabulary.tokenizer_json)
+    their_bytes = by_bytes
     theirs: Sequence[str] = []
     if file is not None:
         # lbopt cannot read it: nothing to compare with
         with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError):
-            theirs = (
-                pieces_of(read_regular(file).decode())
-                if vocabulary.tokenizer_json
-                else read_vocabulary(file)
-            )
+            their_bytes = _has_byte_tokens(file)
+            theirs = pieces_of(read_regular(file).decode()) if by_bytes else read_vocabulary(file)
+    if their_bytes != by_bytes:
+        those = "are bytes, and those of the data are not"
+        if by_bytes:
+            those = "are not bytes, and those of the data are"
+        fix = f"its tokens ({{file}}) {those}; start from a network that learned those of the data"
+        raise UserError("init_from", place, fix, code="mismatch", files={"file": file})
+
     pairs = list(zip(theirs, vocabulary.pieces, strict=False))
     wrong = [
         number
@@ -314,6 +319,14 @@ def _check_pieces(path: pathlib.Path, place: str, vocabulary: Vocabulary) -> Non
             "or start from a network that learned their vocabulary"
         )
         raise UserError("init_from", place, fix, code="mismatch", files={"file": file})
+
+
+def _has_byte_tokens(vocabulary: pathlib.Path) -> bool:
+    """Return whether the tokens of a vocab.txt or a tokenizer.json are sequences of bytes."""
+    if vocabulary.name == VOCABULARY_FILE:
+        return False
+    decoder = _typed_json.read_file(vocabulary, dict).get("decoder")
+    return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
 
 def _stated_text(path: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path | None]:

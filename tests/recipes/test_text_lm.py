@@ -14,11 +14,11 @@ from lbopt.cli import main
 from lbopt.config import DataConfig, ModelConfig, TrainConfig
 from lbopt.data.baselines import fit_trigram, stored_trigram
 from lbopt.data.from_config import has_known_length, known_source, load_source
-from lbopt.data.text import open_store, split_pydoc_topics
+from lbopt.data.text import load_pydoc_topics, open_store, split_pydoc_topics
 from lbopt.evaluation import means_of
 from lbopt.models import from_linen, make_lstm_language_model
 from lbopt.parallel import make_mesh
-from lbopt.recipes import _language_model
+from lbopt.recipes import _initial, _language_model
 from lbopt.train import lower_is_better
 
 LENGTH = 13
@@ -177,6 +177,21 @@ def test_training_keeps_the_tokenizer_and_another_vocabulary_is_refused(folder, 
     command = ["train", f"--config={config}", f"--config.init_from={run}", *changed]
     with refused("config.init_from", str(run), "mismatch"):
         run_refused(capsys, *command, f"--workdir={tmp_path / 'again'}", lines=None)
+
+
+@pytest.mark.parametrize("learned_bytes", [False, True])
+def test_bytes_do_not_start_from_pieces_of_words_nor_these_from_bytes(
+    source, tmp_path, learned_bytes
+):
+    both = [source.vocabulary, load_pydoc_topics(VOCABULARY).pieces.vocabulary]
+    learned, wanted = both if learned_bytes else both[::-1]
+    assert len(learned.pieces) == len(wanted.pieces)  # the shapes agree
+    for name, text in learned.files().items():
+        (tmp_path / name).write_text(text, "utf-8")
+    with refused("init_from", str(tmp_path), "mismatch") as caught:
+        _initial.check_text(str(tmp_path), wanted)
+    assert ("are bytes" in caught.value.reason) == learned_bytes
+    _initial.check_text(str(tmp_path), learned)
 
 
 def test_a_store_of_the_other_kind_is_refused(folder):
