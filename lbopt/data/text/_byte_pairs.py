@@ -46,8 +46,7 @@ class BytePairs:
         self._tokenizer.encode_special_tokens = True  # those in the text are text
         self.pieces = pieces_of(tokenizer_json)
         self.end = self.pieces.index(END_OF_DOCUMENT)
-        lengths = [0 if piece == END_OF_DOCUMENT else len(piece) for piece in self.pieces]
-        self.num_bytes = np.asarray(lengths, np.int32)
+        self.num_bytes = bytes_of(self.pieces)
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the tokens of each text, [tokens] int32, without the end of a document."""
@@ -103,6 +102,16 @@ def pieces_of(tokenizer_json: str) -> tuple[str, ...]:
     """Return the tokens of a tokenizer of `learn_byte_pairs` in the order of their ids."""
     ids = json.loads(tokenizer_json)["model"]["vocab"]
     return tuple(sorted(ids, key=ids.__getitem__))
+
+
+def bytes_of(pieces: Sequence[str]) -> np.ndarray:
+    """Return the number of bytes of each token, [tokens] int32; 0 for the end of a document.
+
+    >>> bytes_of(["<|endoftext|>", "a", "Ã©"]).tolist()
+    [0, 1, 2]
+    """
+    lengths = [0 if piece == END_OF_DOCUMENT else len(piece) for piece in pieces]
+    return np.asarray(lengths, np.int32)
 
 
 def _library() -> Any:

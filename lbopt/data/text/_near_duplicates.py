@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -53,19 +53,23 @@ def near_duplicates(
     >>> near_duplicates(["A b c d e f.", "Another text.", "a B c, d e f!"], fewest_words=6).tolist()
     [False, False, True]
     """
-    sets = _shared_shingles(texts, shingle_words, max(fewest_words, shingle_words))
+    words = _numbered_words(texts)
     found = np.zeros(len(texts), bool)
-    candidates: dict[int, set[int]] = {}
-    for earlier, later in _candidates(sets, similarity):
-        candidates.setdefault(later, set()).add(earlier)
+    different: dict[tuple[int, ...], int] = {}
+    for number, text in enumerate(words):
+        if len(text) >= max(fewest_words, shingle_words):
+            found[number] = different.setdefault(text, number) != number
 
     # In order, because only texts that are kept count.
-    for later in sorted(candidates):
-        found[later] = any(
-            _jaccard(sets[later], sets[earlier]) >= similarity
-            for earlier in candidates[later]
-            if not found[earlier]
-        )
+    kept: dict[int, list[_Shingles]] = {}
+    for text, shingles in _shared_shingles(list(different), shingle_words).items():
+        prefix = _prefix(shingles, similarity)
+        candidates = {id(one): one for shingle in prefix for one in kept.get(shingle, ())}
+        if any(_jaccard(shingles, one) >= similarity for one in candidates.values()):
+            found[different[text]] = True
+            continue
+        for shingle in prefix:
+            kept.setdefault(shingle, []).append(shingles)
     return found
 
 
@@ -86,32 +90,35 @@ def _jaccard(one: _Shingles, other: _Shingles) -> float:
     return common / (one.size + other.size - common)
 
 
-def _shared_shingles(
-    texts: Sequence[str], shingle_words: int, fewest_words: int
-) -> dict[int, _Shingles]:
-    """Return the shingles of each text that is long enough and shares one with itself or others."""
+def _numbered_words(texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the words of each text as numbers, without regard to case and punctuation."""
     numbers: dict[str, int] = {}
-    words = [
-        [numbers.setdefault(word, len(numbers)) for word in _WORD.findall(text.casefold())]
+    return [
+        tuple(numbers.setdefault(word, len(numbers)) for word in _WORD.findall(text.casefold()))
         for text in texts
     ]
-    lengths = np.asarray(
-        [len(text) if len(text) >= fewest_words else 0 for text in words], np.int64
-    )
-    flat = np.fromiter(
-        itertools.chain.from_iterable(text for text in words if len(text) >= fewest_words),
-        np.int64,
-        lengths.sum(),
-    )
-    if not len(flat):
+
+
+def _shared_shingles(
+    texts: Sequence[tuple[int, ...]], shingle_words: int
+) -> dict[tuple[int, ...], _Shingles]:
+    """Return the shingles of each text that shares one with itself or others, in order.
+
+    Args:
+      texts: Numbers of the words of different texts, each of at least `shingle_words`.
+      shingle_words: Words of a shingle.
+    """
+    if not texts:
         return {}
+    lengths = np.asarray([len(text) for text in texts], np.int64)
+    flat = np.fromiter(itertools.chain.from_iterable(texts), np.int64, lengths.sum())
 
     # A shingle's hash is a sum of its words' hashes, each times a factor of its place.
     generator = np.random.Philox(key=0)
-    hashes = generator.random_raw(len(numbers))
+    hashes = generator.random_raw(flat.max() + 1)
     factors = generator.random_raw(shingle_words) | np.uint64(1)
     windows = np.lib.stride_tricks.sliding_window_view(hashes[flat], shingle_words)
-    counted = np.maximum(lengths - shingle_words + 1, 0)
+    counted = lengths - shingle_words + 1
     starts = np.cumsum(lengths) - lengths
     place = np.repeat(starts - (np.cumsum(counted) - counted), counted) + np.arange(counted.sum())
     _, ids, occurrences = np.unique(
@@ -126,27 +133,19 @@ def _shared_shingles(
         different = np.unique(ids[ends[number] - counted[number] : ends[number]])
         rarest_first = different[np.lexsort((different, occurrences[different]))]
         shared = rarest_first[occurrences[rarest_first] > 1].tolist()
-        found[number] = _Shingles(len(different), shared)
+        found[texts[number]] = _Shingles(len(different), shared)
     return found
 
 
-def _candidates(sets: Mapping[int, _Shingles], similarity: float) -> set[tuple[int, int]]:
-    """Return the pairs (earlier, later) of texts that share a shingle of their prefixes.
+def _prefix(shingles: _Shingles, similarity: float) -> list[int]:
+    """Return the shared shingles of a text of which every text that is as similar has one in its.
 
     With shingles in one order, the k rarest of a set of n, k = n - ceil(similarity n) + 1, must
     share one with those of every set that is as similar: otherwise fewer than similarity n are
     common. Shingles that occur once come first in that order, and are shared with none.
     """
-    groups: dict[int, list[int]] = {}
-    for number, (size, shared) in sets.items():
-        # Rounding must not make a prefix shorter.
-        length = size - math.ceil(similarity * size - 1e-6) + 1
-        alone = size - len(shared)
-        for shingle in shared[: max(length - alone, 0)]:
-            groups.setdefault(shingle, []).append(number)
-    return {
-        (earlier, later)
-        for group in groups.values()
-        for place, later in enumerate(group)
-        for earlier in group[:place]
-    }
+    size, shared = shingles
+    # Rounding must not make a prefix shorter.
+    length = size - math.ceil(similarity * size - 1e-6) + 1
+    alone = size - len(shared)
+    return shared[: max(length - alone, 0)]

@@ -6,9 +6,9 @@ the normalization of the text. Three billion tokens take 6 GB. Examples are read
 so the first ones of a run wait for the disk until the operating system has cached the files.
 
 That is format 1, of WordPiece. Format 2 is of byte-level tokens, for language models: it has
-`tokenizer.json` instead of `vocab.txt`, the number of bytes of each token in `token_bytes.bin`, and
-in `store.json` the number of documents of each split. The documents of a split lie together. The
-first token of `tokens.bin` is the end of a document, and so is the last one of every document.
+`tokenizer.json` instead of `vocab.txt`, and in `store.json` the number of documents of each split.
+The documents of a split lie together. The first token of `tokens.bin` is the end of a document, and
+so is the last one of every document.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lbopt import _typed_json, paths
 from lbopt._regular import read_regular
 from lbopt.data import _places
 from lbopt.data._records import data_dir_or_bucket, prepare_command
-from lbopt.data.text._byte_pairs import BytePairs, pieces_of
+from lbopt.data.text._byte_pairs import BytePairs, bytes_of, pieces_of
 from lbopt.data.text._vocabulary import (
     TOKENIZER,
     UNCASED,
@@ -52,10 +52,8 @@ SPLITS = ("train", "validation", "test")
 """Splits of a store of format 2, in the order of their documents."""
 
 _NAMES = ("tokens", "sentences", "documents")
-_TOKEN_BYTES = "token_bytes.bin"
 _STORE = "store.json"
 _INT64 = np.dtype("<i8")
-_INT32 = np.dtype("<i4")
 _BUFFER_BYTES = 1 << 20  # most documents are far smaller than a good size of a write
 
 
@@ -299,8 +297,6 @@ class StoreWriter:
         if self._byte_pairs is None:
             save_vocabulary(self._pieces, self._partial / VOCABULARY_FILE)
             return
-        lengths = self._byte_pairs.num_bytes.astype(_INT32)
-        (self._partial / _TOKEN_BYTES).write_bytes(lengths.tobytes())
         (self._partial / TOKENIZER).write_text(self._byte_pairs.tokenizer_json, "utf-8")
 
     def _description(self) -> dict[str, Any]:
@@ -355,15 +351,12 @@ def open_store(folder: paths.GivenPath, expected_vocab_size: int | None = None) 
 
     by_bytes = found["format"] == BYTES_FORMAT
     vocabulary = folder / (TOKENIZER if by_bytes else VOCABULARY_FILE)
-    token_bytes = None
     with _on_disk(folder, "read"):
         if _sha256(vocabulary) != found["tokenizer_sha256" if by_bytes else "vocab_sha256"]:
             raise _damaged(vocabulary, "it is not the vocabulary of the store")
         tokens = _map(folder / "tokens.bin", np.dtype(found["token_dtype"]), found["tokens"])
         sentences = _map(folder / "sentences.bin", _INT64, found["sentences"])
         documents = _map(folder / "documents.bin", _INT64, found["documents"] + 1)
-        if by_bytes:
-            token_bytes = np.array(_map(folder / _TOKEN_BYTES, _INT32, size))
     ascending = np.all(documents[1:] > documents[:-1])
     if documents[0] != by_bytes or documents[-1] != found["tokens"] or not ascending:
         raise _damaged(folder / "documents.bin", "it is damaged")
@@ -372,16 +365,19 @@ def open_store(folder: paths.GivenPath, expected_vocab_size: int | None = None) 
         raise _damaged(folder / _STORE, "its splits are not those of its documents")
 
     tokenizer_json = read_regular(vocabulary).decode() if by_bytes else ""
+    pieces = tuple(pieces_of(tokenizer_json) if by_bytes else read_vocabulary(vocabulary))
+    if len(pieces) != size:
+        raise _damaged(folder / _STORE, f"its vocab_size is {size}, not {len(pieces)}")
     return TokenStore(
         tokens,
         sentences,
         documents,
-        pieces=tuple(pieces_of(tokenizer_json) if by_bytes else read_vocabulary(vocabulary)),
+        pieces=pieces,
         made_from=found["made_from"],
         # Stores of earlier versions do not have it: their text was lowercased.
         normalization=TextNormalization(**found.get("normalization", {})),
         tokenizer_json=tokenizer_json,
-        token_bytes=token_bytes,
+        token_bytes=bytes_of(pieces) if by_bytes else None,
         split_sizes=sizes,
     )
 

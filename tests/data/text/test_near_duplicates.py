@@ -2,6 +2,7 @@
 
 import random
 import re
+import tracemalloc
 
 import pytest
 
@@ -43,6 +44,18 @@ def test_they_are_those_of_a_comparison_of_all_pairs(similarity):
         assert near_duplicates(texts, similarity, size, fewest).tolist() == wanted
         hits += sum(wanted)
     assert hits > 100
+
+
+def test_a_sentence_that_is_repeated_takes_little_memory():
+    words = "one two three four five six seven eight nine ten"
+    texts = [f"{words}{'.' * (number % 3)}" for number in range(3000)]
+    texts += [f"{words} {number}" for number in range(3000)]
+    tracemalloc.start()
+    found = near_duplicates(["Another text.", *texts])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.tolist() == [False, False, *[True] * 5999]
+    assert peak < 5000 * len(texts)  # pairs of them take gigabytes
 
 
 def test_no_text_has_none():

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import tokenizers
 from refusal import names_in, refused, troubled
 
 from lbopt.data.text import (
@@ -325,11 +326,23 @@ def test_a_store_of_bytes_has_its_tokenizer_and_its_splits(tmp_path):
     assert read_about(tmp_path / "store")["splits"] == SPLITS
 
 
+def test_the_bytes_of_a_token_are_those_that_it_decodes_to(tmp_path):
+    _, pairs = write_bytes(tmp_path / "store")
+    store = open_store(tmp_path / "store")
+    tokenizer = tokenizers.Tokenizer.from_str(store.tokenizer_json)
+    for text in ("ab abc", "naïve \U0001f600"):
+        tokens = tokenizer.encode(text).ids
+        assert store.token_bytes[tokens].sum() == len(text.encode())
+    assert store.token_bytes[pairs.end] == 0
+    names = ["documents.bin", "sentences.bin", "store.json", "tokenizer.json", "tokens.bin"]
+    assert sorted(os.listdir(tmp_path / "store")) == names
+
+
 @pytest.mark.parametrize(
     ("file", "spoil"),
     [
         ("tokenizer.json", lambda content: content.replace(b"merges", b"Merges")),
-        ("token_bytes.bin", lambda content: content[4:]),
+        ("store.json", lambda content: content.replace(b'"vocab_size": 2', b'"vocab_size": 3')),
         ("store.json", lambda content: content.replace(b'"train": 2', b'"train": 3')),
         ("store.json", lambda content: content.replace(b'"train": 2', b'"trein": 2')),
         ("documents.bin", lambda content: bytes(8) + content[8:]),
