@@ -55,21 +55,25 @@ def near_duplicates(
     """
     words = _numbered_words(texts)
     found = np.zeros(len(texts), bool)
+
+    # Copies need no comparison.
     different: dict[tuple[int, ...], int] = {}
     for number, text in enumerate(words):
         if len(text) >= max(fewest_words, shingle_words):
             found[number] = different.setdefault(text, number) != number
 
     # In order, because only texts that are kept count.
-    kept: dict[int, list[_Shingles]] = {}
-    for text, shingles in _shared_shingles(list(different), shingle_words).items():
+    numbers = list(different.values())
+    sets = _shared_shingles(list(different), shingle_words)
+    kept: dict[int, list[int]] = {}
+    for place, shingles in sets.items():
         prefix = _prefix(shingles, similarity)
-        candidates = {id(one): one for shingle in prefix for one in kept.get(shingle, ())}
-        if any(_jaccard(shingles, one) >= similarity for one in candidates.values()):
-            found[different[text]] = True
+        candidates = {one for shingle in prefix for one in kept.get(shingle, ())}
+        if any(_jaccard(shingles, sets[one]) >= similarity for one in candidates):
+            found[numbers[place]] = True
             continue
         for shingle in prefix:
-            kept.setdefault(shingle, []).append(shingles)
+            kept.setdefault(shingle, []).append(place)
     return found
 
 
@@ -99,10 +103,8 @@ def _numbered_words(texts: Sequence[str]) -> list[tuple[int, ...]]:
     ]
 
 
-def _shared_shingles(
-    texts: Sequence[tuple[int, ...]], shingle_words: int
-) -> dict[tuple[int, ...], _Shingles]:
-    """Return the shingles of each text that shares one with itself or others, in order.
+def _shared_shingles(texts: Sequence[tuple[int, ...]], shingle_words: int) -> dict[int, _Shingles]:
+    """Return the shingles of each text that shares one with itself or others, by its place.
 
     Args:
       texts: Numbers of the words of different texts, each of at least `shingle_words`.
@@ -133,7 +135,7 @@ def _shared_shingles(
         different = np.unique(ids[ends[number] - counted[number] : ends[number]])
         rarest_first = different[np.lexsort((different, occurrences[different]))]
         shared = rarest_first[occurrences[rarest_first] > 1].tolist()
-        found[texts[number]] = _Shingles(len(different), shared)
+        found[number] = _Shingles(len(different), shared)
     return found
 
 
