@@ -13,6 +13,7 @@ from lbopt.data.prepare import (
     PRESETS,
     CleanedCorpus,
     folder_corpus,
+    folder_origin,
     make_running_store,
     preset_corpora,
     shipped_corpus,
@@ -49,7 +50,7 @@ def make(given: Mapping[str, str]) -> None:
         raise errors.UserError(f"--{name}", given[name], fix, code="unused")
     size = _flags.whole("vocab_size", given.get("vocab_size", str(_VOCAB_SIZE)))
     check_vocab_size(size)
-    names = _corpora_named(given)
+    origins = _origins(given)
     store = store_folder(given["name"], given.get("data_dir"))
     exists = store.is_dir() and any(store.iterdir())
     documents = "--preset" if "preset" in given else "--folder"
@@ -58,20 +59,21 @@ def make(given: Mapping[str, str]) -> None:
             make_running_store(store, _read(given), size, say)
     with errors.under("", builder="--name"):
         about = read_about(store)
-    _check_same(given, about, names, size)
+    _check_same(given, about, origins, size)
     show(f"{store}{' is there already' if exists else ''}")
     _show(given["name"], about)
 
 
-def _corpora_named(given: Mapping[str, str]) -> list[str] | None:
-    """Return the names of a preset's corpora; None for a folder."""
+def _origins(given: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the name of each corpus, with its folder if it is the user's own."""
     if "preset" in given:
         fix = "leave it out: a store is of a preset or of a folder"
         require("folder" not in given, "--folder", given.get("folder"), fix, code="conflict")
-        return [corpus.name for corpus in preset_corpora(given["preset"])]
+        return [(corpus.name, "") for corpus in preset_corpora(given["preset"])]
     fix = "give --preset with --from, or a --folder of *.txt"
     require("folder" in given, "--preset", None, fix, code="missing")
-    return None
+    origin = folder_origin(given["folder"])
+    return [(origin.name, origin.folder)]
 
 
 def _read(given: Mapping[str, str]) -> list[CleanedCorpus]:
@@ -87,14 +89,15 @@ def _read(given: Mapping[str, str]) -> list[CleanedCorpus]:
 
 
 def _check_same(
-    given: Mapping[str, str], about: Mapping[str, Any], names: list[str] | None, size: int
+    given: Mapping[str, str], about: Mapping[str, Any], origins: list[tuple[str, str]], size: int
 ) -> None:
     """Raise `UserError` if a store that exists is another one than the flags ask for."""
     fix = "a store of this name exists, and is of text_mlm; use another --name, or remove it"
     require("corpora" in about, "--name", given["name"], fix, code="exists")
-    made = [corpus["name"] for corpus in about["corpora"]]
-    fix = f"a store of this name exists, and has {', '.join(made)}; use another, or remove it"
-    require(names in (None, made), "--name", given["name"], fix, code="exists")
+    made = [(corpus["name"], corpus.get("folder", "")) for corpus in about["corpora"]]
+    texts = ", ".join(folder or name for name, folder in made)
+    fix = f"a store of this name exists, and has the texts of {texts}; use another, or remove it"
+    require(origins == made, "--name", given["name"], fix, code="exists")
     had = about["vocab_size_limit"]
     fix = f"a store of this name exists, and was made with {had}; leave it out, or use another name"
     same = "vocab_size" not in given or size == had

@@ -98,6 +98,7 @@ NO_ACCESS = {
     ("lbopt.api._sweep.run_sweep", "workdir"),
     ("lbopt.api._training.run_training", "workdir"),
     ("lbopt.data._records.data_dir_or_bucket", "data_dir"),
+    ("lbopt.data.prepare._running_text.folder_origin", "folder"),
     ("lbopt.workdir._bucket.local_workdir", "workdir"),
 }
 """Functions that take the address and do not use the client that these tests replace."""

@@ -170,6 +170,27 @@ def test_a_corpus_of_one_document(refusing, tmp_path):
     assert not (tmp_path / "data").exists()
 
 
+def test_a_store_of_another_folder(lbopt, refusing, packages, tmp_path, monkeypatch):
+    books = tmp_path / "brown"  # as a preset is called
+    for folder in (books, tmp_path / "other" / "brown"):
+        folder.mkdir(parents=True)
+        for number in range(3):
+            (folder / f"{number}.txt").write_text("A text. It is short.")
+    words = ("prepare", "text", "--name=mine", "--for=text_lm", f"--data_dir={tmp_path}/data")
+    monkeypatch.chdir(books)
+    code, out, err = lbopt(*words, "--folder=.", VOCABULARY)
+    assert (code, "brown (texts of brown; licence: yours)" in out) == (0, True), err
+    for folder in (f"{books}/", "../brown"):
+        code, out, _ = lbopt(*words, f"--folder={folder}")
+        assert (code, "is there already" in out) == (0, True)
+    for folder in ("../other/brown", "../missing"):
+        with refused("--name", "mine", "exists") as caught:
+            refusing(*words, f"--folder={folder}")
+        assert str(books) in names_in(caught)
+    with refused("--name", "mine", "exists"):
+        refusing(*words_of(packages, tmp_path, "brown"))
+
+
 def test_another_store_of_that_name(lbopt, refusing, packages, tmp_path):
     assert lbopt(*words_of(packages, tmp_path, "brown"))[0] == 0
     with refused("--name", "mine", "exists") as caught:

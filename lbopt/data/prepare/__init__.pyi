@@ -11,6 +11,7 @@ from ._pydoc_squad import PYDOC_SQUAD as PYDOC_SQUAD
 from ._running_text import (
     CleanedCorpus as CleanedCorpus,
     folder_corpus as folder_corpus,
+    folder_origin as folder_origin,
     make_running_store as make_running_store,
     shipped_corpus as shipped_corpus,
 )

@@ -40,15 +40,17 @@ class Origin(NamedTuple):
 
     Attributes:
       name: Name of the corpus.
-      package: Package and version, or folder.
+      package: Package and version; for a folder, a description.
       licence: Licence of the text.
       sha256: SHA-256 of the list of its files, see `ShippedCorpus`; "" for a folder.
+      folder: Absolute path or address of a folder of the user's; "" for a package.
     """
 
     name: str
     package: str
     licence: str
     sha256: str = ""
+    folder: str = ""
 
 
 class CleanedCorpus(NamedTuple):
@@ -63,6 +65,19 @@ def shipped_corpus(corpus: ShippedCorpus, packages: paths.GivenPath) -> CleanedC
     folder = paths.local(packages, "packages")
     origin = Origin(corpus.name, corpus.package, corpus.licence, corpus.sha256)
     return CleanedCorpus(origin, corpus.documents(folder))
+
+
+def folder_origin(folder: paths.GivenPath) -> Origin:
+    """Return the origin of the texts in a folder, which need not exist.
+
+    Args:
+      folder: Folder, or gs://BUCKET/FOLDER.
+    """
+    place = paths.local_or_bucket(folder, "folder")
+    if not paths.is_address(place):
+        place = str(paths.local(folder, "folder").resolve())
+    name = place.rpartition("/")[2] or place
+    return Origin(name, f"texts of {name}", "yours", folder=place)
 
 
 def folder_corpus(folder: paths.GivenPath) -> CleanedCorpus:
@@ -87,7 +102,7 @@ def folder_corpus(folder: paths.GivenPath) -> CleanedCorpus:
             found.append(TextDocument(file.relative_to(root).as_posix(), lines))
     fix = "no *.txt in it has text; name a folder of plain text"
     require(found, "folder", str(folder), fix, code="missing")
-    return CleanedCorpus(Origin(root.name, f"texts of {root.name}", "yours"), found)
+    return CleanedCorpus(folder_origin(folder), found)
 
 
 def split_documents(corpus: CleanedCorpus) -> dict[str, list[TextDocument]]:
