@@ -210,8 +210,9 @@ def test_a_plan_needs_no_corpus(folder, source, carry_state, tmp_path):
     here = data_of(folder, carry_state=carry_state)
     away = data_of(tmp_path, carry_state=carry_state)
     assert (has_known_length(here), has_known_length(away)) == (True, False)
-    with troubled("data.builder", "mine", "missing"):
+    with troubled("data.builder", "mine", "missing") as caught:
         load_source(away)
+    assert "--folder=DIR --for=text_lm" in caught.value.reason
     # A shuffled order would take gigabytes.
     assert known_source(away, 2).splits.train.reading.in_order
     for ours, theirs in zip(

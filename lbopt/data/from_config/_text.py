@@ -182,7 +182,7 @@ def load_running_text(data: DataConfig) -> RunningText:
 def _stored_text(data: DataConfig) -> RunningText:
     with errors.under("", name="builder"):
         folder = _places.readable_store(data.builder, data.data_dir)
-    store = open_store(folder, data.vocab_size)
+    store = open_store(folder, data.vocab_size, "text_lm")
     fix = "it is for {name} = 'text_mlm'; use that, or lbopt prepare text --for=text_lm"
     by_bytes = bool(store.tokenizer_json)
     require(by_bytes, "builder", data.builder, fix, code="mismatch", also=["name"])

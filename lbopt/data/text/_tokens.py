@@ -331,19 +331,24 @@ class StoreWriter:
         require(free, "folder", str(self.folder), fix, code="exists")
 
 
-def open_store(folder: paths.GivenPath, expected_vocab_size: int | None = None) -> TokenStore:
+def open_store(
+    folder: paths.GivenPath,
+    expected_vocab_size: int | None = None,
+    purpose: Literal["text_mlm", "text_lm"] = "text_mlm",
+) -> TokenStore:
     """Return the store of a folder, mapped from disk.
 
     Args:
       folder: Folder that `StoreWriter` wrote, or gs://BUCKET/FOLDER with a copy of it.
       expected_vocab_size: Size of the model's vocabulary; None for any.
+      purpose: Kind of store that the error tells the user to make if there is none.
 
     Raises:
       UserError: If the store has another vocabulary size.
       EnvironmentProblem: If there is no store, or if it is damaged or of another format.
     """
     folder = paths.readable(folder, "folder")
-    found = _read_description(folder)
+    found = _read_description(folder, purpose)
     size = found["vocab_size"]
     fix = f"the store in {folder} was made with {size}; use that, or another store"
     same = expected_vocab_size in (None, size)
@@ -431,10 +436,10 @@ class _OfBytes(_Sizes):
 _DESCRIPTIONS: dict[int, Any] = {WORDPIECE_FORMAT: _OfWordPiece, BYTES_FORMAT: _OfBytes}
 
 
-def _read_description(folder: Path) -> dict[str, Any]:
+def _read_description(folder: Path, purpose: str = "text_mlm") -> dict[str, Any]:
     path = folder / _STORE
     if not path.is_file():
-        raise EnvironmentProblem("builder", folder.name, _advice(folder), code="missing")
+        raise EnvironmentProblem("builder", folder.name, _advice(folder, purpose), code="missing")
     try:
         found = _typed_json.read_file(path, _Versioned)
         if found["format"] in FORMATS:
@@ -447,12 +452,16 @@ def _read_description(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _advice(folder: Path) -> str:
+def _advice(folder: Path, purpose: str) -> str:
     """Return the fault of a folder without a store.json, and the fix."""
     if folder.is_dir() and any(folder.iterdir()):  # lbopt does not overwrite files
         return f"{folder} has no store.json; copy the whole folder again, or use another name"
-    command = prepare_command(f"text --name={folder.name} --folder=DIR", _explicit_data_dir(folder))
-    others = "or with --tfds=NAME; for text_lm with --for=text_lm or --preset=NAME"
+    flags = f"text --name={folder.name} --folder=DIR"
+    others = "or with --tfds=NAME"
+    if purpose == "text_lm":
+        flags += " --for=text_lm"
+        others = "or with --preset=NAME"
+    command = prepare_command(flags, _explicit_data_dir(folder))
     return f"there is no store in {folder}; run {command} ({others})"
 
 
