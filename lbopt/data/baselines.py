@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lbopt._shown import show
+from lbopt import errors
+from lbopt._shown import one_line, show
 from lbopt.config import DataConfig
 from lbopt.data._arrays import Dataset, Splits
 from lbopt.data._places import store_folder
@@ -29,6 +30,7 @@ from lbopt.data.text import (
     open_store,
     split_pydoc_topics,
 )
+from lbopt.errors import EnvironmentProblem, UserError, require
 
 _EM_STEPS = 200
 """Steps of expectation maximisation, after which the weights no longer change."""
@@ -180,19 +182,39 @@ def stored_trigram(store: TokenStore) -> tuple[StoredBaseline, StoredBaseline]:
     return found[0], found[1]
 
 
-def main(argv: Sequence[str] = ()) -> None:
-    """Print the baselines of the embedded text for each vocabulary size, or those of a store."""
+def main(argv: Sequence[str] = ()) -> int:
+    """Print the baselines of the embedded text for each vocabulary size, or those of a store.
+
+    Returns:
+      Exit code, see `lbopt.errors`.
+    """
     parser = argparse.ArgumentParser(prog="python -m lbopt.data.baselines")
     parser.add_argument("--store", help="name of a store for language models")
     parser.add_argument("--data_dir", help="folder of data sets")
     given = parser.parse_args(argv)
-    if given.store is not None:
-        scores = stored_trigram(open_store(store_folder(given.store, given.data_dir)))
-        show("next token, interpolated trigram: perplexity, bits per byte")
-        for split, score in zip(("validation", "test"), scores, strict=True):
-            show(f"{split:12}{score.perplexity:8.2f}{score.bits_per_byte:8.3f}")
-        return
+    try:
+        if given.store is None:
+            _show_embedded()
+        else:
+            _show_stored(given.store, given.data_dir)
+    except (UserError, EnvironmentProblem) as error:
+        print(one_line(f"{parser.prog}: {error}"), file=sys.stderr)
+        return error.exit_code
+    return 0
 
+
+def _show_stored(name: str, data_dir: str | None) -> None:
+    with errors.under("", builder="--store", name="--store"):
+        store = open_store(store_folder(name, data_dir), purpose="text_lm")
+    fix = "its tokens are of text_mlm; give a store of lbopt prepare text --for=text_lm"
+    require(store.tokenizer_json, "--store", name, fix, code="mismatch")
+    scores = stored_trigram(store)
+    show("next token, interpolated trigram: perplexity, bits per byte")
+    for split, score in zip(("validation", "test"), scores, strict=True):
+        show(f"{split:12}{score.perplexity:8.2f}{score.bits_per_byte:8.3f}")
+
+
+def _show_embedded() -> None:
     length = DataConfig().sequence_length
     show(f"pydoc_data.topics of this Python, sequences of {length} tokens")
     show("        masked tokens, the most     next token, interpolated trigram,")
@@ -209,4 +231,4 @@ def main(argv: Sequence[str] = ()) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

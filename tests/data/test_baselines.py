@@ -8,7 +8,13 @@ import pytest
 
 from lbopt.config import DataConfig
 from lbopt.data import ArrayDataset, baselines
-from lbopt.data.text import join_documents, load_pydoc_topics, split_pydoc_topics
+from lbopt.data.text import (
+    Document,
+    StoreWriter,
+    join_documents,
+    load_pydoc_topics,
+    split_pydoc_topics,
+)
 
 TRAIN = np.asarray([0, 1, 2, 0, 1, 3, 0, 1, 2, 0])
 VALIDATION = np.asarray([0, 1, 2, 0, 1, 2, 4, 0, 1, 3])
@@ -77,6 +83,17 @@ def test_the_command_prints_both(capsys, monkeypatch):
         assert numbers[4] == pytest.approx(bits, abs=0.0006)
         assert 1.5 < numbers[4] < 3
     assert 12 < min(printed[256][2:4]) < max(printed[256][2:4]) < 25
+
+
+def test_a_store_that_is_missing_or_of_the_other_kind(capsys, tmp_path):
+    with StoreWriter(tmp_path / "lbopt_text" / "bert", ["a", "b"], "a test") as writer:
+        writer.append(Document(np.zeros(3, np.int32), np.zeros(1, int)))
+    for name, code in (("mine", 3), ("bert", 2), ("a/b", 2)):
+        assert baselines.main([f"--store={name}", f"--data_dir={tmp_path}"]) == code
+        out, err = capsys.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1)
+        assert f"--store = {name!r}: " in err
+        assert "--for=text_lm" in err or name == "a/b"
 
 
 def test_bits_per_character_are_of_the_whole_text():
