@@ -136,7 +136,8 @@ class SweepConfig:
       metric: Metric that judges the models, "eval/mean_absolute_error" for instance, or a metric
         that your own loss gives; whether lower is better, its name tells as for
         `train.checkpoint.best_metric`. "" for that of the task: accuracy of classes and labels,
-        perplexity of a language model, R^2 of a regression, the loss of a loss of your own.
+        perplexity of a language model, R^2 of a regression, the loss of a loss of your own. Use
+        "eval/bits_per_byte" instead of "eval/perplexity_per_byte", which has the same order.
 
     >>> arms = (Arm("LAMB", "lamb", 0.01), Arm("momentum", "momentum", 0.1))
     >>> train = TrainConfig(data="digits", model="cnn", num_epochs=5)
@@ -205,6 +206,12 @@ class SweepConfig:
         require_choice("about.status", self.about.status, STATUSES)
         if self.metric:
             check_metric("metric", self.metric)
+            # Examples are compared by means, and this is no mean over examples or tokens.
+            fix = (
+                "a study judges by its logarithm, which has the same order; use eval/bits_per_byte"
+            )
+            refused = self.metric == "eval/perplexity_per_byte"
+            require(not refused, "metric", self.metric, fix, code="choice")
         require_choice("trial_devices", self.trial_devices, TRIAL_DEVICES)
         require_choice("trial_batching", self.trial_batching, TRIAL_BATCHINGS)
         self._check_arms()

@@ -159,6 +159,10 @@ def test_a_metric_that_not_all_arms_have_is_refused(place):
         metrics_of(place, place + "own", "eval/hits", place + "percent")
     with refused("config.metric", "r2", "choice"):
         make_config(metric="r2")
+    with refused("config.metric", "eval/perplexity_per_byte", "choice") as caught:
+        make_config(metric="eval/perplexity_per_byte")
+    assert "eval/bits_per_byte" in caught.value.reason
+    make_config(metric="eval/bits_per_byte")
 
 
 def test_arms_that_would_be_judged_by_different_metrics_are_refused(cells, config):
