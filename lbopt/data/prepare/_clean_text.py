@@ -12,8 +12,11 @@ from lbopt.errors import MissingPackage
 _DOUBLED = re.compile(r"([;?!]|(?<=\w)\.) (?:\1)(?= |$)")
 _BEFORE = re.compile(r" ([,.;:?!)\]}]|''|'(?= |$))")
 _AFTER = re.compile(r"([(\[{]|``|(?<= )`|^`) ")
-_INVISIBLE = ("Cc", "Cf", "Co", "Cs", "Cn")
-"""Unicode categories of characters that are not text."""
+_INVISIBLE = ("Cc", "Cf", "Co", "Cs")
+"""Unicode categories of characters that are not text. Unassigned ones are none of them: a later
+version of Unicode, and so of Python, may assign them."""
+_JOINERS = "\u200c\u200d"
+"""Format characters that belong to the spelling of words: zero-width non-joiner and joiner."""
 _EMPTY_BRACKETS = re.compile(r"\s*\((?:[\s,;:/]|or|and|from)*\)")
 _BEFORE_MARK = re.compile(r"\s+(?=[,.;:])")
 _LEFT_OVER = re.compile(r"^\s*[|!]|\|\||\|\}|\{\||\{\{|\}\}|\[\[|\]\]|''|</?\w|__[A-Z]+__")
@@ -44,9 +47,11 @@ _LAST_SECTIONS = frozenset(
 def clean_lines(text: str) -> list[str]:
     """Return the lines of a text that have one, with single spaces.
 
-    Characters are composed (Unicode's NFC). Control and format characters are removed.
+    Characters are composed (Unicode's NFC). Control characters, characters for private use and lone
+    surrogates are removed, and so are format characters except U+200C and U+200D, which belong to
+    the spelling of words in Persian or Hindi, for instance.
 
-    >>> clean_lines("Cafe\\u0301\\u00a0 noir \\x02\\n\\n  Tea")
+    >>> clean_lines("Cafe\\u0301\\u00a0 no\\u00adir \\x02\\n\\n  Tea")
     ['Café noir', 'Tea']
     """
     lines = (_visible(line).split() for line in unicodedata.normalize("NFC", text).splitlines())
@@ -59,7 +64,9 @@ def _visible(line: str) -> str:
     return "".join(
         character
         for character in line
-        if character.isspace() or unicodedata.category(character) not in _INVISIBLE
+        if character.isspace()
+        or character in _JOINERS
+        or unicodedata.category(character) not in _INVISIBLE
     )
 
 

@@ -90,7 +90,6 @@ class ShippedCorpus(NamedTuple):
             if lines
         ]
 
-
     def _fetch(self, folder: pathlib.Path) -> str:
         """Return what to do for the files of this version."""
         scope, _, rest = self.root.partition("/")

@@ -8,6 +8,7 @@ import shipped_packages
 from refusal import refused, troubled
 
 from lbopt.data.prepare import _shipped_text, preset_corpora
+from lbopt.data.prepare._clean_text import clean_lines
 from lbopt.data.prepare._running_text import (
     CleanedCorpus,
     Origin,
@@ -42,6 +43,19 @@ def test_a_corpus_is_its_text_without_markup(packages, name):
     assert found[2 if name == "wordnet" else 1].lines == LINES[name]
     names = [document.name for document in found]
     assert len(set(names)) == len(names) == (8 if name in ("wordnet", "wikipedia_extract") else 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", None),  # a Persian word
+        ("\u0915\u094d\u200d\u0937", None),  # letters of Hindi
+        ("\u0378", None),  # a later Unicode may assign it
+        ("a\u00adb\u200b\ue000\ufeff\x02c", "abc"),
+    ],
+)
+def test_characters_that_spell_words_stay(text, line):
+    assert clean_lines(text) == [text if line is None else line]
 
 
 def test_words_of_an_entry_are_named_without_their_markers(packages):
