@@ -33,7 +33,7 @@ def make(network: Model, source: Source, loss: LossConfig) -> Task:
     It is the mean over all tokens. All windows of training are full, so the mean over tokens is the
     mean over examples. The metrics are `loss` (in nats per token), `perplexity` (the exponential of
     the mean loss of all tokens) and `accuracy`. In evaluation only the tokens count where `mask`
-    [batch] or [batch, length] and `token_mask` [batch, length] are True, if they are given.
+    [batch] and `token_mask` [batch, length] are True, if they are given.
 
     With the bytes of each token, `source.token_bytes`, there are `bits_per_byte`, the sum of all
     losses in bits over the number of bytes of all predicted tokens, and `perplexity_per_byte`, two
@@ -63,13 +63,11 @@ def _score(
     """Return the loss of each token [batch, length], and all metrics."""
     logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs
     labels = batch["next_tokens"] if "next_tokens" in batch else batch["tokens"][:, 1:]
-    counted = batch.get("mask")
     each = losses.softmax_cross_entropy(logits, labels)
-    if counted is not None and counted.ndim == 1:
-        counted = jnp.broadcast_to(counted[:, None], labels.shape)
-    if "token_mask" in batch:
-        of_tokens = batch["token_mask"]
-        counted = of_tokens if counted is None else counted & of_tokens
+    counted = batch.get("token_mask")
+    if "mask" in batch:
+        of_examples = jnp.broadcast_to(batch["mask"][:, None], labels.shape)
+        counted = of_examples if counted is None else counted & of_examples
     pairs = metrics.classification(logits, labels, each, counted)
     found = {**pairs, "perplexity": pairs["loss"]}
     if token_bytes is not None:

@@ -132,7 +132,7 @@ def test_one_stream_scores_every_token_as_the_text_read_in_one_piece(source):
     assert found["loss"] == pytest.approx(wanted, rel=1e-6)
     assert found["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-6)
     streams = EvalTextStreams(tokens, LENGTH)
-    counted = sum(batch["mask"].sum() for batch in streams.batches(4))
+    counted = sum(batch["token_mask"].sum() for batch in streams.batches(4))
     assert counted == 516
 
 
@@ -143,11 +143,11 @@ def test_streams_of_evaluation_cover_the_text_once():
         rows = list(EvalTextStreams(text, 7).batches(streams))
         for batch in rows:
             assert batch["tokens"].shape == (streams, 7)
-            assert np.all((batch["next_tokens"] == batch["tokens"] + 1)[batch["mask"]])
-            seen += batch["tokens"][batch["mask"]].tolist()
+            assert np.all((batch["next_tokens"] == batch["tokens"] + 1)[batch["token_mask"]])
+            seen += batch["tokens"][batch["token_mask"]].tolist()
         assert sorted(seen) == list(range(99))
         for before, after in itertools.pairwise(rows):
-            full = before["mask"].all(1) & after["mask"].any(1)
+            full = before["token_mask"].all(1) & after["token_mask"].any(1)
             assert np.all(after["tokens"][full, 0] == before["tokens"][full, -1] + 1)
 
 

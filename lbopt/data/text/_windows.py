@@ -45,14 +45,38 @@ def make_windows(text: Sequence[Document] | np.ndarray, sequence_length: int) ->
       UserError: If the text does not fill one window.
     """
     text = text if isinstance(text, np.ndarray) else join_documents(text)
-    count = (len(text) - 1) // sequence_length
-    fix = f"a part of the text has {len(text) - 1} tokens; use windows of at most that"
-    require(count > 0, "sequence_length", sequence_length, fix)
+    count = _num_windows(text, sequence_length)
     shape = (count, sequence_length)
     used = count * sequence_length
     return ArrayDataset(
         {"tokens": text[:used].reshape(shape), "next_tokens": text[1 : used + 1].reshape(shape)}
     )
+
+
+def _num_windows(text: np.ndarray, sequence_length: int, partial: bool = False) -> int:
+    """Return the number of windows of a text, see `TextWindows`."""
+    predicted = len(text) - 1
+    fix = f"a part of the text has {predicted} tokens; use windows of at least 1 and at most that"
+    fits = sequence_length >= 1 and predicted >= (1 if partial else sequence_length)
+    require(fits, "sequence_length", sequence_length, fix)
+    return -(-predicted // sequence_length) if partial else predicted // sequence_length
+
+
+def _take_windows(
+    text: np.ndarray, sequence_length: int, indices: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return consecutive windows of a text by their numbers.
+
+    `token_mask` [windows, sequence_length] is False beyond the end of the text.
+    """
+    places = np.asarray(indices)[:, None] * sequence_length + np.arange(sequence_length)
+    last = len(text) - 1
+    read = np.minimum(places, last - 1)
+    return {
+        "tokens": text[read].astype(np.int32),
+        "next_tokens": text[read + 1].astype(np.int32),
+        "token_mask": places < last,
+    }
 
 
 class TextWindows:
@@ -81,10 +105,7 @@ class TextWindows:
     reading = Reading()
 
     def __init__(self, text: np.ndarray, sequence_length: int, partial: bool = False):
-        predicted = len(text) - 1
-        self._count = -(-predicted // sequence_length) if partial else predicted // sequence_length
-        fix = f"a part of the text has {predicted} tokens; use windows of at most that"
-        require(self._count > 0, "sequence_length", sequence_length, fix)
+        self._count = _num_windows(text, sequence_length, partial)
         self._text = text
         self._length = sequence_length
         self._partial = partial
@@ -94,14 +115,10 @@ class TextWindows:
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return the windows at `indices` as one batch."""
-        places = np.asarray(indices)[:, None] * self._length + np.arange(self._length)
-        last = len(self._text) - 1
-        read = np.minimum(places, last - 1)
-        found = {
-            "tokens": self._text[read].astype(np.int32),
-            "next_tokens": self._text[read + 1].astype(np.int32),
-        }
-        return {**found, "token_mask": places < last} if self._partial else found
+        found = _take_windows(self._text, self._length, indices)
+        if not self._partial:
+            del found["token_mask"]
+        return found
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
         """Return the windows at `indices` as one batch, the same in every epoch."""
@@ -202,17 +219,10 @@ class EvalTextStreams:
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Return windows of a single stream by their numbers.
 
-        `mask` [windows, sequence_length] is False beyond the end of the text.
+        `token_mask` [windows, sequence_length] is False beyond the end of the text.
         """
-        places = indices[:, None] * self._length + np.arange(self._length)
-        last = len(self._text) - 1
-        read = np.minimum(places, last - 1)
-        return {
-            "tokens": self._text[read].astype(np.int32),
-            "next_tokens": self._text[read + 1].astype(np.int32),
-            "is_first": indices == 0,
-            "mask": places < last,
-        }
+        found = _take_windows(self._text, self._length, indices)
+        return {**found, "is_first": indices == 0}
 
     def draw(self, indices: np.ndarray, epochs: np.ndarray, seed: int) -> dict[str, np.ndarray]:
         """Return windows of a single stream by their numbers."""

@@ -7,6 +7,7 @@ import pytest
 from refusal import refused
 
 from lbopt.data.text import (
+    TextWindows,
     join_documents,
     load_pydoc_masked_lm,
     load_pydoc_topics,
@@ -87,10 +88,16 @@ def test_documents_are_kept_apart():
     assert windows["next_tokens"].tolist() == [[7, 8], [SEP, 9]]
 
 
-def test_windows_longer_than_the_text_are_refused():
+@pytest.mark.parametrize("length", [4, 0, -1])
+def test_windows_longer_than_the_text_or_empty_are_refused(length):
     documents = [Document(np.asarray([7, 8], np.int32), np.zeros(1, int))]
-    with refused("sequence_length", 4, "value"):
-        make_windows(documents, 4)
+    with refused("sequence_length", length, "value"):
+        make_windows(documents, length)
+    with refused("sequence_length", length, "value"):
+        TextWindows(join_documents(documents), length)
+    if length < 1:
+        with refused("sequence_length", length, "value"):
+            TextWindows(join_documents(documents), length, partial=True)
 
 
 def test_loading_twice_is_loading_once():
