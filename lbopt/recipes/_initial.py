@@ -8,7 +8,7 @@ import json
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import jax
 import numpy as np
@@ -114,7 +114,7 @@ def read(place: str, model: ModelConfig) -> dict[str, Any]:
     require(agrees, "model.activation", model.activation, fix, code="mismatch")
     if model.name not in TRANSFORMERS:
         return variables
-    _check_form(stated.get("network"), model, place)
+    _check_form(stated, model, place)
     params = _as_decoded(variables["params"], model, stated, place)
     return {**variables, "params": _as_scanned(params, model, place)}
 
@@ -123,9 +123,12 @@ _UNSEEN = ("num_heads", "activation", "epsilon", "rope_theta", "rope_scaling")
 """Attributes of a decoder that the shapes of its parameters do not show."""
 
 
-def _check_form(network: Any, model: ModelConfig, place: str) -> None:
-    """Raise `UserError` if a decoder of Transformers differs where shapes do not show it."""
-    if model.name != "decoder_lm" or not isinstance(network, DecoderLM):
+def _check_form(stated: Mapping[str, Any], model: ModelConfig, place: str) -> None:
+    """Raise `UserError` if a decoder differs where the shapes of its parameters do not show it."""
+    if model.name != "decoder_lm":
+        return
+    network = _stated_decoder(stated, model, place)
+    if network is None:
         return
     ours = _networks.make_network(model, network.vocab_size)
     for name in _UNSEEN:
@@ -134,6 +137,27 @@ def _check_form(network: Any, model: ModelConfig, place: str) -> None:
         fix += "size of that"
         same = values[0] == values[1]
         require(same, "model.size", model.size, fix, code="mismatch")
+
+
+def _stated_decoder(stated: Mapping[str, Any], model: ModelConfig, place: str) -> DecoderLM | None:
+    """Return a decoder with the attributes of `_UNSEEN` that a place states; None if it does not.
+
+    Args:
+      stated: Fields of the config of the place's network, or the network itself.
+      model: The model that starts from it.
+      place: The place, for messages.
+    """
+    if isinstance(stated.get("network"), DecoderLM):
+        return stated["network"]
+    if stated.get("name") != "decoder_lm" or "size" not in stated:
+        return None
+    size = stated["size"]
+    wide = stated.get("width_coefficient")
+    fix = f"its network has size {brief(size)} and width_coefficient {wide}; export it again"
+    known = size in DECODER_SIZES and (wide is None or 0 < wide <= 64)
+    require(known, "init_from", place, fix, code="damaged")
+    own = dataclasses.replace(model, size=size, width_coefficient=wide, base_size="")
+    return cast(DecoderLM, _networks.make_network(own, 1))
 
 
 @contextlib.contextmanager
@@ -343,8 +367,11 @@ def _stated_text(path: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path | Non
 
 
 class _ExportedModel(TypedDict):
+    name: NotRequired[str]
     activation: NotRequired[str | None]
+    size: NotRequired[str]
     base_size: NotRequired[str]
+    width_coefficient: NotRequired[float | None]
 
 
 def _exported_model(model: str, place: str) -> Mapping[str, Any]:
@@ -379,7 +406,8 @@ def merged(
       The tree, with None where nothing was read; and the names of these leaves.
 
     Raises:
-      UserError: Naming the first parameter that is missing or of another shape.
+      UserError: Naming the first parameter that is missing or of another shape, or that a decoder
+        lacks.
     """
     read_leaves = dict(zip(tree.leaf_names(theirs), jax.tree.leaves(theirs), strict=True))
     heads = re.compile(_HEADS.get(model.name, r"^$"))
@@ -398,4 +426,29 @@ def merged(
         fix = f"parameter {name} {what}; give a checkpoint of the model that {{model}} describes"
         raise UserError("init_from", place, fix, code="mismatch", also=["model"])
 
-    return tree.map_with_name(choose, ours), fresh
+    chosen = tree.map_with_name(choose, ours)
+    if model.name == "decoder_lm":
+        own = set(tree.leaf_names(ours))
+        _check_no_more([name for name in read_leaves if name not in own], model, place)
+    return chosen, fresh
+
+
+def _check_no_more(names: Sequence[str], model: ModelConfig, place: str) -> None:
+    """Raise `UserError` if a decoder lacks parameters of a file, without which it is another one.
+
+    Args:
+      names: Paths of the parameters that it lacks.
+      model: The config of the decoder.
+      place: Name of the file.
+    """
+    for name in names:
+        reason = f"{brief(place)} has parameter {name}, which this network lacks"
+        if re.search(r"(^|/)(query|key)_norm/", name):
+            fix = f"{reason}; give True"
+            raise UserError("model.qk_norm", model.qk_norm, fix, code="mismatch")
+        if name.startswith("head/"):
+            fix = f"{reason}; give False"
+            raise UserError("model.tied", model.tied, fix, code="mismatch")
+        fix = f"it has parameter {name}, which this network lacks; give a checkpoint of the model "
+        fix += "that {model} describes"
+        raise UserError("init_from", place, fix, code="mismatch", also=["model"])

@@ -1,13 +1,15 @@
 """Decoders as a config says: their shape, what they take from another size, and what is refused."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 import torch_networks as torch_side
 from refusal import refused
 
-from lbopt.config import DataConfig, LossConfig, ModelConfig, TrainConfig
-from lbopt.interchange import save_huggingface
+from lbopt.config import DataConfig, LossConfig, ModelConfig, TrainConfig, config_to_json
+from lbopt.interchange import save_huggingface, save_safetensors
 from lbopt.models import DecoderLM
 from lbopt.recipes import _initial, make_network, make_problem
 
@@ -122,3 +124,71 @@ def test_a_start_from_another_form_is_refused(tmp_path):
     with refused("model.size", "0.5m", "mismatch") as caught:
         _initial.read(str(tmp_path / "saved"), decoder(size="0.5m"))
     assert "rope_theta" in caught.value.reason
+
+
+def saved_in(kind, folder, **fields):
+    """Save a decoder's zeros as a folder of Transformers or as an export; return the place."""
+    model = decoder(size="0.5m", **fields)
+    module = make_network(model, 40)
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), TOKENS, train=False))
+    variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    if kind == "folder":
+        save_huggingface(folder / "saved", module, variables)
+        return str(folder / "saved")
+    metadata = {"model": json.dumps(config_to_json(model))}
+    save_safetensors(folder / "file", variables, metadata)
+    return str(folder / "file")
+
+
+def start_from(place, **fields):
+    model = decoder(size="0.5m", **fields)
+    module = make_network(model, 40)
+    ours = jax.eval_shape(lambda: module.init(jax.random.key(0), TOKENS, train=False))
+    return _initial.merged(ours["params"], _initial.read(place, model)["params"], model, "there")
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("kind", ["folder", "file"])
+@pytest.mark.parametrize(("field", "theirs"), [("qk_norm", True), ("tied", False)])
+def test_a_start_drops_no_parameter(field, theirs, kind, scan, tmp_path):
+    place = saved_in(kind, tmp_path, **{field: theirs})
+    with refused(f"model.{field}", not theirs, "mismatch") as caught:
+        start_from(place, scan_layers=scan, **{field: not theirs})
+    assert str(theirs) in caught.value.reason
+    start_from(place, scan_layers=scan, **{field: theirs})
+
+
+def test_a_start_drops_no_other_parameter(tmp_path):
+    model = decoder(size="0.5m")
+    with refused("init_from", "there", "mismatch") as caught:
+        _initial.merged({}, {"extra": {"bias": np.zeros(2)}}, model, "there")
+    assert "extra/bias" in caught.value.reason
+
+
+@pytest.mark.parametrize("kind", ["file", "workdir"])
+def test_a_start_from_another_stated_form_is_refused(kind, tmp_path, monkeypatch):
+    """Shapes are the same, but positions turn otherwise, or heads have another width."""
+    variables = {"params": {"final_norm": {"scale": np.zeros(2, np.float32)}}}
+    place = tmp_path / "there"
+
+    def read(model, stated):
+        if kind == "file":
+            save_safetensors(place, variables, {"model": json.dumps(stated)})
+        else:
+            (place / "checkpoints").mkdir(parents=True, exist_ok=True)
+            saved = {"config": {"model": stated}}
+            monkeypatch.setattr(_initial, "read_config", lambda *arguments: saved)
+            monkeypatch.setattr(_initial, "read_variables", lambda *arguments: variables)
+        return _initial.read(str(place), model)
+
+    stated = config_to_json(decoder(size="llama3-8b"))
+    read(decoder(size="llama3-8b"), stated)
+    with refused("model.size", "llama3.1-8b", "mismatch") as caught:
+        read(decoder(size="llama3.1-8b"), stated)
+    assert "rope_scaling" in caught.value.reason
+    with refused("model.size", "llama2-7b", "mismatch") as caught:
+        read(decoder(size="llama2-7b", width_coefficient=1 / 32), config_to_json(decoder()))
+    assert "num_heads = 4" in caught.value.reason
+    for wrong in ({"size": "tiny"}, {"width_coefficient": 1e308}):
+        with refused("init_from", str(place), "damaged"):
+            read(decoder(size="llama3-8b"), stated | wrong)
