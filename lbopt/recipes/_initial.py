@@ -54,6 +54,8 @@ _HEADS = {
     "resnet": r"^head/",
 }
 """Model -> paths of the parameters of its task, which may be missing or have another shape."""
+_POSITIONS = "position_embedding/embedding"
+"""Parameter of a Transformer with a row for each of `model.max_length` positions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -421,10 +423,15 @@ def merged(
             fresh.append(name)
             return None
         what = "is not in it"
+        fix = "give a checkpoint of the model that {model} describes"
+        also = {"model": "model"}
         if found is not None:
             what = f"is {np.shape(found)} in it and {tuple(leaf.shape)} here"
-        fix = f"parameter {name} {what}; give a checkpoint of the model that {{model}} describes"
-        raise UserError("init_from", place, fix, code="mismatch", also=["model"])
+            if name == _POSITIONS and np.shape(found)[1:] == tuple(leaf.shape)[1:]:
+                fix = f"give {{max_length}} = {np.shape(found)[0]}"
+                also = {"max_length": "model.max_length"}
+        reason = f"parameter {name} {what}; {fix}"
+        raise UserError("init_from", place, reason, code="mismatch", also=also)
 
     chosen = tree.map_with_name(choose, ours)
     if model.name == "decoder_lm":

@@ -250,7 +250,7 @@ WRONG = {
     ),
     "more positions": (
         ["--config.model.max_length=128"],
-        ["position_embedding/embedding", "(64, 128)"],
+        ["position_embedding/embedding", "(64, 128)", "give config.model.max_length = 64"],
     ),
 }
 
