@@ -55,6 +55,7 @@ def base_model(model: ModelConfig) -> ModelConfig | None:
             base_size="",
             width_coefficient=None,
             depth_coefficient=None,
+            tied=_tied(model) if model.name == "decoder_lm" else None,
         )
     if model.base_widths:
         return dataclasses.replace(model, widths=model.base_widths, base_widths=())
@@ -263,15 +264,21 @@ def _decoder_shape(model: ModelConfig) -> dict[str, int]:
     }
 
 
+def _tied(model: ModelConfig) -> bool:
+    return DECODER_SIZES[model.size].tied if model.tied is None else model.tied
+
+
 def _decoder_lm(model: ModelConfig, outputs: int, head: str) -> nn.Module:
     del head
-    tied = DECODER_SIZES[model.size].tied if model.tied is None else model.tied
+    tied = _tied(model)
 
     return make_decoder_lm(
         model.size,
         **_decoder_shape(model),
         tied=tied,
         qk_norm=model.qk_norm,
+        # Initial values belong to the numbers that are taken.
+        residual_init=DECODER_SIZES[model.base_size or model.size].residual_init,
         readout_scale=readout_scale(model) if tied else 1.0,
         branch_scale=1 / depth_ratio(model),
         attention_scale=_attention_scale(model),

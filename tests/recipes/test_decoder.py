@@ -62,6 +62,20 @@ def test_the_numbers_follow_width_and_depth(wide, scan):
                 assert "learning rate x 1," in line
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_base_of_other_ties_and_initial_values(wide):
+    """The base is tied as the network is, and the network starts in the base's way."""
+    fields = {"size": "1m", "base_size": "llama2-7b"}
+    if wide:
+        fields = {"size": "llama2-7b", "base_size": "1m", "width_coefficient": 1 / 32}
+    model = decoder(**fields)
+    validate(model)
+    problem = make_problem(TEXT, model, LossConfig())
+    names = problem.transfer.lines(problem.params)
+    assert any("head/kernel" in name for name in names) is wide
+    assert make_network(model, 256).residual_init is wide
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "value", "code"),
     [
