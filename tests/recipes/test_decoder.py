@@ -34,6 +34,20 @@ def test_the_shape_follows_the_coefficients():
     assert (llama.num_heads, llama.num_kv_heads, llama.each_head) == (4, 1, 128)
 
 
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [
+        ({"size": "gpt2-xl", "width_coefficient": 0.28}, (48, 448, 7)),
+        ({"size": "0.5m", "depth_coefficient": 0.3333333}, (1, 96, 3)),
+    ],
+)
+def test_a_coefficient_has_as_many_digits_as_are_written(fields, shape):
+    model = decoder(**fields)
+    validate(model)
+    network = make_network(model, 256)
+    assert (network.num_layers, network.width, network.num_heads) == shape
+
+
 def test_scales_follow_the_base():
     """They are 1 without a base, and of the heads where those are wider than the base's."""
     plain = make_network(decoder(size="4m"), 256)
@@ -81,6 +95,7 @@ def test_a_base_of_other_ties_and_initial_values(wide):
     [
         ({"width_coefficient": 0.3}, "config.model.width_coefficient", 0.3, "value"),
         ({"depth_coefficient": 0.3}, "config.model.depth_coefficient", 0.3, "value"),
+        ({"depth_coefficient": 1e-9}, "config.model.depth_coefficient", 1e-9, "value"),
         (
             {"size": "llama3-8b", "width_coefficient": 1 / 32},
             "config.model.width_coefficient",
