@@ -46,9 +46,8 @@ from lbopt.config import (
     OptimizerConfig,
     ParallelConfig,
     TrainConfig,
-    parse_row,
 )
-from lbopt.errors import require_choice
+from lbopt.errors import require
 
 GPT2_VOCABULARY = 50257
 ADAMW = OptimizerConfig("adamw", weight_decay=0.1, b2=0.95, eps=1e-8, max_grad_norm=1.0)
@@ -135,12 +134,17 @@ def get_config(arg: str = "1m-adamw-64") -> TrainConfig:
     if row == "smoke":
         return _smoke()
     size, _, rest = row.partition("-")
-    require_choice("--config row", size, (*LARGE, *SMALL_SIZES, "smoke"))
-    return _small(size, rest)
+    name, _, batch = rest.partition("-")
+    known = size in SMALL_SIZES and name in SMALL_OPTIMIZERS and batch.isdecimal()
+    fix = (
+        f"use one of {', '.join(LARGE)}, smoke, or SIZE-OPTIMIZER-SEQUENCES, for instance "
+        f"1m-adamw-64, of {', '.join(SMALL_SIZES)} and of {', '.join(SMALL_OPTIMIZERS)}"
+    )
+    require(known, "--config row", row, fix, code="choice")
+    return _small(size, name, int(batch))
 
 
-def _small(size: str, rest: str) -> TrainConfig:
-    name, batch = parse_row(rest, SMALL_OPTIMIZERS)
+def _small(size: str, name: str, batch: int) -> TrainConfig:
     optimizer, schedule = copy.deepcopy(SMALL_OPTIMIZERS[name])
     config = TrainConfig(
         name=f"decoder_lm:{size}-{name}-{batch}",
@@ -204,7 +208,7 @@ def _large(row: str) -> TrainConfig:
 
 def _smoke() -> TrainConfig:
     """Return the row 1m-adamw-16 at half of its size, for a part of an epoch."""
-    config = common.shorten(_small("0.5m", "adamw-16"), num_epochs=0.5)
+    config = common.shorten(_small("0.5m", "adamw", 16), num_epochs=0.5)
     config.name = "decoder_lm:smoke"
     config.data.vocab_size = 256
     config.data.sequence_length = 64

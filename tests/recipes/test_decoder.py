@@ -1,6 +1,7 @@
 """Decoders as a config says: their shape, what they take from another size, and what is refused."""
 
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -8,11 +9,13 @@ import pytest
 import torch_networks as torch_side
 from refusal import refused
 
+from lbopt.cli import call_get_config
 from lbopt.config import DataConfig, LossConfig, ModelConfig, TrainConfig, config_to_json
 from lbopt.interchange import save_huggingface, save_safetensors
 from lbopt.models import DecoderLM
 from lbopt.recipes import _initial, make_network, make_problem
 
+CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "decoder_lm.py"
 TEXT = DataConfig("pydoc_lm", sequence_length=16, vocab_size=256)
 TOKENS = {"tokens": np.arange(12).reshape(2, 6)}
 
@@ -111,6 +114,16 @@ def test_a_base_of_other_ties_and_initial_values(wide):
 def test_refusals(fields, field, value, code):
     with refused(field, value, code):
         validate(decoder(**fields))
+
+
+@pytest.mark.parametrize(
+    "row", ["gpt2-lamb-480", "1m", "1m-adamw", "1m-sgd-64", "llama2-7b-muon-64"]
+)
+def test_rows_of_no_form_are_refused(row):
+    """Small rates and help topics are for the small sizes alone."""
+    with refused("--config row", row, "choice") as caught:
+        call_get_config(f"{CONFIG}:{row}")
+    assert "SIZE-OPTIMIZER-SEQUENCES" in caught.value.reason
 
 
 def test_it_carries_no_state():
