@@ -20,7 +20,7 @@ those of KellerJordan/Muon's README, AdamW's moments and decay those of nanoGPT.
 `gpt2`: karpathy/nanoGPT at 3adf61e, train.py and config/train_gpt2.py (AdamW 0.9, 0.95, decay 0.1,
 norm clipped at 1, 2000 steps of warmup, a cosine to a tenth); the shape has GPT-2's biases, which
 nanoGPT leaves out. Learning rates and batches of the three larger GPT-2s: the models of the same
-sizes in arXiv 2005.14165v4, Table 2.1 [recalled 95%]; their lengths are of 300 B tokens, as there.
+sizes in arXiv 2005.14165v4, Table 2.1 [recalled 95%]; they take 314.6 B tokens, those there 300 B.
 `gpt2-muon`: KellerJordan/Muon's README (0.02, decay 0.01). `gpt2-lamb`: our own choice throughout.
 `llama2-7b`: arXiv 2307.09288v2, section 2.2 and Table 1: 4 M tokens a step, 2 T tokens, 3e-4, AdamW
 (0.9, 0.95, eps 1e-5), 2000 steps of warmup, a cosine to a tenth, decay 0.1, norm clipped at 1.
