@@ -103,8 +103,8 @@ class CheckpointConfig:
       every_steps: Steps between two saves; the state is also saved at the end and on SIGTERM.
       keep: Number of latest checkpoints that are kept beside the best one.
       best_metric: Evaluation metric that says which is best. Higher is better unless its name ends
-        in "loss", "perplexity", "error", "mse" or "mae". Where the evaluation has no accuracy, the
-        default means the metric of the task: perplexity, R^2 or the loss.
+        in "loss", "perplexity", "per_byte", "error", "mse" or "mae". Where the evaluation has no
+        accuracy, the default means the metric of the task: perplexity, R^2 or the loss.
 
     >>> checkpoint = CheckpointConfig(every_steps=50, best_metric="eval/loss")
     >>> TrainConfig(data="digits", model="cnn", checkpoint=checkpoint).validate()
