@@ -28,7 +28,9 @@ sizes in arXiv 2005.14165v4, Table 2.1 [recalled 95%]; they take 314.6 B tokens,
 15 T tokens in batches of 8 M, since the report gives the batches of its largest model alone.
 Decay: all matrices and embeddings, no biases and norms.
 
-Data: `lbopt prepare text` makes the corpus, of any text and with a vocabulary of this size.
+Data: `lbopt prepare text --for=text_lm --vocab_size=50257` makes a corpus of a folder of text. It
+holds all documents in memory, about 35 times their size (docs/reference/data.md): most machines
+cannot make OpenWebText. It learns its vocabulary: GPT-2's and Llama's tokenizers cannot be used.
 Own choices: slices, microsteps, rematerialisation, evaluation batch, intervals.
 Status: the rows with a slice are planned (configs/plans/); no row has been run here. A layer is
 compiled once and looped over. `llama3-8b` does not fit: every device holds all parameters.
