@@ -124,9 +124,13 @@ _SCALING = {
     "original_max_position_embeddings": "original_max_length",
 }
 """Parameters of rotary positions in `transformers` and in `RopeScaling`."""
+_MOST = 1e100
+"""Far above all numbers in use, and finite."""
 _WAVELENGTH = _json_fields.Kind(
-    lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0,
-    "give a number > 0",
+    lambda value: (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _MOST
+    ),
+    f"give a number > 0, and at most {_MOST:g}",
 )
 
 
@@ -134,8 +138,8 @@ def _llama_module(config: Mapping[str, Any], qwen3: bool) -> DecoderLM:
     _json_fields.require_fixed(config, _QWEN3_FIXED if qwen3 else _LLAMA_FIXED)
     kinds = config.get("layer_types")
     fix = "lbopt's layers attend to all tokens before; give a model with 'full_attention' alone"
-    full = kinds is None or (isinstance(kinds, list) and {*kinds} <= {"full_attention"})
-    require(full, "layer_types", kinds, fix, code="choice")
+    full = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+    require(kinds is None or full, "layer_types", kinds, fix, code="choice")
 
     attributes = _json_fields.read(QWEN3_FIELDS if qwen3 else LLAMA_FIELDS, config)
     heads = attributes["num_heads"]
@@ -182,7 +186,7 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """Return the base and the scaling of rotary positions, in the newer or the older fields."""
     newer = config.get("rope_parameters") is not None
     field = "rope_parameters" if newer else "rope_scaling"
-    given = config.get(field) or {}
+    given = {} if config.get(field) is None else config[field]
     require(isinstance(given, dict), field, given, "give an object", code="type")
     theta = _json_fields.get(
         {**config, **given}, "rope_theta", config.get("rope_theta", 10000.0), _WAVELENGTH
@@ -201,9 +205,10 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     if kind == "default":
         return theta, None
     for name in _SCALING:
-        fix = "positions of type 'llama3' need it; give a number > 0"
+        allowed = COUNT if name == "original_max_position_embeddings" else _WAVELENGTH
+        fix = f"positions of type 'llama3' need it; {allowed.fix}"
         require(name in given, f"{field}.{name}", None, fix, code="missing")
-        require(_WAVELENGTH.allows(given[name]), f"{field}.{name}", given[name], fix)
+        require(allowed.allows(given[name]), f"{field}.{name}", given[name], fix)
     scaling = RopeScaling(**{ours: given[theirs] for theirs, ours in _SCALING.items()})
     fix = f"give a number above low_freq_factor, which is {scaling.low_freq_factor}"
     rises = scaling.high_freq_factor > scaling.low_freq_factor

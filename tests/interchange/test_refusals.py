@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 import pickle
 
@@ -114,6 +115,10 @@ FIELDS = {
     "odd heads": ("llama", "head_dim", 3, "value"),
     "a window": ("qwen3", "use_sliding_window", True, "choice"),
     "a layer with a window": ("qwen3", "layer_types", ["sliding_attention"], "choice"),
+    "a layer without a name": ("llama", "layer_types", [{}], "choice"),
+    "endless waves": ("llama", "rope_theta", math.inf, "value"),
+    "positions as a list": ("llama", "rope_scaling", [], "type"),
+    "positions as text": ("llama", "rope_scaling", "", "type"),
     "no more words": ("llama", "vocab_size", 24, "mismatch"),
     "scores by layer": ("gpt2", "scale_attn_by_inverse_layer_idx", True, "choice"),
     "two rates of dropout": ("gpt2", "embd_pdrop", 0.2, "conflict"),
@@ -130,7 +135,8 @@ def change(place, **fields):
 def test_a_field_of_config_json(case, folder):
     name, field, value, code = FIELDS[case]
     place = folder(name)
-    change(place, **{field: value})
+    newer = {"rope_parameters": None} if field.startswith("rope_") else {}
+    change(place, **newer, **{field: value})
     refusal(lambda: lbopt.load_huggingface(place), f"{place / 'config.json'}: {field}", value, code)
 
 
@@ -142,6 +148,12 @@ ROPE = {
     "an unknown parameter": ({**LLAMA3, "beta": 1}, "beta", 1, "unused"),
     "a part of a head": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", 0.5, "unused"),
     "no factor": ({**LLAMA3, "factor": -1}, "factor", -1, "value"),
+    "a part of a position": (
+        {**LLAMA3, "original_max_position_embeddings": 8.5},
+        "original_max_position_embeddings",
+        8.5,
+        "value",
+    ),
     "low above high": ({**LLAMA3, "low_freq_factor": 5.0}, "high_freq_factor", 4.0, "conflict"),
 }
 
