@@ -85,8 +85,9 @@ class _CellProgress:
 class StepTimes:
     """Seconds of a step of each arm's trials, while as many run as side by side.
 
-    Between the batch sizes that were measured for the first arm, its time is a straight line. Other
-    arms have the same line, times their ratio at the smallest batch.
+    Between the batch sizes that were measured for the first arm, its time is a straight line. What
+    an optimizer costs is the same at every batch size, so the other arms' lines are as steep as it.
+    No line falls: a larger batch that was measured as faster was so by chance.
 
     Attributes:
       smallest: Smallest batch size.
@@ -97,7 +98,7 @@ class StepTimes:
 
     >>> times = StepTimes(100, 300, {"a": 1.0, "b": 2.0}, 1.0, 3.0)
     >>> times.at("a", 200), times.at("b", 300)
-    (2.0, 6.0)
+    (2.0, 4.0)
     """
 
     smallest: int
@@ -110,7 +111,7 @@ class StepTimes:
         """Return the seconds of a step of an arm at a batch size."""
         share = (size - self.smallest) / max(1, self.largest - self.smallest)
         line = self.first + share * (self.last - self.first)
-        return line * self.of_arms.get(arm, self.first) / self.first
+        return self.of_arms.get(arm, self.first) + max(0.0, line - self.first)
 
 
 class StudyProgress:

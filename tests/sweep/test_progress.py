@@ -75,10 +75,8 @@ def test_what_is_left_is_forecast_before_the_first_trial(config):
     times = StepTimes(128, 1024, {"momentum": 1.0, "lamb": 2.0}, 1.0, 8.0)
     steps = {128: 24, 1024: 3}
 
-    def seconds(trials):
-        return (
-            trials * 3 * sum(times.at("momentum", size) * steps[size] for size in steps) / WORKERS
-        )
+    def seconds(trials):  # the slower arm's steps take a second more at either batch size
+        return trials * ((1.0 + 2.0) * steps[128] + (8.0 + 9.0) * steps[1024]) / WORKERS
 
     with Progress(None, unit="trial") as progress:
         study = StudyProgress(config, cells, progress)
@@ -94,6 +92,11 @@ def test_what_is_left_is_forecast_before_the_first_trial(config):
         least = pace * (5 * 128 * 24 + 2 * 5 * 1024 * 3) / WORKERS
         most = least + pace * (2 * 128 * 24 + 2 * 2 * 1024 * 3) / WORKERS
         assert time_left.startswith(f"about {_rough(least)} to {_rough(most)} on this machine, as")
+
+
+def test_a_step_of_a_larger_batch_is_never_faster():
+    times = StepTimes(100, 300, {"a": 2.0, "b": 0.5}, 2.0, 1.0)  # the last was faster by chance
+    assert [times.at(arm, size) for arm in "ab" for size in (100, 300)] == [2.0, 2.0, 0.5, 0.5]
 
 
 def test_trials_beyond_the_plan_put_off_none_of_the_final_ones(config):
