@@ -27,7 +27,8 @@ class _CellProgress:
 
     Attributes:
       arm: Name of the arm.
-      size: Global batch size.
+      size: Global batch size, at the start.
+      examples_in: Number of examples in the first steps of a trial, whose batch may grow.
       extra: Largest number of search trials beyond the plan, all of full length.
       whole: Examples of a trial of the full length.
       trials: Planned number of trials.
@@ -41,6 +42,7 @@ class _CellProgress:
 
     arm: str
     size: int
+    examples_in: Callable[[int], int]
     extra: int
     whole: float
     trials: int
@@ -53,8 +55,9 @@ class _CellProgress:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Count a finished trial."""
+        examples = self.examples_in(record["steps"])
         self.done += 1
-        self.done_examples += record["steps"] * self.size
+        self.done_examples += examples
         self.seconds += record.get("seconds", 0.0)
         if record["phase"] == FINAL:
             self.finals -= 1
@@ -63,7 +66,7 @@ class _CellProgress:
         if self.searched < 0:  # a trial beyond the plan puts off none of the others
             self.extra = max(0, self.extra - 1)
             self.trials += 1
-            self.examples += record["steps"] * self.size
+            self.examples += examples
 
     @property
     def planned(self) -> int:
@@ -146,6 +149,7 @@ class StudyProgress:
             (cell.arm.name, cell.global_batch_size): _CellProgress(
                 cell.arm.name,
                 cell.global_batch_size,
+                cell.examples,
                 costs[cell.index].extra,
                 cell.examples(cell.num_steps),
                 costs[cell.index].trials + finals,

@@ -20,6 +20,8 @@ from lbopt.config import (
 from lbopt.parallel import put_batch
 from lbopt.recipes import build_run
 from lbopt.sweep import make_cells, make_problems, run_sweep
+from lbopt.sweep._progress import StudyProgress
+from lbopt.train import Progress
 from lbopt.workdir import read_json_lines
 
 RAMP = BatchScheduleConfig("ramp", final_batch_size=256, increment=64, length=2.0)
@@ -118,6 +120,29 @@ def test_a_trial_that_waits_for_a_lane_begins_at_the_first_batch(tmp_path):
         losses, evaluated = train_alone(config, factor, seed=0)
         assert found[factor]["steps_run"] == len(losses)
         assert math.isclose(found[factor]["validation_loss"], evaluated["loss"], rel_tol=1e-3)
+
+
+def test_the_time_that_is_left_counts_the_examples_of_every_batch():
+    """One trial of a cell has taken 10 s, and the cell's other two take as long."""
+    config = study()
+    config.final_seeds = (7,)
+    ramp = make_cells(config, make_problems(config))[2]
+    now = [0.0]
+    with Progress(None, unit="trial") as progress:
+        shown = StudyProgress(config, [ramp], progress, clock=lambda: now[0])
+        now[0] = 10.0
+        record = {
+            "arm": "ramp",
+            "global_batch_size": 64,
+            "phase": "search",
+            "learning_rate": 0.01,
+            "steps": ramp.num_steps,
+            "seconds": 10.0,
+            "validation_accuracy": 0.9,
+            "diverged": False,
+        }
+        shown.add([record])
+        assert math.isclose(shown.seconds_left, 20.0)
 
 
 def test_cells_have_the_numbers_of_each_batch():
