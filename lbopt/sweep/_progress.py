@@ -88,33 +88,26 @@ class _CellProgress:
 class StepTimes:
     """Seconds of a step of each arm's trials, while as many run as side by side.
 
-    Between the batch sizes that were measured for the first arm, its time is a straight line. What
-    an optimizer costs is the same at every batch size, so the other arms' lines are as steep as it.
-    No line falls: a larger batch that was measured as faster was so by chance.
+    An example more in the batch adds the same time in every arm, as what an optimizer costs does
+    not grow with the batch.
 
     Attributes:
-      smallest: Smallest batch size.
-      largest: Largest batch size.
-      of_arms: Seconds at the smallest batch, by arm.
-      first: Seconds of the first arm at the smallest batch.
-      last: Seconds of the first arm at the largest batch.
+      of_arms: The smallest batch size that was timed, and its seconds, by arm. An arm that was not
+        timed takes as long as the first one.
+      per_example: Seconds that an example more in the batch adds, >= 0.
 
-    >>> times = StepTimes(100, 300, {"a": 1.0, "b": 2.0}, 1.0, 3.0)
+    >>> times = StepTimes({"a": (100, 1.0), "b": (200, 2.5)}, 0.01)
     >>> times.at("a", 200), times.at("b", 300)
-    (2.0, 4.0)
+    (2.0, 3.5)
     """
 
-    smallest: int
-    largest: int
-    of_arms: Mapping[str, float]
-    first: float
-    last: float
+    of_arms: Mapping[str, tuple[int, float]]
+    per_example: float
 
     def at(self, arm: str, size: int) -> float:
         """Return the seconds of a step of an arm at a batch size."""
-        share = (size - self.smallest) / max(1, self.largest - self.smallest)
-        line = self.first + share * (self.last - self.first)
-        return self.of_arms.get(arm, self.first) + max(0.0, line - self.first)
+        timed, seconds = self.of_arms.get(arm) or next(iter(self.of_arms.values()))
+        return seconds + self.per_example * max(0, size - timed)
 
 
 class StudyProgress:
@@ -164,6 +157,7 @@ class StudyProgress:
         self._clock = clock
         self._began = clock()
         self._seconds = 0.0
+        self._stop_early = bool(config.train.target_metric and config.train.stop_at_target)
         self._arm_width = max((len(cell.arm) for cell in self._cells.values()), default=0)
         self._size_width = max((len(str(cell.size)) for cell in self._cells.values()), default=0)
 
@@ -190,6 +184,11 @@ class StudyProgress:
         left = sum(cell.examples_left * self._pace(cell) for cell in self._cells.values())
         return left * (self._clock() - self._began) / self._seconds
 
+    def unfinished(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return the cells that lack a final trial."""
+        keys = ((cell, (cell.arm.name, cell.global_batch_size)) for cell in cells)
+        return [cell for cell, key in keys if self._cells[key].finals > 0]
+
     def _pace(self, cell: _CellProgress) -> float:
         """Return the seconds per example of the finished trials that are most like a cell's."""
         nearest = min(
@@ -206,6 +205,7 @@ class StudyProgress:
             that finished before, if there are some.
           side_by_side: Number of trials that run at the same time.
         """
+        self._began = self._clock()  # compiling and timing came before, and are no trial's
         cells = self._cells.values()
         extra = sum(cell.extra for cell in cells if cell.finals > 0)
         said = f"{self._total} trials"
@@ -221,12 +221,14 @@ class StudyProgress:
 
         least = sum(cell.examples_left * pace(cell) for cell in open_cells) / side_by_side
         most = sum(cell.most_examples_left * pace(cell) for cell in open_cells) / side_by_side
-        time_left = _rough(least) if most <= least else f"{_rough(least)} to {_rough(most)}"
+        time_left = f"about {_rough(least)}" + f" to {_rough(most)}" * (most > least)
+        if self._stop_early:
+            time_left = f"at most {_rough(most)}"
         if steps is None:
-            return [said, f"about {time_left} on this machine, as the finished trials took"]
+            return [said, f"{time_left} on this machine, as the finished trials took"]
         return [
             said,
-            f"about {time_left} on this machine, as busy as it is now, by the time of their steps; "
+            f"{time_left} on this machine, as busy as it is now, by the time of their steps; "
             "compiling, evaluation and probes come on top",
         ]
 

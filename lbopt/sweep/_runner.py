@@ -92,9 +92,10 @@ def run_sweep(
         chosen = cells if together else deal_cells(cells, config)[job.index :: job.count]
         try:
             if job.index == 0:
-                timed = not (together or results.num_before) and bool(chosen)
-                steps = runner.time_steps(cells) if timed else None
-                for line in [*study.forecast(steps, runner.side_by_side * job.count), *foreword]:
+                left = [] if together else study.unfinished(chosen)
+                steps = runner.time_steps(left) if left else None
+                side_by_side = runner.side_by_side * (1 if together else job.count)
+                for line in [*study.forecast(steps, side_by_side), *foreword]:
                     progress.say(line)
             runner.run(chosen)
         except KeyboardInterrupt as error:
@@ -164,30 +165,25 @@ class Runner:
         return self._config.num_workers or default
 
     def time_steps(self, cells: Sequence[Cell]) -> StepTimes | None:
-        """Measure the steps of each arm at the smallest batch, and of the first at the largest.
+        """Measure the steps of each arm at its smallest batch, and of one also at its largest.
 
         Their programs are those of the trials, which need no other compilation.
 
         Args:
-          cells: The cells of the study or the shard.
+          cells: The cells that this process has left, at least one.
 
         Returns:
           The times with all threads at work; None if the process was asked to stop meanwhile.
         """
-        smallest = min(cell.global_batch_size for cell in cells)
-        largest = max(cell.global_batch_size for cell in cells)
+        ordered = sorted(cells, key=lambda one: one.global_batch_size)
         first: dict[str, Cell] = {}
-        for cell in sorted(cells, key=lambda one: one.global_batch_size):
+        for cell in ordered:
             first.setdefault(cell.arm.name, cell)
-        of_arm = {name: cell for name, cell in first.items() if cell.global_batch_size == smallest}
-        name = next(iter(of_arm))
-        last = next(
-            (c for c in cells if (c.arm.name, c.global_batch_size) == (name, largest)), of_arm[name]
-        )
-        largest = last.global_batch_size
+        name = next(iter(first))
+        last = [cell for cell in ordered if cell.arm.name == name][-1]
 
-        chosen = list(of_arm.values())
-        if last is not of_arm[name]:
+        chosen = list(first.values())
+        if last is not first[name]:
             chosen.append(last)
         together = self.side_by_side
         seconds = []
@@ -198,9 +194,14 @@ class Runner:
                 seconds.append(max(found))
         if self._watch.requested:
             return None
-        times = dict(zip(of_arm, seconds, strict=False))
-        at_largest = seconds[len(times)] if len(seconds) > len(times) else times[name]
-        return StepTimes(smallest, largest, times, times[name], at_largest)
+
+        times = {
+            cell.arm.name: (cell.global_batch_size, taken)
+            for cell, taken in zip(first.values(), seconds, strict=False)
+        }
+        more = last.global_batch_size - first[name].global_batch_size
+        longer = max(0.0, seconds[-1] - seconds[0])  # below 0 by chance only
+        return StepTimes(times, longer / more if more else 0.0)
 
     def _time(self, cell: Cell, seconds: float) -> float:
         """Return the seconds of a step of one trial of a cell; compile its program first."""

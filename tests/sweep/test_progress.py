@@ -8,12 +8,14 @@ import re
 import struct
 import sys
 import termios
+import types
 
 import pytest
 
 from lbopt.sweep import make_cells, make_problems
 from lbopt.sweep._finished_trial import FINAL, SEARCH
 from lbopt.sweep._progress import BAR, StepTimes, StudyProgress, _rough
+from lbopt.sweep._runner import Runner
 from lbopt.train import Progress
 
 PACE_S = {128: 1e-3, 1024: 1e-4}
@@ -72,7 +74,7 @@ def test_what_is_left_is_forecast_before_the_first_trial(config):
     config = copy.deepcopy(config)
     config.search.widen_candidates = 2
     cells = make_cells(config, make_problems(config))
-    times = StepTimes(128, 1024, {"momentum": 1.0, "lamb": 2.0}, 1.0, 8.0)
+    times = StepTimes({"momentum": (128, 1.0), "lamb": (128, 2.0)}, 7.0 / 896)
     steps = {128: 24, 1024: 3}
 
     def seconds(trials):  # the slower arm's steps take a second more at either batch size
@@ -94,9 +96,48 @@ def test_what_is_left_is_forecast_before_the_first_trial(config):
         assert time_left.startswith(f"about {_rough(least)} to {_rough(most)} on this machine, as")
 
 
-def test_a_step_of_a_larger_batch_is_never_faster():
-    times = StepTimes(100, 300, {"a": 2.0, "b": 0.5}, 2.0, 1.0)  # the last was faster by chance
-    assert [times.at(arm, size) for arm in "ab" for size in (100, 300)] == [2.0, 2.0, 0.5, 0.5]
+def test_each_arms_steps_are_timed_at_the_smallest_batch_that_it_has_left(config, cells):
+    """An example more takes as long in every arm; a larger batch that was faster adds nothing."""
+    taken = {("momentum", 128): 2.0, ("momentum", 1024): 9.0, ("lamb", 1024): 12.0}
+    timed = []
+
+    def time(cell, seconds):
+        timed.append((cell.arm.name, cell.global_batch_size))
+        return taken[timed[-1]]
+
+    runner = Runner(config, None, types.SimpleNamespace(requested=False))
+    runner._time = time
+    left = [one for one in cells if (one.arm.name, one.global_batch_size) in taken]
+    times = runner.time_steps(left)
+    assert set(timed) == set(taken)
+    assert times.at("momentum", 576) == pytest.approx(5.5)
+    assert times.at("lamb", 1024) == 12.0
+    taken["momentum", 1024] = 1.0
+    assert runner.time_steps(left).at("momentum", 1024) == 2.0
+    assert runner.time_steps(left[:1]).at("lamb", 1024) == 2.0  # another process has that arm
+
+
+def test_a_study_that_stops_at_its_target_takes_at_most_that_long(config, cells):
+    config = copy.deepcopy(config)
+    config.train.target_metric = "eval/accuracy"
+    config.train.stop_at_target = True
+    with Progress(None, unit="trial") as progress:
+        study = StudyProgress(config, cells, progress)
+        _, time_left = study.forecast(StepTimes({"momentum": (128, 1.0)}, 0.0), 1)
+    seconds = 5 * 2 * (24 + 3)
+    assert time_left.startswith(f"at most {_rough(seconds)} on this machine")
+
+
+def test_compiling_and_timing_before_the_first_trial_put_off_no_others(study, cells):
+    progress, wait = study
+    wait(1000.0)
+    progress.forecast(None, 1)
+    first, *others = planned(cells)
+    wait(first["seconds"])
+    assert progress.unfinished(cells) == cells
+    progress.add([first, *others[:4]])
+    assert progress.unfinished(cells) == cells[1:]
+    assert progress.seconds_left < 4 * first["seconds"]
 
 
 def test_trials_beyond_the_plan_put_off_none_of_the_final_ones(config):
