@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -46,7 +48,7 @@ from lbopt.sweep import (
     shard_folder,
 )
 from lbopt.sweep.lanes import check_cells
-from lbopt.sweep.search import DRAWN_BY
+from lbopt.sweep.search import DRAWN_BY, can_widen
 from lbopt.workdir import (
     Shard,
     absolute_workdir,
@@ -142,12 +144,7 @@ def sweep_in(
     together = config.trial_devices == "all"
     if together:
         check_cells(cells)
-
-    def compare(saved: dict[str, Any]) -> list[str]:
-        found = json_differences(_core(ours), _core(completed_json(SweepConfig, saved["config"])))
-        name_first = sorted(found, key=lambda difference: not difference.startswith("name "))
-        return name_first + _other_candidates(config, saved)
-
+    compare = functools.partial(_differences, config)
     num_devices = jax.device_count() if together else 1
     with PreemptionWatch(job) as watch, local_workdir(shard_folder(study, shard), job) as folder:
         check_shared_workdir(folder, job)
@@ -236,6 +233,27 @@ def _report(workdir: pathlib.Path) -> StudyReport:
     saved = read_config(workdir, "sweep")
     assert saved is not None
     return write_study_report(workdir, saved)
+
+
+def _differences(config: SweepConfig, saved: dict[str, Any]) -> list[str]:
+    """Return a line for each field and package that changes the results of a saved study."""
+    theirs = completed_json(SweepConfig, saved["config"])
+    found = json_differences(_core(config_to_json(config)), _core(theirs))
+    # Studies of earlier versions have 0 there, also where it changes nothing.
+    idle = {f"{place}.widen_candidates" for place in _single_candidates(config)}
+    found = [difference for difference in found if difference.partition(" is ")[0] not in idle]
+    name_first = sorted(found, key=lambda difference: not difference.startswith("name "))
+    return name_first + _other_candidates(config, saved)
+
+
+def _single_candidates(config: SweepConfig) -> list[str]:
+    """Return the paths of the searches that have no edge to go beyond, with whatever budget."""
+    places = {f"arms[{index}].search": arm.search for index, arm in enumerate(config.arms)}
+    return [
+        place
+        for place, search in {"search": config.search, **places}.items()
+        if search and not can_widen(dataclasses.replace(search, widen_candidates=1))
+    ]
 
 
 def _other_candidates(config: SweepConfig, saved: dict[str, Any]) -> list[str]:

@@ -381,6 +381,24 @@ def test_a_study_may_go_on_where_its_data_lie_elsewhere(lbopt, study):
     assert config == before
 
 
+def test_a_study_of_single_candidates_may_go_on_with_any_budget_beyond_its_edges(configs):
+    """Studies of earlier versions have no budget; a search of one candidate has no use for it."""
+    from lbopt.cli import _sweep
+
+    flag = f"{configs / 'sweeps' / 'waterfall_digits.py'}"
+    config = load_config(flag, [], SweepConfig)
+    saved = {"config": config_to_json(config), "versions": {}}
+    as_it_is = [arm["search"] for arm in saved["config"]["arms"] if arm["search"]]
+    assert {search.pop("widen_candidates") for search in as_it_is} == {4}
+    assert _sweep._differences(config, saved) == []
+    saved["config"]["search"]["widen_candidates"] = 3
+    as_it_is[0]["learning_rate_factors"] = [2.0]
+    assert _sweep._differences(config, saved) == [
+        "arms[0].search.learning_rate_factors is [2.0] there and [1.0] here",
+        "search.widen_candidates is 3 there and 0 here",
+    ]
+
+
 def test_studies_that_differ_say_where_in_short(refusing, study, configs):
     flags, folder = study
     changes = ["--config.train.model.hidden=8", "--config.limit_points=2.0"]
