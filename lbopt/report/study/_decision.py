@@ -198,7 +198,8 @@ def _by_pilot(
     others: set[int] = set()
     for size in pilot.sizes:
         cells = [cell for arm in pilot.measured if (cell := arm.cell(size))]
-        kept = [cell for cell in cells if cell.seeds > 1 and cell.test.mean is not None]
+        whole = [cell for cell in cells if cell.seeds > 1 and not cell.diverged]
+        kept = [cell for cell in whole if cell.test.mean is not None]
         spreads = [_deviation(cell, metric, num_test_examples) for cell in kept]
         if kept and (median := statistics.median(spreads)) > 0:
             base = statistics.median(cell.test.mean for cell in kept if cell.test.mean is not None)

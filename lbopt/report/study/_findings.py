@@ -209,7 +209,7 @@ def _told(
     """Return the clauses that compare the best arm with the others of its group.
 
     Where seeds do not tell them apart, the last one says how many seeds show a difference of
-    `margin`.
+    `margin`. A cell with a diverged seed has no spread from which that follows.
     """
     best, top = ranked[0]
     groups = comparable([arm for arm, _ in ranked])
@@ -228,7 +228,7 @@ def _told(
     same_pairs = [
         (top.scores, cell.scores)
         for (_, cell), one in zip(others, found, strict=True)
-        if one.apart is False
+        if one.apart is False and not (top.diverged or cell.diverged)
     ]
     tests = sum(one.apart is not None for one in found)
     needed = [clause] if (clause := seeds_clause(metric, margin, same_pairs, tests)) else []

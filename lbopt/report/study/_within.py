@@ -72,7 +72,8 @@ def stay_within(
         interval = advantage(metric, *scores, confidence)
         if interval and can_be(metric, *scores, confidence):
             told.append(_Comparison(name, ours.global_batch_size, *interval))
-            if interval[0] < -limit <= interval[1]:
+            diverged = ours.diverged or theirs.diverged  # such seeds have no spread
+            if interval[0] < -limit <= interval[1] and not diverged:
                 undecided.append(scores)
         else:
             untold.append((name, ours.global_batch_size))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+import re
 
 import numpy as np
 import pytest
@@ -593,6 +594,23 @@ def test_a_format_of_eight_bits_is_held_to_the_tolerance_of_the_limit(short, spr
     assert (
         f"at batch 256 the difference of e4m3 to 32 bits is {low:+.2f} to {high:+.2f}" in sentence
     )
+
+
+def test_a_seed_that_diverged_is_no_ground_for_a_number_of_seeds():
+    aps = {"name": "aps", "exponent_bits": 4, "mantissa_bits": 3}
+    arms = {
+        "32 bits": Truth((0.9, 0.9, 0.9), spread=0.1, aggregator={"name": "mean"}),
+        "e4m3": Truth((0.9, 0.9, 0.9), spread=0.1, aggregator=aps),
+    }
+    config, rows = synthetic.make_study(arms, seeds=tuple(range(1, 41)))
+    needed = []
+    for change in (dict, synthetic.diverge):
+        *others, last = [row for row in rows if row["arm"] == "e4m3"]
+        rest = [row for row in rows if row["arm"] != "e4m3"]
+        found, sentence = judged(config, [*rest, *others, change(last)])["aps_keeps_accuracy"]
+        assert found == "cannot be told"
+        needed.append(int(re.search(r"takes (\d+) seeds", sentence)[1]))
+    assert needed[1] <= needed[0]
 
 
 # ---- a batch that grows keeps the score

@@ -249,6 +249,9 @@ def test_seeds_that_diverged_are_counted():
     assert "At batch 256: a 100.00, b diverged with 2 of 5 seeds." in text
     text = changed({"a": Truth(FLAT), "b": Truth(FLAT)}, change)
     assert "a 98.00 %, b 58.83 % (2 of 5 seeds diverged and count as 0); the seeds" in text
+    # What a diverged seed adds to the spread is no ground for a number of seeds.
+    assert "with power 0.8" not in text
+    assert "with power 0.8" in changed({"a": Truth(FLAT), "b": Truth(FLAT)}, lambda row: row)
 
 
 # ---- target, waterfall, search
