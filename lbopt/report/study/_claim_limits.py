@@ -6,6 +6,7 @@ LAMB and LARS with the warmup of LEGW (linear-epoch gradual warmup) are compared
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ from lbopt.report.study._arm_limit import (
     unknown_limits,
 )
 from lbopt.report.study._limit import CannotTell, NotReached
+from lbopt.report.study._power import POWER
 from lbopt.report.study._study import ArmResults, Study, comparable
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, say
 
@@ -34,9 +36,10 @@ _SHARES = """in the bootstrap the first of the two is larger in {{ "%.1f" % (100
     the resamples"""
 _BEYOND = """in {{ "%.1f" % (100 * beyond) }} % of them both lie beyond the largest batch, and which
     is larger is not known"""
-_MORE = """limits that differ by a factor of 2 are told apart by some {{ needed }} seeds or more,
-    and there are {{ seeds }}"""
-_ENOUGH = "limits that differ by a factor of 2 are told apart by these seeds"
+_MORE = """limits that differ by a factor of 2 are told apart with power {{ power }} by some
+    {{ needed }} seeds or more, and there are {{ seeds }}"""
+_ENOUGH = """limits that differ by a factor of 2 are told apart with power {{ power }} by these
+    seeds"""
 _NOBODY = "no arm holds it beyond the small batches, of up to {{ small }}"
 
 
@@ -123,8 +126,9 @@ def compare_limits(
 def _needed_seeds(study: Study, first: np.ndarray, second: np.ndarray) -> str:
     """Return how many seeds tell limits apart that differ by a factor of two, as a clause.
 
-    It follows from the width of the interval of their ratio, whatever that is; the noise of test
-    examples, which no seed removes, is counted as that of seeds. "" where an end is not finite.
+    It follows from the width of the interval of their ratio, whatever that is, for a logarithm that
+    is normal. The noise of test examples, which no seed removes, is counted as that of seeds. ""
+    where an end is not finite.
     """
     with np.errstate(invalid="ignore"):
         ratios = np.log2(first) - np.log2(second)
@@ -133,10 +137,12 @@ def _needed_seeds(study: Study, first: np.ndarray, second: np.ndarray) -> str:
     if not np.isfinite([low, high]).all():
         return ""
     seeds = len(study.config.final_seeds)
-    needed = math.ceil(seeds * ((high - low) / 2) ** 2)
+    quantile = statistics.NormalDist().inv_cdf
+    error = (high - low) / (2 * quantile(_ENDS[1]))
+    needed = math.ceil(seeds * (error * (quantile(_SURE) + quantile(POWER))) ** 2)
     if needed <= seeds:
-        return say(_ENOUGH)
-    return say(_MORE, needed=needed, seeds=seeds)
+        return say(_ENOUGH, power=POWER)
+    return say(_MORE, needed=needed, seeds=seeds, power=POWER)
 
 
 def _interval(study: Study, side: Sequence[ArmResults], limits: np.ndarray) -> str:

@@ -1,6 +1,8 @@
 """The power calculation agrees with simulated studies, and is what a study prints."""
 
 import math
+import re
+import types
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from lbopt.report.study import (
     score_deviation,
     seeds_needed,
 )
+from lbopt.report.study._claim_limits import _needed_seeds
 from lbopt.report.study._decision import seeds_clause
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY
 from lbopt.report.study._statistics import ahead_of
@@ -94,6 +97,24 @@ def test_the_seeds_needed_are_the_fewest_that_see_a_difference(comparisons):
 def test_what_cannot_be_calculated_is_refused(arguments, field, value):
     with refused(field, value, "value"):
         detectable_difference(*arguments)
+
+
+def test_the_seeds_that_are_said_tell_limits_a_factor_of_two_apart_with_the_stated_power():
+    """As in the bootstrap: a limit is further if it is larger in 95 % of the resamples."""
+    rng = np.random.default_rng(0)
+    seeds = 5
+    error = 1.3  # of the ratio's binary logarithm
+    resampled = 2 ** rng.normal(0.4, error, 100_000)
+    study = types.SimpleNamespace(config=types.SimpleNamespace(final_seeds=range(seeds)))
+    said = _needed_seeds(study, resampled, np.ones_like(resampled))
+    needed = int(re.search(r"with power 0.8 by some (\d+) seeds or more, and there are 5", said)[1])
+
+    error *= math.sqrt(seeds / needed)
+    found = rng.normal(1.0, error, 40_000)
+    further = stats.norm.sf(0.0, found, error)
+    assert np.mean(further >= 0.95) == pytest.approx(0.8, abs=0.02)
+    narrow = 2 ** rng.normal(0.0, 1 / 2.6, 100_000)
+    assert _needed_seeds(study, narrow, np.ones_like(narrow)).endswith("0.8 by these seeds")
 
 
 def two_arms(**fields):
