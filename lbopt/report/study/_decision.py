@@ -42,9 +42,11 @@ _NEEDED = "To see a difference of {{ margin }}, the study's limit_points, takes 
 _SOURCE = "The standard deviation between seeds is {{ source }}."
 _ASSUMED = """assumed to be {{ total }}: {{ own }} of their own, and the noise of
     {{ examples | count("test example") }} at {{ metric.text }} {{ metric.show(share) }};
-    --pilot=WORKDIR takes it from an earlier study"""
-_GUESSED = """assumed to be {{ total }} of the score; --pilot=WORKDIR takes it from an earlier
-    study"""
+    {{ how }}"""
+_GUESSED = "assumed to be {{ total }} of the score; {{ how }}"
+_NO_PILOT = "--pilot=WORKDIR takes it from an earlier study"
+_NO_SPREAD = """the pilot has none: no cell of it has 2 or more final seeds that differ and did not
+    diverge"""
 _MEASURED = "that of the pilot, the median over its arms{{ how }}"
 _WITH_MORE = """to see a difference of {{ margin }} with power {{ power }} takes
     {{ needed | count("seed") }}, and there are {{ seeds }}"""
@@ -75,9 +77,9 @@ def decision_lines(
       config: The study's config.
       metric_name: Metric that judges it, "accuracy" for instance.
       num_test_examples: Number of its test examples.
-      pilot: An earlier study of the same metric, for the spread of its seeds; None to assume 0.3
-        points between seeds and the noise of test examples at 95 % (for a score that is a share),
-        or 1 % of the score.
+      pilot: An earlier study of the same metric, for the spread of its seeds; None, or one without
+        a spread, to assume 0.3 points between seeds and the noise of test examples at 95 % (for a
+        score that is a share), or 1 % of the score.
 
     >>> from lbopt.config import Arm
     >>> config = SweepConfig(arms=(Arm("a"), Arm("b")), global_batch_sizes=(16, 128))
@@ -95,7 +97,7 @@ def decision_lines(
 
     metric = metric_named(metric_name)
     if pilot is None:
-        assumed, source = _by_default(metric, num_test_examples)
+        assumed, source = _by_default(metric, num_test_examples, _NO_PILOT)
     else:
         assumed, source = _by_pilot(config, metric, num_test_examples, pilot)
 
@@ -175,10 +177,11 @@ def _largest_group(config: SweepConfig) -> int:
     return max(map(keys.count, keys))
 
 
-def _by_default(metric: Metric, num_test_examples: int) -> tuple[list[_Assumed], str]:
+def _by_default(metric: Metric, num_test_examples: int, how: str) -> tuple[list[_Assumed], str]:
+    """Return the spread that is assumed of every study, and its source, which ends with `how`."""
     if metric.scale != "percent":
         total = f"{100 * _RELATIVE:g} %"
-        return [_Assumed(None, _RELATIVE, 1.0)], say(_GUESSED, total=total)
+        return [_Assumed(None, _RELATIVE, 1.0)], say(_GUESSED, total=total, how=how)
     of_examples = math.sqrt(_SHARE * (1 - _SHARE))
     deviation = 100 * score_deviation(_SEEDS, of_examples, num_test_examples)
     words = {
@@ -186,6 +189,7 @@ def _by_default(metric: Metric, num_test_examples: int) -> tuple[list[_Assumed],
         "own": metric.amount(100 * _SEEDS),
         "examples": num_test_examples,
         "share": _SHARE,
+        "how": how,
     }
     return [_Assumed(None, deviation, _SHARE)], say(_ASSUMED, metric=metric, **words)
 
@@ -208,7 +212,7 @@ def _by_pilot(
                 len(one.values) for cell in kept for one in cell.examples if one is not None
             } - {num_test_examples}
     if not found:
-        return _by_default(metric, num_test_examples)
+        return _by_default(metric, num_test_examples, say(_NO_SPREAD))
 
     def nearest(size: int) -> _Assumed:
         return found[min(found, key=lambda one: abs(math.log(one / size)))]

@@ -164,6 +164,18 @@ def test_a_pilots_spread_is_taken_and_rescaled_to_the_test_examples():
     assert source.endswith("for 1,000 test examples instead of 4,000.")
 
 
+def test_a_pilot_without_a_spread_is_said_to_have_none():
+    truth = Truth((0.9, 0.9, 0.9))
+    for changes in ({"seeds": (1,)}, {}):
+        config, rows = synthetic.make_study({"a": truth, "b": truth}, **changes)
+        rows = [synthetic.diverge(row) if row["seed"] == 1 else row for row in rows]
+        lines = decision_lines(two_arms(), "accuracy", 400, read_study(config, rows))
+        assert lines[:-1] == decision_lines(two_arms(), "accuracy", 400)[:-1]
+        assert "assumed to be" in lines[-1]
+        assert "the pilot has none: no cell of it has 2 or more final seeds" in lines[-1]
+        assert "--pilot" not in lines[-1]
+
+
 def at(row, arm):
     return (row["arm"], row["global_batch_size"], row["phase"]) == (arm, 16, "final")
 
