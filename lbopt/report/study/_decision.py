@@ -28,8 +28,9 @@ _SHARE = 0.95
 _SEEDS = 0.003
 _RELATIVE = 0.01
 _MOST_SIZES = 3
-_NO_SCORES = """Runs stop at the target: no test compares the arms, and the medians of
-    {{ seeds | count("seed") }} get bootstrap intervals."""
+_NO_SCORES = """Runs stop at the target, so no scores are compared. Critical batches, fitted to the
+    medians of {{ seeds | count("seed") }}, get bootstrap intervals. By the resamples those of Muon,
+    SOAP and Shampoo are compared with Adam's."""
 _ONE_ARM = "No two arms have the same data, model and loss: none are compared."
 _ONE_SEED = "One final seed has no spread: no arm is told apart; give 2 or more final seeds."
 _SEEN = """At one batch size the best of {{ arms }} arms is told apart from another, with power
