@@ -38,7 +38,7 @@ _SEEN = """At one batch size the best of {{ arms }} arms is told apart from anot
     {{ seeds }} final seeds each, at {{ level }} % for {{ "the " if tests > 1 }}
     {{- tests | count("comparison") }}{{ " together, by Holm" if tests > 1 }})."""
 _FALL = """The limits see the score at a batch size, less that of the small ones, to within
-    {{ difference }} (95 % interval; the sampling of test examples comes on top)."""
+    {{ difference }} (95 % interval; the noise of test examples is part of the seeds' spread)."""
 _NEEDED = "To see a difference of {{ margin }}, the study's limit_points, takes {{ needed }}."
 _SOURCE = "The standard deviation between seeds is {{ source }}."
 _ASSUMED = """assumed to be {{ total }}: {{ own }} of their own, and the noise of
@@ -247,25 +247,19 @@ def _deviation(cell: CellResults, metric: Metric, num_test_examples: int) -> flo
 
 def _needed(metric: Metric, margin: float, one: _Assumed, tests: int) -> int | None:
     """Return the seeds that show a margin, given in the metric's unit."""
+    difference = metric.tolerance(margin, one.base)
     if metric.scale == "percent":
-        difference = margin
-    elif metric.scale == "log":
-        difference = math.log1p(margin / 100)
-    else:
-        difference = margin / 100 * abs(one.base)
+        difference *= 100  # of a share; the deviation is in points
     return seeds_needed(difference, one.deviation, tests) if difference > 0 else None
 
 
 def _differences(metric: Metric, assumed: Sequence[_Assumed], deviations: float) -> str:
     """Return a difference, given in standard deviations, as text in the metric's unit."""
-    found: list[tuple[float, int | None]] = []
-    for one in assumed:
-        difference = deviations * one.deviation
-        if metric.scale == "log":
-            difference = 100 * math.expm1(difference)
-        elif metric.scale == "plain":
-            difference = 100 * difference / abs(one.base)
-        found.append((difference, one.size))
+    pairs = [(deviations * one.deviation, one) for one in assumed]
+    found = [
+        (abs(metric.better_interval(difference, difference, one.base)[0]), one.size)
+        for difference, one in pairs
+    ]
     return _over_sizes(found, metric.amount)
 
 

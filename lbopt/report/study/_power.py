@@ -16,7 +16,7 @@ from scipy import optimize, special, stats
 from lbopt.errors import require
 
 FAMILY_WISE = 0.05
-"""Error rate of all comparisons with the best arm together."""
+"""Error rate of all comparisons that a finding makes, together."""
 POWER = 0.8
 """Share of studies in which a difference has to be seen."""
 _NODES = 64

@@ -13,8 +13,8 @@ import numpy as np
 from scipy import stats
 
 from lbopt.report.study._metric import Metric
+from lbopt.report.study._power import FAMILY_WISE
 
-_FAMILY_WISE = 0.05
 _RESAMPLES = 2000
 _ORDERS = 10_000
 _ROUNDING = 1e-9
@@ -145,9 +145,9 @@ def ahead_of(
 
     found = [Difference()] * len(others)
     apart = True
-    level = _FAMILY_WISE
+    level = FAMILY_WISE
     for rank, (p, place) in enumerate(sorted(chances)):
-        level = _FAMILY_WISE / (len(chances) - rank) if apart else level
+        level = FAMILY_WISE / (len(chances) - rank) if apart else level
         apart = apart and p <= level
         interval = advantage(metric, best, others[place], 1 - level)
         told = interval is not None and can_be(metric, best, others[place], 1 - level)

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from lbopt.report.study._decision import seeds_clause
+from lbopt.report.study._power import FAMILY_WISE
 from lbopt.report.study._statistics import advantage, can_be
 from lbopt.report.study._study import ArmResults, Study
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, say
 
-_FAMILY_WISE = 0.05
 _WORST = """at batch {{ one.size }} the difference of {{ one.arm | name }} to {{ other }} is
     {{ "%+.2f" % low }} to {{ "%+.2f" % high }} {{ units }}"""
 _TOO_FEW = """the seeds are too few for an interval
@@ -62,7 +62,7 @@ def stay_within(
         for ours in arm.cells
         if (theirs := whole.cell(ours.global_batch_size))
     ]
-    confidence = 1 - _FAMILY_WISE / max(1, len(pairs))
+    confidence = 1 - FAMILY_WISE / max(1, len(pairs))
     undecided = []
 
     told: list[_Comparison] = []

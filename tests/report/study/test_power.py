@@ -20,8 +20,8 @@ from lbopt.report.study import (
     seeds_needed,
 )
 from lbopt.report.study._claim_limits import _needed_seeds
-from lbopt.report.study._decision import seeds_clause
-from lbopt.report.study._metric import ACCURACY, PERPLEXITY
+from lbopt.report.study._decision import _Assumed, _differences, _needed, seeds_clause
+from lbopt.report.study._metric import ACCURACY, PERPLEXITY, metric_named
 from lbopt.report.study._statistics import ahead_of
 from lbopt.sweep import ExampleScores, trial_identity
 
@@ -176,6 +176,27 @@ def test_a_pilot_without_a_spread_is_said_to_have_none():
         assert "--pilot" not in lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("metric", "base", "unit", "text"),
+    [
+        ("accuracy", 0.9, 1.0, "0.5 points"),
+        ("perplexity", 20.0, math.log(1.01), f"{100 * math.expm1(0.5):.3g} percent"),
+        ("loss", -2.0, 0.02, "25 percent"),
+    ],
+)
+def test_differences_and_seeds_are_in_the_metrics_unit(metric, base, unit, text):
+    """Half a unit of the scale of means is `text`; a point or a percent is `unit` there."""
+    metric = metric_named(metric)
+    assert _differences(metric, [_Assumed(None, 0.25, base)], 2.0) == text
+    assert _needed(metric, 1.0, _Assumed(None, unit, base), 1) == seeds_needed(1.0, 1.0)
+
+
+def test_a_loss_of_zero_has_no_percent():
+    of_zero = _Assumed(None, 0.1, 0.0)
+    assert _needed(metric_named("loss"), 1.0, of_zero, 1) is None
+    assert _differences(metric_named("loss"), [of_zero], 2.0).endswith(" percent")
+
+
 def at(row, arm):
     return (row["arm"], row["global_batch_size"], row["phase"]) == (arm, 16, "final")
 
@@ -190,6 +211,7 @@ def test_studies_without_a_comparison_say_so():
     config.train.stop_at_target = True
     (target,) = decision_lines(config, "accuracy", 9)
     assert "medians of 5 seeds" in target
+    assert "no scores are compared" in target
 
 
 def test_the_seeds_of_a_margin_follow_from_the_spread_and_not_from_the_difference():
