@@ -71,6 +71,16 @@ def test_a_range_goes_on_by_tenths_from_its_outer_tenth():
     assert widened(search, nearest_to(20.0)) == []
 
 
+def test_a_worse_candidate_beyond_the_best_one_makes_it_interior():
+    """Also where both lie in the outer tenth of the range, which is the edge of the last one."""
+    search = {"method": "log_uniform", "learning_rate_range": (0.01, 100.0), "num_candidates": 40}
+    own = every_round(SearchConfig(**search, widen_candidates=0), nearest_to(1.0))
+    *_, before, last = sorted(rates(own))
+    assert before > 100 / 10**0.4
+    assert widened(search, nearest_to(before)) == []
+    assert rates(widened(search, nearest_to(last))) == pytest.approx([100 * 10**0.4])
+
+
 def test_what_diverges_beyond_an_edge_ends_the_search_there():
     def diverges(factors):
         return Score(math.inf, math.inf) if factors.learning_rate > 2 else -factors.learning_rate

@@ -100,8 +100,8 @@ def edge_of(config: SearchConfig, name: str, factor: float, tried: Iterable[floa
     """Return the edge of the search at which a factor of the best candidate lies.
 
     The edges of a grid are its ends; those of a range the first and the last tenth of its
-    logarithm. It is no edge if a factor beyond it was tried. A factor of 0, and a single one, have
-    no edge.
+    logarithm. It is no edge if a factor further out than the best candidate's was tried, as that
+    one was no better. A factor of 0, and a single one, have no edge.
 
     Args:
       config: The config of the search.
@@ -117,8 +117,9 @@ def edge_of(config: SearchConfig, name: str, factor: float, tried: Iterable[floa
     [-1, 0, 1]
     >>> edge_of(config, "learning_rate", 2.0, (0.5, 1.0, 2.0, 4.0))
     0
-    >>> edge_of(SearchConfig("halton", learning_rate_range=(0.1, 10.0)), "learning_rate", 7.0)
-    1
+    >>> config = SearchConfig("halton", learning_rate_range=(0.1, 10.0))
+    >>> edge_of(config, "learning_rate", 7.0), edge_of(config, "learning_rate", 7.0, (7.0, 9.5))
+    (1, 0)
     """
     low, high = _ends(config, name)
     if low == high or factor <= 0:
@@ -131,9 +132,9 @@ def edge_of(config: SearchConfig, name: str, factor: float, tried: Iterable[floa
         near_high = low * math.exp((1 - _END) * width)
 
     if factor <= near_low:
-        return -1 if all(other >= min(factor, low) for other in tried) else 0
+        return -1 if all(other >= factor for other in tried) else 0
     if factor >= near_high:
-        return 1 if all(other <= max(factor, high) for other in tried) else 0
+        return 1 if all(other <= factor for other in tried) else 0
     return 0
 
 
