@@ -4,8 +4,10 @@ import copy
 import dataclasses
 import functools
 import re
+import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_study import make_config
@@ -25,7 +27,7 @@ from lbopt.sweep import _runner, make_cells, make_problems
 from lbopt.sweep._finished_trial import SEARCH
 from lbopt.sweep._running_trial import RunningTrial
 from lbopt.sweep.lanes import Equipment, Program, Session, TrialBatching, make_mesh_probe
-from lbopt.sweep.lanes._scores import scored_split
+from lbopt.sweep.lanes._scores import Scorer, scored_split
 from lbopt.sweep.lanes._trial_arguments import Arguments
 from lbopt.sweep.search import Factors, Proposal
 
@@ -350,10 +352,30 @@ def test_a_trial_without_weight_decay_is_not_one_with_a_decay_of_zero():
     assert abs(np.concatenate(adapted.losses)[-1] - np.concatenate(running.losses)[-1]) > 1e-3
 
 
-@pytest.mark.parametrize(("train", "scored"), [(40, 40), (41, 10)])
-def test_a_training_set_much_larger_than_the_validation_set_is_scored_on_a_part(train, scored):
-    splits = Splits(*(ArrayDataset({"x": np.arange(count)}) for count in (train, 10, 50)))
+@pytest.mark.parametrize(
+    ("train", "validation", "scored"),
+    [(4000, 10, 4000), (4001, 10, 1000), (4800, 1200, 4800), (4801, 1200, 1200)],
+)
+def test_a_training_set_much_larger_than_the_validation_set_is_scored_on_a_part(
+    train, validation, scored
+):
+    splits = Splits(*(ArrayDataset({"x": np.arange(count)}) for count in (train, validation, 50)))
     found = scored_split(splits, "train").take(np.arange(scored))["x"]
     assert len(scored_split(splits, "train")) == len(set(found)) == scored
     assert set(found) <= set(range(train))
     assert scored_split(splits, "test") is splits.test
+
+
+def test_the_training_score_is_the_mean_over_that_part():
+    values = np.random.default_rng(0).normal(size=4001).astype(np.float32)
+    splits = Splits(*(ArrayDataset({"x": values[:count]}) for count in (4001, 10, 50)))
+
+    def metric_fn(params, state, batch):
+        return {"x": (jnp.sum(params * batch["x"] * batch["mask"]), jnp.sum(batch["mask"]))}
+
+    problem = types.SimpleNamespace(splits=splits, metric_fn=metric_fn)
+    scorer = Scorer(problem, TrialBatching(make_config()), 300)
+    (found,) = scorer("train", jnp.array([2.0]), {})
+    part = scored_split(splits, "train").take(np.arange(1000))["x"]
+    assert found["x"] == pytest.approx(2 * np.mean(part, dtype=np.float64), rel=1e-5)
+    assert abs(found["x"] - 2 * values.mean()) > 1e-3

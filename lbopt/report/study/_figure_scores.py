@@ -169,7 +169,10 @@ _ABOUT_TRAINING = (
 )
 _OF_CLASSIFIERS = "; in the test accuracy a diverged classifier counts as 0"
 _LOSS = metric_named("loss")
-_PART = "a fixed random subset of the training set, as large as the validation set"
+_SCORED = (
+    "the whole training set, or a fixed random part of one that is much larger than the validation "
+    "set"
+)
 
 
 def training(study: Study, folder: pathlib.Path) -> _page.Section | None:
@@ -198,8 +201,7 @@ def training(study: Study, folder: pathlib.Path) -> _page.Section | None:
     alt = (
         f"Training and test {metric.text} and loss against batch size, a row of panels for each arm"
     )
-    part = _PART if study.config.trial_devices == "all" else "the whole training set"
-    about = _ABOUT_TRAINING.format(part) + _OF_CLASSIFIERS * (metric is ACCURACY) + "."
+    about = _ABOUT_TRAINING.format(_SCORED) + _OF_CLASSIFIERS * (metric is ACCURACY) + "."
     return _page.Section(
         "Failure to optimise or to generalise",
         [about, *_style.left_out(len(arms), len(study.measured), "arms")],

@@ -15,7 +15,9 @@ from lbopt.sweep.lanes._program import TrialBatching
 
 SPLITS = ("train", "validation", "test")
 WHOLE_UP_TO = 4
-"""A training set of up to this multiple of the validation set is scored as a whole."""
+"""A training set of up to this multiple of the scored part is scored as a whole."""
+_FEWEST = 1000
+"""Least number of training examples in that part, where the validation set is smaller."""
 _CHOSEN = 0
 """Seed of the choice of the training examples that are scored."""
 
@@ -93,15 +95,16 @@ class Scorer:
 def scored_split(splits: Splits, split: str) -> Dataset:
     """Return the examples of a split that trials are scored on.
 
-    A training set of more than `WHOLE_UP_TO` times the validation set is scored on a fixed random
-    subset as large as the validation set, as all of it would cost more than many a trial.
+    A training set is scored on a fixed random subset as large as the validation set, of 1,000
+    examples at least, as all of it would cost more than many a trial; as a whole if it has no more
+    than `WHOLE_UP_TO` times as many.
 
     Args:
       splits: The splits of a problem.
       split: "train", "validation" or "test".
     """
     dataset: Dataset = getattr(splits, split)
-    count = len(splits.validation)
+    count = max(len(splits.validation), _FEWEST)
     if split != "train" or len(dataset) <= WHOLE_UP_TO * count:
         return dataset
     subset = Subset(dataset, count)
