@@ -45,6 +45,9 @@ class RopeScaling(NamedTuple):
       high_freq_factor: Number of turns, above `low_freq_factor`; 4 in Llama 3.1.
       original_max_length: Longest sequence of the training before; 8192 in Llama 3.1.
 
+    >>> RopeScaling(8.0, 1.0, 4.0, 8192).factor
+    8.0
+
     References:
       meta-llama/llama-models@a9c89c471f793423afd4cc3ca8671d6e56fe64cb:models/llama3/model.py,
       apply_scaling.

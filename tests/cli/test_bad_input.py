@@ -690,7 +690,10 @@ def test_a_run_that_is_not_refused_would_be_seen(lbopt, configs, tmp_path, nothi
 def test_the_line_has_the_field_its_value_and_the_fix(lbopt, configs, tmp_path):
     flags = [f"--config={configs / 'digits_cnn.py'}", "--config.model.name=cn"]
     code, out, err = lbopt("train", *flags, f"--workdir={tmp_path / 'run'}")
-    choices = "bert, cnn, efficientnet, lstm, lstm_lm, mlp, resnet (did you mean 'cnn'?)"
+    choices = (
+        "bert, cnn, decoder_lm, efficientnet, lstm, lstm_lm, mlp, resnet, simple_cnn "
+        "(did you mean 'cnn'?)"
+    )
     assert (code, out) == (2, "")
     assert err == f"lbopt train: config.model.name = 'cn': use one of {choices}\n"
 

@@ -198,9 +198,9 @@ TOGETHER = [
     [
         ("train", ["config", "workdir", "profile", "accept", "checksum", *TOGETHER]),
         ("evaluate", ["config", "workdir", "checkpoint", *TOGETHER]),
-        ("sweep", ["config", "workdir", "shard", "accept", "checksum", *TOGETHER]),
+        ("sweep", ["config", "workdir", "shard", "pilot", "accept", "checksum", *TOGETHER]),
         ("diff", ["workdir", "other", "config"]),
-        ("check", ["config", "topology", "devices", "workers", "memory"]),
+        ("check", ["config", "topology", "devices", "workers", "pilot", "memory"]),
         ("report", ["workdir"]),
         ("recipes", ["config", "configs", "filter", "json"]),
         ("config", ["config", "json"]),

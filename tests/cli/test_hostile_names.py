@@ -137,6 +137,8 @@ def test_nothing_is_printed_as_it_is():
 def test_flags(words, flags, required, configs, lbopt, tmp_path, monkeypatch):
     """Each flag of each command, and an unknown flag, is refused in one printable line."""
     monkeypatch.chdir(tmp_path)
+    # A data set that this machine has would be there already.
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "data"))
     study = f"{configs / 'sweeps' / 'digits_limit.py'}:smoke"
     given = {
         "config": study if words == ["sweep"] else f"{configs / 'digits_cnn.py'}:smoke",

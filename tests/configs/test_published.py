@@ -28,7 +28,7 @@ from lbopt.models import EfficientNet, ResNet
 from lbopt.transforms import VARIANTS
 
 EXPONENTS = {"linear": 1, "sqrt": 0.5, "sde_half_life": 0.5, "none": 0}
-"""Exponents of the batch in the learning rate, by scaling rule."""
+"""Exponents of the batch in the learning rate, by scaling rule, the first of several."""
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 TRANSCRIPTION = json.loads((pathlib.Path(__file__).parent / "published.json").read_text())
 PUBLISHED = TRANSCRIPTION["rows"]
@@ -530,7 +530,10 @@ def closed_form(config: TrainConfig, examples: int):
     """Return peak, warmup steps, length, and a function count of updates -> learning rate."""
     rule = config.schedule
     batch = config.global_batch_size
-    peak = rule.base_learning_rate * (batch / rule.base_batch_size) ** EXPONENTS[rule.scaling_rule]
+    peak = (
+        rule.base_learning_rate
+        * (batch / rule.base_batch_size) ** EXPONENTS[rule.scaling_rule.partition("+")[0]]
+    )
     walked = {"legw": rule.base_batch_size, "epochs": batch, "none": math.inf}[rule.warmup_rule]
     warmup = (
         round(rule.base_warmup_epochs * examples / walked)
