@@ -119,7 +119,7 @@ class IdxFiles:
         require(self._folder.is_dir(), "idx_dir", str(self._folder), fix, code="missing")
         files = {name: self._found(name) for name in BYTES}
         missing = ", ".join(f"{name}.gz" for name, file in files.items() if file is None)
-        fix = f"{missing} is not in it; add it, or give another folder"
+        fix = f"these files are missing: {missing}; add them, or give another folder"
         require(not missing, "idx_dir", str(self._folder), fix, code="missing")
         self._data = {name: self._checked(name, file) for name, file in files.items() if file}
 
