@@ -175,6 +175,11 @@ def mnist(train: str, validation: str, test: str = "test") -> DataConfig:
     return whole_images("mnist", train, validation, test)
 
 
+def fashion_mnist() -> DataConfig:
+    """Return whole images of Fashion-MNIST; the last 10,000 of its training images validate."""
+    return whole_images("fashion_mnist", "train[:50000]", validation="train[50000:]")
+
+
 def whole_images(builder: str, train: str, validation: str, test: str = "test") -> DataConfig:
     """Return whole images of a data set, of values between 0 and 1, without augmentation."""
     return DataConfig(

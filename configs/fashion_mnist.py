@@ -78,7 +78,7 @@ def get_config(arg: str = "adam") -> TrainConfig:
         ),
         global_batch_size=BATCH,
         num_epochs=10.0,
-        data=common.whole_images("fashion_mnist", "train[:50000]", validation="train[50000:]"),
+        data=common.fashion_mnist(),
         model=ModelConfig("simple_cnn", width_coefficient=width),
         optimizer=optimizer,
         schedule=schedule,

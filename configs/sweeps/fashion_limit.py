@@ -5,9 +5,10 @@
 
 Protocol. Every run sees the same 999,424 images (19.99 epochs; 1,000,000 at the full batch), which
 are whole steps at every batch size. There every arm has the same search around its own rule: three
-rates, and up to four more where the best lies at an edge. All choices, and the base rates at batch
-256, were made on 10,000 training images that nothing trains on. The test set is read once, by six
-fresh seeds of the chosen rate. A limit allows a loss of one point.
+rates, and up to four more where the best lies at an edge. All choices are made on 10,000 training
+images that nothing trains on. The base rates at batch 256 are from a coarse grid on parts of the
+training set. The test set is read once, by six fresh seeds of the chosen rate (four in `small`). A
+limit allows a loss of one point.
 
 Power, by `lbopt check`: at one batch size 6 seeds show a difference of one point between two of 10
 arms with power 0.8, if seeds vary by 0.37 points; `--pilot=WORKDIR` measures that spread.
@@ -49,7 +50,7 @@ from lbopt.errors import require_choice
 
 ROWS = ("", "mlp", "waterfall", "small", "smoke")
 BATCH = 256
-"""Batch size at which the base rates were tuned."""
+"""Batch size to which the base rates belong."""
 SIZES = (64, 256, 1024, 4096, 16384, 50_000)
 IMAGES = 61 * 16384
 """Images that a run sees: whole steps of every batch size but the largest."""
@@ -97,7 +98,7 @@ ARMS = {
         common.legw(0.008, batch=BATCH, warmup_epochs=WARMUP_EPOCHS, decay="constant"),
     ),
 }
-"""Optimizer and rules of each arm, with the best rates of a coarse grid at `BATCH`."""
+"""Optimizer and rules of each arm, with its rate at `BATCH`."""
 SEARCH = SearchConfig(learning_rate_factors=(0.5, 1.0, 2.0))
 PERCEPTRON = ModelConfig("mlp", widths=(128,))
 INGREDIENTS = ("+ polynomial decay", "+ warmup", "+ LEGW", "+ trust ratio", "+ label smoothing")
@@ -118,7 +119,7 @@ def get_config(arg: str = "") -> SweepConfig:
         train=TrainConfig(
             name="fashion_limit",
             num_epochs=IMAGES / 50_000,
-            data=common.whole_images("fashion_mnist", "train[:50000]", validation="train[50000:]"),
+            data=common.fashion_mnist(),
             model=ModelConfig("simple_cnn", width_coefficient=0.25),
             eval_global_batch_size=10_000,
         ),

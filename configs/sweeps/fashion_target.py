@@ -63,7 +63,7 @@ def get_config(arg: str = "") -> SweepConfig:
         train=TrainConfig(
             name="fashion_target",
             num_epochs=40.0,
-            data=common.whole_images("fashion_mnist", "train[:50000]", validation="train[50000:]"),
+            data=common.fashion_mnist(),
             model=ModelConfig("simple_cnn", width_coefficient=0.25),
             eval_global_batch_size=10_000,
             eval_every_epochs=0.25,

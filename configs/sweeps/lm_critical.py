@@ -95,7 +95,7 @@ ARMS = {
     "MuonH + sqrt": (OptimizerConfig("muonh"), _schedule(0.02)),
     "SOAP + sqrt": (OptimizerConfig("soap"), _schedule(4e-3)),
 }
-"""Optimizer and rules of each arm, with the best rates of a coarse grid at `BATCH`."""
+"""Optimizer and rules of each arm, with its rate at `BATCH`, our own choice."""
 
 
 def get_config(arg: str = "") -> SweepConfig:
