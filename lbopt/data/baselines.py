@@ -198,8 +198,7 @@ def main(argv: Sequence[str] = ()) -> int:
         else:
             _show_stored(given.store, given.data_dir)
     except (UserError, EnvironmentProblem) as error:
-        print(one_line(f"{parser.prog}: {error}"), file=sys.stderr)
-        return error.exit_code
+        parser.exit(error.exit_code, f"{one_line(f'{parser.prog}: {error}')}\n")
     return 0
 
 
