@@ -24,7 +24,8 @@ from jax.sharding import Mesh
 
 from lbopt._shown import one_line, show
 from lbopt.cli import _flags
-from lbopt.cli._sweep import can_decide, read_pilot
+from lbopt.cli._other_study import other_study
+from lbopt.cli._sweep import can_decide
 from lbopt.config import (
     NOISE_SCALE,
     SweepConfig,
@@ -146,7 +147,7 @@ def run(argv: Sequence[str]) -> None:
         with under("", topology="--topology"):
             parse_topology(given["topology"])
 
-    pilot = read_pilot(given["pilot"]) if "pilot" in given else None
+    pilot = other_study("pilot", given["pilot"]) if "pilot" in given else None
     report = _Report()
     loaded = _flags.load_config(given["config"], overrides, (TrainConfig, SweepConfig))
     if "pilot" in given and isinstance(loaded, TrainConfig):

@@ -38,7 +38,7 @@ _INDENT = 4
 _MOST = 10**12
 """Largest whole number that a flag takes unless told otherwise; a larger one is a slip."""
 _LOCAL = ("configs", "copy", "data_dir", "from", "images", "job_secret_file", "manual_dir")
-_OR_BUCKET = ("folder", "other", "output", "study", "vocab", "workdir")
+_OR_BUCKET = ("folder", "other", "output", "pilot", "study", "target_study", "vocab", "workdir")
 """Flags that take a local path, and those that take an address of a bucket too. (`--config` may
 have a row.)"""
 

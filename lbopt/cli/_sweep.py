@@ -15,6 +15,7 @@ import jax
 from lbopt import paths
 from lbopt._shown import show
 from lbopt.cli import _flags, _own_files
+from lbopt.cli._other_study import other_study
 from lbopt.cli._train import OF_THE_HOST
 from lbopt.config import (
     SweepConfig,
@@ -23,7 +24,7 @@ from lbopt.config import (
     json_differences,
     without_layout,
 )
-from lbopt.errors import require, under
+from lbopt.errors import require
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
 from lbopt.parallel import available_devices, connect_processes
 from lbopt.recipes import LoadedProblem
@@ -32,18 +33,14 @@ from lbopt.report.study import (
     Study,
     StudyReport,
     decision_lines,
-    read_study,
     write_study_report,
 )
 from lbopt.sweep import (
     BucketShards,
     deal_cells,
-    gather_shards,
     judged_by,
     make_cells,
     make_problems,
-    read_examples,
-    read_results,
     run_sweep,
     shard_folder,
 )
@@ -89,7 +86,7 @@ def run(argv: Sequence[str], job: Job) -> None:
     """
     given, overrides = _flags.parse("sweep", argv, FLAGS, required=("config", "workdir"))
     shard = Shard.parse(given["shard"]) if "shard" in given else None
-    pilot = read_pilot(given["pilot"]) if "pilot" in given else None
+    pilot = other_study("pilot", given["pilot"]) if "pilot" in given else None
     config = _flags.load_config(given["config"], overrides, SweepConfig)
     command = _flags.command_line("sweep", argv)
     written = sweep_in(given["workdir"], config, job, command, shard, given, pilot)
@@ -165,31 +162,6 @@ def sweep_in(
                 job.doing("writing the report", patience=STARTING_PATIENCE)
                 return _finish(workdir, shard, others)
     return None
-
-
-def read_pilot(workdir: str) -> Study:
-    """Return an earlier study.
-
-    Args:
-      workdir: The value of `--pilot`.
-
-    Raises:
-      UserError: Naming `--pilot`, if no study with a finished trial is there.
-      EnvironmentProblem: If its files are damaged or cannot be read.
-    """
-    flag = {"workdir": "--pilot", "--workdir": "--pilot"}
-    with under("", **flag), local_workdir(workdir, write=False, hold=False) as folder:
-        saved = read_config(folder)
-        fits = saved is not None and saved["kind"] == "sweep"
-        fix = "no study is there; give a folder of lbopt sweep"
-        require(fits, "--pilot", workdir, fix, code="missing")
-        assert saved is not None
-
-        gather_shards(workdir, folder)
-        local = absolute_workdir(folder)
-        records = read_results(local, saved["config"]["name"])
-        require(records, "--pilot", workdir, "no trial of it is finished", code="missing")
-        return read_study(saved["config"], records, read_examples(local))
 
 
 def can_decide(

@@ -49,6 +49,11 @@ _LOOKS = {
     "rmsprop": Look("#7950f2", "h"),
     "muon": Look("#ae3ec9", "*"),
     "lion": Look("#b8860b", "X"),
+    "adamh": Look("#4c6ef5", "H"),
+    "muonh": Look("#e64980", "d"),
+    "soap": Look("#12976f", "<"),
+    "shampoo": Look("#5f8b1e", "p"),
+    "schedule_free_adamw": Look("#b35c44", "8"),
 }
 _SAME = {"sgd": "momentum", "nadam": "adam", "nadamw": "adamw"}
 _OWN_COLOURS = ("#5f8b1e", "#e64980", "#4c6ef5", "#a8527a", "#b35c44", "#12976f")

@@ -505,6 +505,10 @@ COMMAND_LINES = {
         sweep("--config.search.widen_candidates=-1"),
         ("config.search.widen_candidates", -1, "value"),
     ),
+    "a study of a target that is no study": (
+        ("report", "--workdir={workdir}", "--target_study={workdir}"),
+        ("--target_study", "{workdir}", "missing"),
+    ),
     "a pilot that is no study": (
         sweep("--pilot={workdir}"),
         ("--pilot", "{workdir}", "missing"),

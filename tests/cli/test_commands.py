@@ -201,7 +201,7 @@ TOGETHER = [
         ("sweep", ["config", "workdir", "shard", "pilot", "accept", "checksum", *TOGETHER]),
         ("diff", ["workdir", "other", "config"]),
         ("check", ["config", "topology", "devices", "workers", "pilot", "memory"]),
-        ("report", ["workdir"]),
+        ("report", ["workdir", "target_study"]),
         ("recipes", ["config", "configs", "filter", "json"]),
         ("config", ["config", "json"]),
         ("doctor", [*TOGETHER]),

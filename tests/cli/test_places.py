@@ -205,7 +205,7 @@ def test_flags(words, flags, required, configs, refusing):
             with refused(f"--{flag}", address, "value"):
                 refusing(*words, f"--{flag}={address}", *others)
 
-        if flag in ("workdir", "other", "study", "pilot"):
+        if flag in ("workdir", "other", "study", "target_study", "pilot"):
             continue
         takes = flag in FLAGS_OF_BUCKETS.get(" ".join(words), ())
         expected = troubled if takes else refused

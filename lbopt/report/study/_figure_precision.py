@@ -65,7 +65,7 @@ def _line(
         form = found.get(arm.name)
         cell = arm.cell(size)
         if form and cell and form.shifted is not (not shifted):
-            low, high = middle_half(cell.scores, study.metric)
+            low, high = map(study.metric.shown, middle_half(cell.scores))
             mean = study.metric.shown(cell.test.mean)
             drawn.append((forms.index(form.bits), low, mean, high))
     if not drawn:

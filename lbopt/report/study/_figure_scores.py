@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 from lbopt.report import _page
@@ -58,27 +59,43 @@ def _draw(study: Study) -> Any:
     height = 4.4 + _NAME_INCHES * max(0, len(arms) - _FEW)
     figure, axes = _page.new_figure(_style.WIDTH, height)
 
-    for arm in arms:
-        look = _style.look(arm)
-        sizes = [cell.global_batch_size for cell in arm.cells]
-        means = [metric.shown(cell.test.mean) for cell in arm.cells]
-        low, high = zip(*(middle_half(cell.scores, metric) for cell in arm.cells), strict=True)
-        axes.fill_between(sizes, low, high, color=look["color"], alpha=0.15, linewidth=0)
-        axes.plot(sizes, means, **look, label=_label(arm))
-
+    draw_lines(axes, study, metric.shown)
     _style.batch_axis(axes, study.sizes)
     axes.set_ylabel(_style.label(f"test {metric.label}"))
     _style.score_axis(axes, metric)
-    for arm in arms:
-        if isinstance(arm.limit, Limit):
-            height = metric.shown(on_scores(metric, arm.limit.fit.threshold))
-            _style.ring(axes, arm.limit.global_batch_size, height, _style.look(arm)["color"])
+    draw_rings(axes, study, metric.shown)
 
     _style.title(axes, f"{study.config.name}: {_length(study)}", 11, 60)
     ends = [(arm, metric.shown(arm.cells[-1].test.mean)) for arm in arms]
     if not _style.end_labels(axes, study, ends):
         _style.legend_below(figure, axes)
     return figure
+
+
+def draw_lines(axes: Any, study: Study, shown: Callable[[float | None], float]) -> None:
+    """Draw the mean test scores of every arm, and the middle half of its seeds.
+
+    Args:
+      axes: matplotlib axes.
+      study: The study.
+      shown: Returns the height of a score; NaN leaves a gap.
+    """
+    for arm in study.measured:
+        look = _style.look(arm)
+        sizes = [cell.global_batch_size for cell in arm.cells]
+        means = [shown(cell.test.mean) for cell in arm.cells]
+        halves = [map(shown, middle_half(cell.scores)) for cell in arm.cells]
+        low, high = zip(*halves, strict=True)
+        axes.fill_between(sizes, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        axes.plot(sizes, means, **look, label=_label(arm))
+
+
+def draw_rings(axes: Any, study: Study, shown: Callable[[float | None], float]) -> None:
+    """Draw a ring at every limit, where the fit of its arm crosses the threshold."""
+    for arm in study.measured:
+        if isinstance(arm.limit, Limit):
+            height = shown(on_scores(study.metric, arm.limit.fit.threshold))
+            _style.ring(axes, arm.limit.global_batch_size, height, _style.look(arm)["color"])
 
 
 def _label(arm: ArmResults) -> str:
@@ -97,7 +114,7 @@ def limits(study: Study, folder: pathlib.Path) -> _page.Section | None:
     figure, axes = _page.new_figure(_style.WIDTH, 1.3 + 0.32 * len(arms))
     names = [_style.label(arm.name, _style.TICK_LETTERS) for arm in reversed(arms)]
     for place, arm in enumerate(reversed(arms)):
-        _draw_limit(axes, place, arm)
+        draw_limit(axes, place, arm)
     axes.set_yticks(range(len(arms)), names, fontsize=9)
     axes.set_ylim(-0.6, len(arms) - 0.4)
     _style.batch_axis(axes, study.sizes)
@@ -120,7 +137,8 @@ def limits(study: Study, folder: pathlib.Path) -> _page.Section | None:
     )
 
 
-def _draw_limit(axes: Any, place: int, arm: ArmResults) -> None:
+def draw_limit(axes: Any, place: int, arm: ArmResults) -> None:
+    """Draw the limit of an arm and its interval at a height of the axes."""
     limit = arm.limit
     look = _style.look(arm, markersize=8, linestyle="none")
     at = {"fontsize": 8, "va": "center", "ha": "left", "annotation_clip": False}

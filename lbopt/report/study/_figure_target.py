@@ -46,7 +46,7 @@ def target(study: Study, folder: pathlib.Path) -> _page.Section | None:
     figure, grid = _page.new_panels(2, 1, _style.WIDTH, 7.0, sharex=True)
     (steps,), (examples,) = grid
     for arm in study.measured:
-        _draw_steps(steps, study, arm)
+        draw_steps(steps, study, arm)
         medians = [
             _height(cell.target.examples_median if cell.target else None) for cell in arm.cells
         ]
@@ -90,7 +90,8 @@ def _height(median: float | None) -> float:
     return math.nan if median is None else median
 
 
-def _draw_steps(axes: Any, study: Study, arm: ArmResults) -> None:
+def draw_steps(axes: Any, study: Study, arm: ArmResults) -> None:
+    """Draw the median steps of an arm to the target, and ideal scaling from its first one."""
     medians = [_height(cell.target.steps_median if cell.target else None) for cell in arm.cells]
     name = _style.label(arm.name, _style.LEGEND_LETTERS)
     axes.plot(_sizes(arm.cells), medians, **_style.look(arm), label=name)

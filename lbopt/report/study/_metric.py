@@ -198,20 +198,20 @@ class Metric:
         return 100 * value if self.scale == "percent" else value
 
 
-def middle_half(scores: Sequence[float], metric: Metric) -> tuple[float, float]:
-    """Return the lower and the upper quartile of scores as a figure shows them; NaN for infinite.
+def middle_half(scores: Sequence[float]) -> tuple[float, float]:
+    """Return the lower and the upper quartile of scores; NaN if one is infinite.
 
     One bad seed of five does not move them, as it would the range.
 
-    >>> middle_half([0.1, 0.96, 0.97, 0.98, 0.99], ACCURACY)
-    (96.0, 98.0)
+    >>> middle_half([0.1, 0.96, 0.97, 0.98, 0.99])
+    (0.96, 0.98)
     """
     if not all(math.isfinite(score) for score in scores):
         return math.nan, math.nan
     if len(scores) == 1:
-        return metric.shown(scores[0]), metric.shown(scores[0])
+        return scores[0], scores[0]
     low, _, high = statistics.quantiles(scores, n=4, method="inclusive")
-    return metric.shown(low), metric.shown(high)
+    return low, high
 
 
 def _size(score: float) -> float:

@@ -17,6 +17,7 @@ from lbopt.report.study import (
     _critical_measures,
     _figure_diffusion,
     _figure_gradient,
+    _figure_overview,
     _figure_precision,
     _figure_scores,
     _figure_search,
@@ -69,15 +70,19 @@ class StudyReport:
     findings: list[str]
 
 
-def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> StudyReport:
+def write_study_report(
+    workdir: pathlib.Path, saved: Mapping[str, Any], target: Study | None = None
+) -> StudyReport:
     """Write summary.json, trials.csv, the figures and report.html.
 
     Args:
       workdir: The study's folder.
       saved: JSON data of the study's `config.json`.
+      target: A study with a target, whose steps are drawn beneath the scores of this one.
 
     Raises:
-      UserError: Naming `workdir`, if no trial is finished yet, or one is of another study.
+      UserError: Naming `workdir`, if no trial is finished yet, or one is of another study; or
+        naming `--target_study`, if `target` does not fit.
       EnvironmentProblem: If a file of the study is damaged or cannot be written, or matplotlib or
         jinja2 is not installed.
     """
@@ -88,6 +93,8 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
     _check_saved(saved["config"])
 
     study = read_study(saved["config"], records, read_examples(workdir))
+    if target is not None:
+        _figure_overview.check_target(study, target)
     study = dataclasses.replace(study, branched=branched_for(workdir))
     claims = claims_of(study)
     findings = findings_of(study, claims)
@@ -101,6 +108,9 @@ def write_study_report(workdir: pathlib.Path, saved: Mapping[str, Any]) -> Study
     write_text(workdir / TRIALS, csv)
 
     top, measured = _measured_sections(study, workdir, claims, findings)
+    if target is not None and top is not None:
+        picture = _figure_overview.overview(study, target, workdir)
+        top = top._replace(pictures=(picture, *top.pictures))
     sections = [
         *measured,
         _protocol(study),

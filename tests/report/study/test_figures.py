@@ -1,26 +1,29 @@
 """Figures of a study: every arm is named, means are over all seeds, and labels are readable."""
 
+import dataclasses
 import math
 
 import pytest
 import synthetic
 from synthetic import Truth, legw
 
+from lbopt.errors import UserError
 from lbopt.report import _page
-from lbopt.report.study import _style, write_study_report
+from lbopt.report.study import _style, read_study, write_study_report
+from lbopt.report.study._figure_overview import check_target
 from lbopt.report.study._read import mean_curve
 from lbopt.sweep import _fits
 
 FLAT = (0.98, 0.98, 0.98)
 
 
-def figures_of(monkeypatch, workdir, config, rows):
+def figures_of(monkeypatch, workdir, config, rows, target=None):
     """Write a report; return its figures by name."""
     figures = {}
     monkeypatch.setattr(
         _page, "save_figure", lambda figure, file: figures.update({file.stem: figure}) or "QQ=="
     )
-    write_study_report(workdir, synthetic.save_study(workdir, config, rows))
+    write_study_report(workdir, synthetic.save_study(workdir, config, rows), target)
     return figures
 
 
@@ -209,6 +212,51 @@ def test_the_mean_distance_does_not_jump_where_seeds_end(tmp_path, monkeypatch):
     assert len(steps) > 20
     assert steps[-1] < 512
     assert heights == pytest.approx([3 * step**0.5 for step in steps])
+
+
+# ---- two studies in one figure
+
+
+def pair():
+    """Return a study of limits, its config and records, and a study with a target."""
+    truths = {"a": legw((0.98, 0.98, 0.9)), "b": Truth((0.98, 0.975, 0.9))}
+    config, rows = synthetic.make_study(truths)
+    reached = {
+        "a": Truth(FLAT, steps_to_target=(200.0, 100.0, 50.0)),
+        "b": Truth(FLAT, steps_to_target=(200.0, 150.0, None)),
+    }
+    return config, rows, read_study(*synthetic.make_study(reached, stops=True))
+
+
+def test_steps_to_a_target_stand_beneath_the_limits(tmp_path, monkeypatch):
+    config, rows, target = pair()
+    figures = figures_of(monkeypatch, tmp_path, config, rows, target)
+    scores, limits, steps = figures["limits_and_steps"].axes
+    study = read_study(config, rows)
+
+    (first,) = (line for line in scores.lines if line.get_label().startswith("a (limit"))
+    means = [cell.test.mean for cell in study.arms[0].cells]
+    assert first.get_ydata() == pytest.approx([100 * (1 - mean) for mean in means])
+    assert tick_names(limits, "y") == ["b", "a"]  # the larger limit is above
+    assert limits.lines[1].get_xydata()[0] == pytest.approx(
+        [study.arms[1].limit.global_batch_size, 0]
+    )
+    assert steps.lines[0].get_ydata().tolist() == [200, 100, 50]
+    assert {axes.get_xlim() for axes in (scores, limits, steps)} == {scores.get_xlim()}
+    assert "limits_and_steps" not in figures_of(monkeypatch, tmp_path, config, rows)
+
+
+def test_studies_that_do_not_fit_into_one_figure(tmp_path):
+    config, rows, target = pair()
+    study = read_study(config, rows)
+    started = dataclasses.replace(target, arms=())
+    for first, second, reason in (
+        (target, target, "it goes beneath limits, and planted has none"),
+        (study, study, "that study has no target"),
+        (study, started, "no batch size of that study has a final run yet"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            check_target(first, second)
 
 
 # ---- single figures
