@@ -40,7 +40,15 @@ def softmax_cross_entropy(
     [1.3863]
     """
     check_smoothing_rule(smoothing_rule)
-    log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
+    logits = logits.astype(jnp.float32)
+    if isinstance(label_smoothing, float) and label_smoothing == 0.0:
+        # No array of log probabilities, which of many classes would be the step's largest. Optax
+        # has this too, but subtracts the largest logit last, which a small loss does not survive.
+        largest = jax.lax.stop_gradient(jnp.max(logits, -1))
+        total = jnp.sum(jnp.exp(logits - largest[..., None]), -1)
+        right = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
+        return jnp.log(total) - (right - largest)
+    log_p = jax.nn.log_softmax(logits)
     classes = logits.shape[-1]
     one_hot = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
     uniform = label_smoothing

@@ -127,7 +127,7 @@ def get_config(arg: str = "") -> SweepConfig:
         final_seeds=common.final_seeds(5),
         metric="eval/loss",
         measure=MeasureConfig(num_probes=4, probe_part_size=8),
-        microstep_size=64,
+        microstep_size=16,
     )
 
     if arg in ("small", "smoke"):

@@ -22,6 +22,7 @@ STUDIES = (
     "precision_digits",
     "precision_digits-same",
     "growing_bert",
+    "fashion_limit-mlp",
     "fashion_limit-small",
 )
 """The summaries that are committed; each one's page is the name up to the first hyphen."""

@@ -141,7 +141,7 @@ def sweep_in(
     together = config.trial_devices == "all"
     if together:
         check_cells(cells)
-    compare = functools.partial(_differences, config)
+    compare = functools.partial(study_differences, config)
     num_devices = jax.device_count() if together else 1
     with PreemptionWatch(job) as watch, local_workdir(shard_folder(study, shard), job) as folder:
         check_shared_workdir(folder, job)
@@ -207,7 +207,7 @@ def _report(workdir: pathlib.Path) -> StudyReport:
     return write_study_report(workdir, saved)
 
 
-def _differences(config: SweepConfig, saved: dict[str, Any]) -> list[str]:
+def study_differences(config: SweepConfig, saved: dict[str, Any]) -> list[str]:
     """Return a line for each field and package that changes the results of a saved study."""
     theirs = completed_json(SweepConfig, saved["config"])
     found = json_differences(_core(config_to_json(config)), _core(theirs))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_SATURATED = 90
+_SATURATED = 80
 """Percentage that the best score has on an axis that saturates."""
 _FALLEN = 3
 """Range of such an axis, in errors of the best score plus one point."""

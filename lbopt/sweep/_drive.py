@@ -46,14 +46,14 @@ def drive(cell: Cell, config: SweepConfig) -> Generator[list[Trial], list[Record
         of_candidates = [
             records[start : start + len(seeds)] for start in range(0, len(records), len(seeds))
         ]
-        searcher.tell([score(found) for found in of_candidates])
+        searcher.tell([score(found, cell.problem.trivial_loss) for found in of_candidates])
         searched += records
 
     chosen = Proposal(choose(searched), 1.0)
     yield [cell.trial(FINAL, chosen, seed) for seed in config.final_seeds]
 
 
-def score(records: Sequence[Record]) -> Score:
+def score(records: Sequence[Record], trivial_loss: float | None = None) -> Score:
     """Return the score of a candidate on validation, the mean over its seeds; lower is better.
 
     The score of a trial is its error: the error rate, the logarithm of the perplexity, another
@@ -65,13 +65,17 @@ def score(records: Sequence[Record]) -> Score:
     Args:
       records: Records of the search trials of one candidate at one fidelity, one for each seed; at
         least one.
+      trivial_loss: Loss of outputs that do not look at the input; None if unknown.
 
     Returns:
       The mean score, and the mean validation loss that decides between equal scores; it is infinite
       if a trial diverged.
     """
     values, losses = zip(*map(_score_of_trial, records), strict=True)
-    return Score(sum(values) / len(values), sum(losses) / len(losses))
+    trained = [record.get("train_loss") for record in records]
+    known = trivial_loss is not None and None not in trained
+    learned = not known or max(trained) < trivial_loss
+    return Score(sum(values) / len(values), sum(losses) / len(losses), learned)
 
 
 def _score_of_trial(record: Record) -> tuple[float, float]:
@@ -120,7 +124,7 @@ def choose(records: Sequence[Record]) -> Factors:
     for record in searched:
         if record["fidelity"] == longest:
             found.setdefault(factors_of(record), []).append(record)
-    return min(found, key=lambda factors: (score(found[factors]), factors))
+    return min(found, key=lambda factors: (score(found[factors])[:2], factors))
 
 
 def factors_of(record: Record) -> Factors:

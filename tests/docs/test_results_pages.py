@@ -11,15 +11,18 @@ import pathlib
 import re
 import runpy
 
+import numpy as np
 import pytest
 from _site import benchmarks, facts, studies
 
-from lbopt.cli import load_config
+from lbopt.cli import _sweep, load_config
 from lbopt.config import SweepConfig
 from lbopt.sweep.search import search_cost
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+TRIALS = sorted((ROOT / "configs" / "sweeps" / "trials").iterdir())
+"""Workdirs of studies with all their trials."""
 LIMITS = ("digits_limit", "digits_lstm_legw", "pydoc_lm_legw")
 
 
@@ -75,6 +78,42 @@ def test_every_summary_and_figure_is_on_a_page():
     shown = "".join(page.read_text() for page in (DOCS / "results" / "studies").glob("*.md"))
     for figure in (ROOT / "configs" / "sweeps").glob("*.png"):
         assert f"/{figure.name})" in shown, figure.name
+
+
+@pytest.mark.parametrize("folder", TRIALS, ids=lambda folder: folder.name)
+def test_a_summary_follows_from_its_trials(folder):
+    """Its numbers are those of the lines, by NumPy; a study that has no summary yet can go on."""
+    config, _, row = folder.name.partition("-")
+    made = load_config(
+        f"{ROOT}/configs/sweeps/{config}.py" + f":{row}" * bool(row), [], SweepConfig
+    )
+    saved = json.loads((folder / "config.json").read_text())
+    assert _sweep.study_differences(made, saved) == []
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    if folder.name not in studies.STUDIES:
+        return
+
+    summary = studies.study(folder.name)
+    assert summary["num_trials"] == len(rows)
+    score = summary["metric"]
+    better = max if score == "accuracy" else min
+    for arm in summary["arms"]:
+        for point in arm["points"]:
+            cell = [
+                one
+                for one in rows
+                if (one["arm"], one["global_batch_size"])
+                == (arm["arm"], point["global_batch_size"])
+            ]
+            final = [one[f"test_{score}"] for one in cell if one["phase"] == "final"]
+            searched = {
+                one["learning_rate"]: one[f"validation_{score}"]
+                for one in cell
+                if one["phase"] == "search" and not one["diverged"]
+            }
+            assert point[f"test_{score}_mean"] == pytest.approx(np.mean(final))
+            assert point[f"test_{score}_std"] == pytest.approx(np.std(final, ddof=1))
+            assert point["learning_rate"] == better(searched, key=searched.get)
 
 
 def told(name):

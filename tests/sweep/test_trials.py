@@ -299,6 +299,6 @@ def test_with_a_target_the_fewest_steps_are_chosen_and_who_never_gets_there_come
     faster = [row(2.0, 0.8, steps_to_target=40), row(2.0, 0.8, steps_to_target=20)]
     never = [row(4.0, 0.99, steps_to_target=10), row(4.0, 0.99, steps_to_target=None)]
     assert _drive.choose([*reached, *faster, *never]).learning_rate == 2.0
-    assert _drive.score(faster) == (pytest.approx(0.3), 1.0)
+    assert _drive.score(faster) == (pytest.approx(0.3), 1.0, True)
     assert _drive.score([row(1.0, 0.4, steps_to_target=None)]).value == pytest.approx(1.6)
     assert _drive.score([row(1.0, 0.4, steps_to_target=10, diverged=True)]).value == 2.0

@@ -94,6 +94,19 @@ def test_if_all_diverged_smaller_rates_are_tried_and_no_other_factor():
     assert rounds == [[Factors(0.5 / 2**step, 0.5, 1.0)] for step in range(1, 5)]
 
 
+def test_where_nothing_learned_the_loss_is_followed_and_not_chance():
+    def score(factors):
+        """Accuracy by chance, best in the middle, at all rates that are too large."""
+        rate = factors.learning_rate
+        return Score(-rate, rate) if rate < 0.2 else Score(0.9 - 0.1 * (rate == 1.0), rate, False)
+
+    assert rates(widened({"learning_rate_factors": RATES}, score)) == [0.25, 0.125, 0.0625]
+    unmoved = widened(
+        {"learning_rate_factors": RATES}, lambda factors: Score(0.9, -factors.learning_rate, False)
+    )
+    assert rates(unmoved) == [4.0, 8.0, 16.0, 32.0]
+
+
 def test_equal_scores_go_to_the_smallest_factors_as_in_the_choice():
     assert rates(widened({"learning_rate_factors": RATES}, lambda factors: 0.0)) == [
         0.25,

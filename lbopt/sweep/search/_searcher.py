@@ -39,11 +39,13 @@ class Score(NamedTuple):
     Attributes:
       value: Score over the candidate's seeds, see `lbopt.sweep._drive.score`; infinite if a run
         diverged, with an error rate of 1 instead for a run judged by accuracy.
-      tie: Number that decides between equal values; infinite if a run diverged.
+      tie: Loss, which decides between equal values; infinite if a run diverged.
+      learned: Whether the training loss is below that of outputs that do not look at the input.
     """
 
     value: float
     tie: float
+    learned: bool = True
 
 
 class Searcher(Protocol):

@@ -28,7 +28,8 @@ def widened(rounds: Rounds, config: SearchConfig, longest_warmup: float = math.i
     that lies at an edge, the candidate with that factor one step further is run at full length,
     all of them in one round; and so on with the best of all, up to `widen_candidates`. Of equal
     scores the smallest factors are the best, as in the choice. If a run of the best candidate
-    diverged, only smaller learning rates are tried.
+    diverged, only smaller learning rates are tried. If it did not learn, chance has chosen it: then
+    the candidate with the smallest `Score.tie` is followed.
 
     Args:
       rounds: The search itself.
@@ -63,8 +64,10 @@ def _beyond(
     config: SearchConfig, full: dict[Factors, Score], longest_warmup: float
 ) -> Iterator[Factors]:
     """Yield the best candidate with each factor that lies at an edge moved on by a step."""
-    best = min(full, key=lambda factors: (full[factors], factors))
-    diverged = not all(map(math.isfinite, full[best]))
+    best = min(full, key=lambda factors: (full[factors][:2], factors))
+    if not full[best].learned:
+        best = min(full, key=lambda factors: (full[factors].tie, factors))
+    diverged = not all(map(math.isfinite, full[best][:2]))
     for name in Factors._fields:
         factor = getattr(best, name)
         side = edge_of(config, name, factor, (getattr(one, name) for one in full))
