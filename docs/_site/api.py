@@ -88,7 +88,7 @@ MODULES = {
             "Orthogonal factor": "newton_schulz resolve_coefficients",
             "QR": "tsqr cholesky_qr2 orthonormal_basis grqr",
             "Low rank": "range_finder glu gaussian_sketch srht",
-            "Roots and products": "inverse_root matmul",
+            "Roots, products, stacks": "inverse_root matmul of_each",
         },
     ),
     "lbopt.schedules": Module(

@@ -20,3 +20,4 @@ from ._qr import (
 )
 from ._roots import inverse_root as inverse_root
 from ._sketch import gaussian_sketch as gaussian_sketch, srht as srht
+from ._stacks import of_each as of_each

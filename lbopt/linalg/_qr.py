@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from lbopt import errors, tree, types
 from lbopt.errors import UserError, require_choice
 from lbopt.linalg._matmul import matmul
+from lbopt.linalg._stacks import of_each
 
 _FAR = 5 / 64
 """Distance of Q^T Q from I beyond which a second pass of CholeskyQR may not mend it (Yamamoto)."""
@@ -217,14 +218,18 @@ def orthonormal_basis(a: jax.Array) -> jax.Array:
     q, distance = _pass_by_inverse(q)
     # A comparison with NaN is false, which asks for the other factorization too.
     is_near = jnp.all(distance <= _FAR)
-    return jax.lax.cond(is_near, lambda: q, lambda: jnp.linalg.qr(wide).Q).astype(a.dtype)
+    return jax.lax.cond(is_near, lambda: q, lambda: of_each(_orthonormal, wide)).astype(a.dtype)
+
+
+def _orthonormal(a: jax.Array) -> jax.Array:
+    return jnp.linalg.qr(a).Q
 
 
 def _pass_by_inverse(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return X R^-1 of R^T R = X^T X, and the distance of X^T X from I."""
     gram = matmul(x.conj().mT, x)
     identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
-    lower = jax.lax.linalg.cholesky(gram, symmetrize_input=False)
+    lower = of_each(lambda each: jax.lax.linalg.cholesky(each, symmetrize_input=False), gram)
     inverse = jax.lax.linalg.triangular_solve(lower, identity, left_side=True, lower=True)
     return matmul(x, inverse.conj().mT), jnp.linalg.norm(gram - identity, axis=(-2, -1))
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from lbopt import _scalars, tree
 from lbopt.errors import require_choice
 from lbopt.linalg._matmul import matmul
+from lbopt.linalg._stacks import of_each
 
 
 def inverse_root(
@@ -63,7 +64,7 @@ def inverse_root(
     if method == "newton":
         return _newton(wide, _scalars.whole("root", root), eps, _scalars.whole("steps", steps))
 
-    values, vectors = jnp.linalg.eigh(wide)
+    values, vectors = of_each(lambda each: tuple(jnp.linalg.eigh(each)), wide)
     values = values - jnp.minimum(values[..., :1], 0) + eps
     powers = jnp.where(values > 0, jnp.where(values > 0, values, 1) ** (-1 / root), 0)
     scaled = vectors * powers[..., None, :]

@@ -72,10 +72,12 @@ def score(records: Sequence[Record], trivial_loss: float | None = None) -> Score
       if a trial diverged.
     """
     values, losses = zip(*map(_score_of_trial, records), strict=True)
-    trained = [record.get("train_loss") for record in records]
-    known = trivial_loss is not None and None not in trained
-    learned = not known or max(trained) < trivial_loss
+    learned = not any(_is_trivial(record.get("train_loss"), trivial_loss) for record in records)
     return Score(sum(values) / len(values), sum(losses) / len(losses), learned)
+
+
+def _is_trivial(loss: float | None, trivial_loss: float | None) -> bool:
+    return loss is not None and trivial_loss is not None and loss >= trivial_loss
 
 
 def _score_of_trial(record: Record) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from lbopt import _scalars, tree, types
-from lbopt.linalg import matmul
+from lbopt.linalg import matmul, of_each
 from lbopt.transforms import _arguments, _matrix_view, _moments, _per_path
 
 _KL_START = 0.1
@@ -284,7 +284,7 @@ def _lerp(old: jax.Array, new: jax.Array, decay: float | jax.Array) -> jax.Array
 
 def _eigenbasis(factor: jax.Array) -> jax.Array:
     """Return eigenvectors, those of the largest eigenvalue first."""
-    return jnp.linalg.eigh(factor)[1][:, :, ::-1]
+    return of_each(lambda each: jnp.linalg.eigh(each)[1], factor)[:, :, ::-1]
 
 
 def _order(factor: jax.Array, basis: jax.Array) -> jax.Array:
@@ -296,7 +296,7 @@ def _iteration(factor: jax.Array, basis: jax.Array, order: jax.Array | None) -> 
     """Return a basis after one orthogonal iteration, on its columns in this order."""
     if order is not None:
         basis = jnp.take_along_axis(basis, order[:, None, :], 2)
-    return jnp.linalg.qr(matmul(factor, basis)).Q
+    return of_each(lambda each: jnp.linalg.qr(each).Q, matmul(factor, basis))
 
 
 def _inverse_root(eigenvalues: jax.Array) -> jax.Array:

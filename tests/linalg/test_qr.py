@@ -1,6 +1,9 @@
 """QR over devices against LAPACK in float64; words and messages counted in the program."""
 
 import functools
+import os
+import subprocess
+import sys
 import types
 
 import jax
@@ -208,3 +211,28 @@ def test_wrong_shapes_are_refused_in_one_line():
             grqr(factors, key=key)
     with refused("inverted", [True], "value"):
         grqr([jnp.eye(2)] * 2, [True], key=key)
+
+
+STACKS = """
+import jax, jax.numpy as jnp
+from lbopt.linalg import of_each
+
+xs = [jax.random.normal(jax.random.key(0), (4, size, size)) for size in (64, 96, 128, 160)]
+factored = jax.jit(lambda xs: [of_each(lambda x: jnp.linalg.qr(x).Q, x) for x in xs])
+for _ in range(3):
+    jax.block_until_ready(factored(xs))
+print("finished")
+"""
+
+
+@pytest.mark.process
+def test_stacks_of_several_sizes_do_not_wait_for_each_other_on_two_threads():
+    """jnp.linalg.qr alone hangs here, with jaxlib 0.10.2 in the first program."""
+    done = subprocess.run(
+        [sys.executable, "-c", STACKS],
+        env={**os.environ, "PJRT_NPROC": "2"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "finished\n", done.stderr
