@@ -23,6 +23,7 @@ STUDIES = (
     "precision_digits-same",
     "growing_bert",
     "fashion_limit-mlp",
+    "fashion_limit-waterfall",
     "fashion_limit-small",
 )
 """The summaries that are committed; each one's page is the name up to the first hyphen."""
