@@ -21,7 +21,8 @@ def softmax_cross_entropy(
 
     Args:
       logits: [batch, classes], or with more leading axes.
-      labels: [batch] int class indices.
+      labels: [batch] int class indices. A number that is no class aims at none: without smoothing
+        its loss is 0.
       label_smoothing: Amount e in [0, 1). The target is 1 - e on the right class, and e spread over
         classes by the rule.
       smoothing_rule: "all_classes" adds e / C to each of C classes, the right one too (Szegedy et
@@ -41,13 +42,14 @@ def softmax_cross_entropy(
     """
     check_smoothing_rule(smoothing_rule)
     logits = logits.astype(jnp.float32)
-    if isinstance(label_smoothing, float) and label_smoothing == 0.0:
+    if isinstance(label_smoothing, int | float) and label_smoothing == 0:
         # No array of log probabilities, which of many classes would be the step's largest. Optax
         # has this too, but subtracts the largest logit last, which a small loss does not survive.
         largest = jax.lax.stop_gradient(jnp.max(logits, -1))
         total = jnp.sum(jnp.exp(logits - largest[..., None]), -1)
-        right = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
-        return jnp.log(total) - (right - largest)
+        right = jnp.take_along_axis(logits, labels[..., None], -1, mode="clip")[..., 0]
+        is_class = (labels >= 0) & (labels < logits.shape[-1])
+        return jnp.where(is_class, jnp.log(total) - (right - largest), 0.0)
     log_p = jax.nn.log_softmax(logits)
     classes = logits.shape[-1]
     one_hot = jax.nn.one_hot(labels, classes, dtype=jnp.float32)

@@ -126,3 +126,22 @@ def test_an_odd_part_has_no_pairs(batch, params):
     batch = {name: array[:5] for name, array in batch.items()}
     with refused("loss.mixup_alpha", 0.4, "value"):
         task(LossConfig(mixup_alpha=0.4)).loss_fn(params, {}, batch, jax.random.key(0))
+
+
+def test_losses_and_gradients_without_smoothing_are_exact():
+    """In float64 by NumPy, for certain outputs and for labels that are no class too."""
+    rng = np.random.default_rng(0)
+    logits = (rng.normal(size=(6, 5)) * 4).astype(np.float32)
+    logits[0, 4] += 100.0  # certain and right: its loss is below the spacing of its logit
+    labels = np.array([4, 0, 2, -1, 7, 1])
+    wide = logits.astype(np.float64)
+    odds = np.exp(wide - wide.max(1, keepdims=True))
+    odds /= odds.sum(1, keepdims=True)
+    one_hot = np.eye(8)[labels][:, :5]
+    wanted = -(one_hot * np.log(odds)).sum(1)
+
+    found, pull = jax.vjp(lambda z: losses.softmax_cross_entropy(z, jnp.asarray(labels)), logits)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-30)
+    (gradient,) = pull(jnp.ones(6))
+    slopes = one_hot.sum(1, keepdims=True) * odds - one_hot
+    np.testing.assert_allclose(gradient, slopes, rtol=1e-4, atol=1e-7)
