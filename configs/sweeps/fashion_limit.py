@@ -23,7 +23,7 @@ Rows (`:ROW`):
     mlp        the same with a perceptron of 128 hidden units; 80 minutes on 2 CPU cores
     waterfall  momentum at the full batch, and what each part of a large-batch recipe adds to it; 8
                minutes on 2 CPU cores
-    small      five arms, the perceptron, 4.9 epochs, four seeds; 5 minutes on 2 CPU cores
+    small      five arms, the perceptron, 4.9 epochs, four seeds; 4 minutes on 2 CPU cores
     smoke      tiny, on scikit-learn's digits
 
 The row `waterfall` adds LARS's weight decay of 1e-4 together with the trust ratio. Shampoo treats

@@ -1,4 +1,4 @@
-"""A study of another folder than the command's own."""
+"""A study in another folder than that of the command."""
 
 from __future__ import annotations
 

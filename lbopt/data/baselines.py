@@ -198,7 +198,8 @@ def main(argv: Sequence[str] = ()) -> int:
         else:
             _show_stored(given.store, given.data_dir)
     except (UserError, EnvironmentProblem) as error:
-        parser.exit(error.exit_code, f"{one_line(f'{parser.prog}: {error}')}\n")
+        print(one_line(f"{parser.prog}: {error}"), file=sys.stderr)
+        return error.exit_code
     return 0
 
 

@@ -229,9 +229,14 @@ def _pass_by_inverse(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return X R^-1 of R^T R = X^T X, and the distance of X^T X from I."""
     gram = matmul(x.conj().mT, x)
     identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
-    lower = of_each(lambda each: jax.lax.linalg.cholesky(each, symmetrize_input=False), gram)
-    inverse = jax.lax.linalg.triangular_solve(lower, identity, left_side=True, lower=True)
+    inverse = of_each(_inverse_of_lower, gram, identity)
     return matmul(x, inverse.conj().mT), jnp.linalg.norm(gram - identity, axis=(-2, -1))
+
+
+def _inverse_of_lower(gram: jax.Array, identity: jax.Array) -> jax.Array:
+    """Return L^-1 of L L^H = `gram`."""
+    lower = jax.lax.linalg.cholesky(gram, symmetrize_input=False)
+    return jax.lax.linalg.triangular_solve(lower, identity, left_side=True, lower=True)
 
 
 class Grqr(NamedTuple):

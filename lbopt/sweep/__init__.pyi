@@ -10,6 +10,7 @@ from ._finished_trial import (
     Numbers as Numbers,
     Probes as Probes,
     finished_trial as finished_trial,
+    is_learned as is_learned,
     metric_of as metric_of,
     worst_score as worst_score,
 )

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from lbopt.config import SweepConfig
-from lbopt.sweep._finished_trial import FINAL, SEARCH, metric_of, worst_score
+from lbopt.sweep._finished_trial import FINAL, SEARCH, is_learned, metric_of, worst_score
 from lbopt.sweep._trials import Cell, Trial
 from lbopt.sweep.search import Factors, Proposal, Score, make_searcher
 from lbopt.train import lower_is_better
@@ -68,8 +68,8 @@ def score(records: Sequence[Record], trivial_loss: float | None = None) -> Score
       trivial_loss: Loss of outputs that do not look at the input; None if unknown.
 
     Returns:
-      The mean score, and the mean validation loss that decides between equal scores; it is infinite
-      if a trial diverged.
+      The mean score, the mean validation loss that decides between equal scores, infinite if a
+      trial diverged, and whether all trials learned, by their training losses.
     """
     values, losses = zip(*map(_score_of_trial, records), strict=True)
     learned = not any(_is_trivial(record.get("train_loss"), trivial_loss) for record in records)
@@ -77,7 +77,7 @@ def score(records: Sequence[Record], trivial_loss: float | None = None) -> Score
 
 
 def _is_trivial(loss: float | None, trivial_loss: float | None) -> bool:
-    return loss is not None and trivial_loss is not None and loss >= trivial_loss
+    return loss is not None and trivial_loss is not None and not is_learned(loss, trivial_loss)
 
 
 def _score_of_trial(record: Record) -> tuple[float, float]:

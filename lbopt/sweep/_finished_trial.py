@@ -14,6 +14,7 @@ Number = Finite | None
 Numbers = list[Number]
 SPLITS = ("train", "validation", "test")
 SEARCH = "search"
+_LEARNED = 0.05
 FINAL = "final"
 
 
@@ -165,6 +166,17 @@ def metric_of(record: Mapping[str, Any]) -> str:
     """Return the name of the metric that judges a trial; lines of earlier versions lack it."""
     by_fields = "perplexity" if "validation_perplexity" in record else "accuracy"
     return record.get("metric") or by_fields
+
+
+def is_learned(loss: float, trivial_loss: float) -> bool:
+    """Return whether a loss is 5 % below that of outputs that do not look at the input.
+
+    The margin is larger than the differences between batches.
+
+    >>> is_learned(2.1, 2.3), is_learned(2.29, 2.3)
+    (True, False)
+    """
+    return loss < trivial_loss - _LEARNED * abs(trivial_loss)
 
 
 def worst_score(metric: str) -> float:

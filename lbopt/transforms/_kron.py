@@ -12,7 +12,7 @@ import optax
 
 from lbopt import _scalars, tree, types
 from lbopt.errors import require_choice
-from lbopt.linalg import matmul
+from lbopt.linalg import matmul, of_each
 from lbopt.transforms import _arguments, _matrix_view, _moments, _per_path
 
 Diagonal = Literal["long", "one", "both"]
@@ -221,7 +221,10 @@ def _solved(q: jax.Array, x: jax.Array) -> jax.Array:
     """Return Q^-T x."""
     if _is_diagonal(q):
         return x / q[:, :, None]
-    return jax.lax.linalg.triangular_solve(q, x, left_side=True, lower=False, transpose_a=True)
+    solve = functools.partial(
+        jax.lax.linalg.triangular_solve, left_side=True, lower=False, transpose_a=True
+    )
+    return of_each(solve, q, x)
 
 
 def _balanced(q_in: jax.Array, q_out: jax.Array) -> tuple[jax.Array, jax.Array]:

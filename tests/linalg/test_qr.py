@@ -215,10 +215,12 @@ def test_wrong_shapes_are_refused_in_one_line():
 
 STACKS = """
 import jax, jax.numpy as jnp
-from lbopt.linalg import of_each
+from lbopt.linalg import of_each, orthonormal_basis
 
 xs = [jax.random.normal(jax.random.key(0), (4, size, size)) for size in (64, 96, 128, 160)]
-factored = jax.jit(lambda xs: [of_each(lambda x: jnp.linalg.qr(x).Q, x) for x in xs])
+factored = jax.jit(
+    lambda xs: [(of_each(lambda x: jnp.linalg.qr(x).Q, x), orthonormal_basis(x)) for x in xs]
+)
 for _ in range(3):
     jax.block_until_ready(factored(xs))
 print("finished")

@@ -302,3 +302,10 @@ def test_with_a_target_the_fewest_steps_are_chosen_and_who_never_gets_there_come
     assert _drive.score(faster) == (pytest.approx(0.3), 1.0, True)
     assert _drive.score([row(1.0, 0.4, steps_to_target=None)]).value == pytest.approx(1.6)
     assert _drive.score([row(1.0, 0.4, steps_to_target=10, diverged=True)]).value == 2.0
+
+
+@pytest.mark.parametrize(("loss", "learned"), [(2.0, True), (2.29, False), (9.0, False)])
+def test_a_candidate_has_learned_if_all_its_runs_are_below_the_trivial_loss(loss, learned):
+    rows = [row(1.0, 0.9, train_loss=1.0), row(1.0, 0.9, train_loss=loss)]
+    assert _drive.score(rows, 2.3).learned is learned
+    assert _drive.score(rows).learned

@@ -101,10 +101,11 @@ def test_where_nothing_learned_the_loss_is_followed_and_not_chance():
         return Score(-rate, rate) if rate < 0.2 else Score(0.9 - 0.1 * (rate == 1.0), rate, False)
 
     assert rates(widened({"learning_rate_factors": RATES}, score)) == [0.25, 0.125, 0.0625]
-    unmoved = widened(
-        {"learning_rate_factors": RATES}, lambda factors: Score(0.9, -factors.learning_rate, False)
-    )
-    assert rates(unmoved) == [4.0, 8.0, 16.0, 32.0]
+
+    def too_small(factors):
+        return Score(0.9 - 0.1 * (factors.learning_rate == 1.0), -factors.learning_rate, False)
+
+    assert rates(widened({"learning_rate_factors": RATES}, too_small)) == [4.0, 8.0, 16.0, 32.0]
 
 
 def test_equal_scores_go_to_the_smallest_factors_as_in_the_choice():

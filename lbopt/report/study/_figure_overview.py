@@ -10,7 +10,7 @@ from lbopt.errors import UserError
 from lbopt.report import _axes, _page
 from lbopt.report.study import _style
 from lbopt.report.study._figure_scores import draw_limit, draw_lines, draw_rings
-from lbopt.report.study._figure_target import draw_steps
+from lbopt.report.study._figure_target import draw_steps, goal_text
 from lbopt.report.study._limit import CannotTell, Limit
 from lbopt.report.study._metric import Metric
 from lbopt.report.study._study import ArmResults, Study
@@ -37,6 +37,9 @@ def check_target(study: Study, target: Study) -> None:
     if not study.has_limits:
         fix = f"it goes beneath limits, and {study.config.name} has none; leave it out"
         raise UserError("--target_study", name, fix, code="mismatch")
+    if not study.measured:
+        fix = f"no batch size of {study.config.name} has a final run yet; run lbopt sweep first"
+        raise UserError("--target_study", name, fix, code="missing")
     if not target.has_target:
         fix = "that study has no target; give one whose config sets train.target_metric"
         raise UserError("--target_study", name, fix, code="mismatch")
@@ -64,13 +67,11 @@ def overview(study: Study, target: Study, folder: pathlib.Path) -> _page.Picture
     below = {"transform": steps.transAxes, "color": _style.GREY, "fontsize": 9}
     steps.text(0.02, 0.06, "dashed: twice the batch, half the steps", **below)
 
-    train = target.config.train
-    goal = f"{train.target_metric.replace('eval/', 'validation ')} {train.target_value:g}"
     near = study.metric.amount(study.config.limit_points)
     titles = (
         f"Test {_score_text(study.metric)}, {_style.length_text(study.config)}",
         f"Largest batch within {near} of small batches, 95 % interval",
-        f"Steps to {goal}",
+        f"Steps to {goal_text(target)}",
     )
     for axes, title in zip((scores, limits, steps), titles, strict=True):
         _page.tidy(axes)

@@ -59,9 +59,7 @@ def target(study: Study, folder: pathlib.Path) -> _page.Section | None:
         _style.batch_axis(axes, study.sizes)
     steps.set_xlabel("")
 
-    train = study.config.train
-    goal = f"{train.target_metric.replace('eval/', 'validation ')} {train.target_value:g}"
-    _style.title(steps, f"Steps to {goal}", 11, None)
+    _style.title(steps, f"Steps to {goal_text(study)}", 11, None)
     found = [
         (arm, _height(cell.target.steps_median if cell.target else None))
         for arm in study.measured
@@ -79,6 +77,12 @@ def target(study: Study, folder: pathlib.Path) -> _page.Section | None:
         rows=[_row(arm) for arm in study.measured],
         colours=_style.colours(study.measured),
     )
+
+
+def goal_text(study: Study) -> str:
+    """Return the target of a study in words."""
+    train = study.config.train
+    return f"{train.target_metric.replace('eval/', 'validation ')} {train.target_value:g}"
 
 
 def _sizes(cells: tuple[CellResults, ...] | list[CellResults]) -> list[int]:

@@ -40,13 +40,13 @@ from lbopt.sweep import (
     Probes,
     by_step,
     finished_trial,
+    is_learned,
     metric_of,
     noise_scales,
     trial_identity,
 )
 from lbopt.sweep.search import can_widen, edge_of, is_beyond
 
-_LEARNED = 0.05
 _CUT = 0.99
 
 ScoredRun: TypeAlias = tuple[FinishedTrial, ExampleScores | None]
@@ -259,7 +259,7 @@ def learned(final: Sequence[FinishedTrial]) -> bool | None:
         return None
     trivial = trivial_loss(final[0])
     least = first if trivial is None else min(first, trivial)
-    return last < least - _LEARNED * abs(least)
+    return is_learned(last, least)
 
 
 def _target(final: Sequence[FinishedTrial]) -> TargetCost:

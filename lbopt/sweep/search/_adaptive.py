@@ -107,7 +107,7 @@ def _best_first(scores: Sequence[Score]) -> list[int]:
     Optuna's halving compares a trial with the earlier ones, and the best so far passes: from the
     worst to the best, a whole generation would pass.
     """
-    return sorted(range(len(scores)), key=lambda index: scores[index])
+    return sorted(range(len(scores)), key=lambda index: scores[index][:2])
 
 
 def _passes(study: Any, candidate: _OptunaCandidate, score: Score, step: int) -> bool:

@@ -158,5 +158,5 @@ def _best(
     candidates: Sequence[Factors], scores: Sequence[Score], count: int
 ) -> tuple[Factors, ...]:
     """Return the best candidates in the order of their proposal; ties go to the earlier one."""
-    ranked = sorted(range(len(candidates)), key=lambda index: scores[index])
+    ranked = sorted(range(len(candidates)), key=lambda index: scores[index][:2])
     return tuple(candidates[index] for index in sorted(ranked[:count]))

@@ -40,7 +40,7 @@ class Score(NamedTuple):
       value: Score over the candidate's seeds, see `lbopt.sweep._drive.score`; infinite if a run
         diverged, with an error rate of 1 instead for a run judged by accuracy.
       tie: Loss, which decides between equal values; infinite if a run diverged.
-      learned: Whether the training loss is below that of outputs that do not look at the input.
+      learned: Whether every run learned, see `lbopt.sweep.is_learned`.
     """
 
     value: float
