@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt import masks, tree, types
-from lbopt.errors import require_choice
+from lbopt.errors import NO_VALUE, require, require_choice
 
 SMOOTHING_RULES = ("all_classes", "other_classes")
 
@@ -34,13 +34,18 @@ def softmax_cross_entropy(
       The losses, [batch] fp32, shaped like the labels.
 
     Raises:
-      UserError: For an unknown rule.
+      UserError: For an unknown rule, or logits that do not fit the labels.
 
     >>> import jax.numpy as jnp
     >>> [round(float(loss), 4) for loss in softmax_cross_entropy(jnp.zeros((1, 4)), jnp.array([2]))]
     [1.3863]
     """
     check_smoothing_rule(smoothing_rule)
+    shape = (*labels.shape, logits.shape[-1])
+    fix = (
+        f"of shape {logits.shape} for labels of shape {labels.shape}; give logits of shape {shape}"
+    )
+    require(logits.shape == shape, "logits", NO_VALUE, fix, code="mismatch")
     logits = logits.astype(jnp.float32)
     if isinstance(label_smoothing, int | float) and label_smoothing == 0:
         # No array of log probabilities, which of many classes would be the step's largest. Optax

@@ -106,7 +106,7 @@ def test_what_cannot_be_checked_is_refused():
         lbopt.coordinate_check(mlps((64, 64)), "lamb")
     with refused("global_batch_size", 5000, "mismatch"):
         lbopt.coordinate_check(mlps(()), global_batch_size=5000)
-    own = lbopt.Problem("digits", nn.Dense(10))
+    own = lbopt.Problem("digits", nn.Sequential([lambda x: x.reshape(len(x), -1), nn.Dense(10)]))
     with refused("problems[1]", own, "type"):
         lbopt.coordinate_check({1: own, 2: own})
 

@@ -390,10 +390,10 @@ def test_a_study_of_single_candidates_may_go_on_with_any_budget_beyond_its_edges
     saved = {"config": config_to_json(config), "versions": {}}
     as_it_is = [arm["search"] for arm in saved["config"]["arms"] if arm["search"]]
     assert {search.pop("widen_candidates") for search in as_it_is} == {4}
-    assert _sweep._differences(config, saved) == []
+    assert _sweep.study_differences(config, saved) == []
     saved["config"]["search"]["widen_candidates"] = 3
     as_it_is[0]["learning_rate_factors"] = [2.0]
-    assert _sweep._differences(config, saved) == [
+    assert _sweep.study_differences(config, saved) == [
         "arms[0].search.learning_rate_factors is [2.0] there and [1.0] here",
         "search.widen_candidates is 3 there and 0 here",
     ]
