@@ -64,14 +64,12 @@ def overview(study: Study, target: Study, folder: pathlib.Path) -> _page.Picture
         draw_steps(steps, target, arm)
     _axes.log_ticks(steps, "y")
     steps.set_ylabel("median steps")
-    below = {"transform": steps.transAxes, "color": _style.GREY, "fontsize": 9}
-    steps.text(0.02, 0.06, "dashed: twice the batch, half the steps", **below)
 
     near = study.metric.amount(study.config.limit_points)
     titles = (
         f"Test {_score_text(study.metric)}, {_style.length_text(study.config)}",
         f"Largest batch within {near} of small batches, 95 % interval",
-        f"Steps to {goal_text(target)}",
+        f"Steps to {goal_text(target)}; dashed: twice the batch, half the steps",
     )
     for axes, title in zip((scores, limits, steps), titles, strict=True):
         _page.tidy(axes)

@@ -1,12 +1,14 @@
 """Figures of a study: every arm is named, means are over all seeds, and labels are readable."""
 
 import dataclasses
+import json
 import math
 
 import pytest
 import synthetic
 from synthetic import Truth, legw
 
+from lbopt.cli import main
 from lbopt.errors import UserError
 from lbopt.report import _page
 from lbopt.report.study import _style, read_study, write_study_report
@@ -244,6 +246,23 @@ def test_steps_to_a_target_stand_beneath_the_limits(tmp_path, monkeypatch):
     assert steps.lines[0].get_ydata().tolist() == [200, 100, 50]
     assert {axes.get_xlim() for axes in (scores, limits, steps)} == {scores.get_xlim()}
     assert "limits_and_steps" not in figures_of(monkeypatch, tmp_path, config, rows)
+
+
+def test_the_command_draws_both_studies(tmp_path, capsys):
+    config, rows, _ = pair()
+    sizes = (16, 64, 128)
+    truth = Truth(FLAT, steps_to_target=(200.0, 100.0, 50.0))
+    target = synthetic.make_study({"a": truth}, sizes=sizes, stops=True)
+    for name, study in {"limits": (config, rows), "target": target}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        saved = synthetic.save_study(folder, *study)
+        (folder / "config.json").write_text(json.dumps(saved))
+    flags = [f"--workdir={tmp_path / 'limits'}", f"--target_study={tmp_path / 'target'}"]
+    assert main(["report", *flags]) == 0
+    assert capsys.readouterr().out.endswith("report.html\n")
+    assert (tmp_path / "limits" / "limits_and_steps.png").stat().st_size > 10_000
+    assert "the steps to a target" in (tmp_path / "limits" / "report.html").read_text()
 
 
 def test_studies_that_do_not_fit_into_one_figure(tmp_path):
