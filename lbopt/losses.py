@@ -46,6 +46,7 @@ def softmax_cross_entropy(
         f"of shape {logits.shape} for labels of shape {labels.shape}; give logits of shape {shape}"
     )
     require(logits.shape == shape, "logits", NO_VALUE, fix, code="mismatch")
+
     logits = logits.astype(jnp.float32)
     if isinstance(label_smoothing, int | float) and label_smoothing == 0:
         # No array of log probabilities, which of many classes would be the step's largest. Optax
@@ -55,6 +56,7 @@ def softmax_cross_entropy(
         right = jnp.take_along_axis(logits, labels[..., None], -1, mode="clip")[..., 0]
         is_class = (labels >= 0) & (labels < logits.shape[-1])
         return jnp.where(is_class, jnp.log(total) - (right - largest), 0.0)
+
     log_p = jax.nn.log_softmax(logits)
     classes = logits.shape[-1]
     one_hot = jax.nn.one_hot(labels, classes, dtype=jnp.float32)

@@ -97,9 +97,9 @@ def _place_of_limit(arm: ArmResults) -> float:
 
 def _draw_scores(axes: Any, study: Study) -> None:
     """Draw test scores, an accuracy as the error; the limits are rings."""
-    shown = _shown_error if _is_share(study.metric) else study.metric.shown
+    shown = _shown_error if study.metric.is_share else study.metric.shown
     draw_lines(axes, study, shown)
-    if _is_share(study.metric):
+    if study.metric.is_share:
         _axes.log_ticks(axes, "y")
         axes.set_ylabel("test error, %")
     else:
@@ -122,9 +122,5 @@ def _draw_limits(axes: Any, arms: list[ArmResults]) -> None:
     axes.set_ylim(-0.6, len(arms) - 0.4)
 
 
-def _is_share(metric: Metric) -> bool:
-    return metric.scale == "percent" and metric.lowest == 0.0
-
-
 def _score_text(metric: Metric) -> str:
-    return "error" if _is_share(metric) else metric.text
+    return "error" if metric.is_share else metric.text

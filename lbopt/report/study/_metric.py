@@ -49,6 +49,11 @@ class Metric:
         return lower_is_better(self.name)
 
     @property
+    def is_share(self) -> bool:
+        """Whether a score is a share from 0 to 1, so that 1 less it is an error."""
+        return self.scale == "percent" and self.lowest == 0.0
+
+    @property
     def label(self) -> str:
         """Label of an axis."""
         return f"{self.text}, %" if self.scale == "percent" else self.text

@@ -145,7 +145,7 @@ def score_axis(axes: Any, metric: Metric) -> None:
     shared = axes.get_shared_y_axes().get_siblings(axes)
     low = min(one.dataLim.y0 for one in shared)
     high = max(one.dataLim.y1 for one in shared)
-    if metric.scale == "percent" and metric.lowest == 0.0 and _axes.saturates(low, high):
+    if metric.is_share and _axes.saturates(low, high):
         alone = len(axes.figure.axes) == 1
         _axes.error_axis(axes, low, high, 3.3 if alone else 1.2)
         if axes.get_ylabel() and alone:
