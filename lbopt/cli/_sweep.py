@@ -135,12 +135,7 @@ def sweep_in(
     # Find out before the first trial whether the study can be run and its report drawn.
     new_figure()
     available_devices()
-    problems = make_problems(config)
-    cells = make_cells(config, problems)
-    foreword = can_decide(config, problems, pilot) if job.index == 0 else []
     together = config.trial_devices == "all"
-    if together:
-        check_cells(cells)
     compare = functools.partial(study_differences, config)
     num_devices = jax.device_count() if together else 1
     with PreemptionWatch(job) as watch, local_workdir(shard_folder(study, shard), job) as folder:
@@ -150,6 +145,14 @@ def sweep_in(
             others.refuse_others(shard, compare)
             others.fetch()
         own = _own_files.checked("sweep", ours, folder, compare, files or {}, job)
+
+        # Loading the data may take minutes: whatever else may be wrong comes before.
+        problems = make_problems(config)
+        cells = make_cells(config, problems)
+        foreword = can_decide(config, problems, pilot) if job.index == 0 else []
+        if together:
+            check_cells(cells)
+
         alone = None if others else shard  # in a bucket each shard has a folder of its own
         with open_workdir(
             folder, "sweep", ours, compare, num_devices, command, job, alone, own

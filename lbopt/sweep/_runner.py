@@ -93,6 +93,8 @@ def run_sweep(
         try:
             if job.index == 0:
                 left = [] if together else study.unfinished(chosen)
+                if left:
+                    progress.say("compiling and timing a step of each arm")
                 steps = runner.time_steps(left) if left else None
                 side_by_side = runner.side_by_side * (1 if together else job.count)
                 for line in [*study.forecast(steps, side_by_side), *foreword]:

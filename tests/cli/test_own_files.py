@@ -110,8 +110,7 @@ def test_a_study_of_changed_files_is_refused(project, refusing, monkeypatch, tmp
     with open_workdir(folder, "sweep", config, lambda saved: [], own=own_files(config)):
         pass
     study = ["--config=conf.py:study", f"--workdir={folder}"]
-    with (project / "data/my.npz").open("ab") as stream:
-        stream.write(b"\0")
+    (project / "data/my.npz").write_bytes(b"of nothing")  # refused before it is loaded
     with refused("--workdir", str(folder), "mismatch") as caught:
         refusing("sweep", *study)
     assert "data/my.npz has" in str(caught.value)

@@ -62,6 +62,11 @@ def _num_windows(text: np.ndarray, sequence_length: int, partial: bool = False) 
     return -(-predicted // sequence_length) if partial else predicted // sequence_length
 
 
+def _check_length(sequence_length: int) -> None:
+    fix = "use windows of at least 1 token"
+    require(sequence_length >= 1, "sequence_length", sequence_length, fix)
+
+
 def _take_windows(
     text: np.ndarray, sequence_length: int, indices: np.ndarray
 ) -> dict[str, np.ndarray]:
@@ -150,7 +155,7 @@ class TextStreams:
       num_left_out: Number of tokens at the end of the text that are not read.
 
     Raises:
-      UserError: If there is less than one window for each stream.
+      UserError: If a window has no token, or there is less than one window for each stream.
 
     References:
       Zaremba et al., Recurrent Neural Network Regularization, arXiv 1409.2329v5, section 4.1: the
@@ -160,6 +165,7 @@ class TextStreams:
     reading = Reading(in_order=True)
 
     def __init__(self, text: np.ndarray, num_streams: int, sequence_length: int):
+        _check_length(sequence_length)
         needed = num_streams * sequence_length + 1
         fix = (
             f"windows of {sequence_length} tokens in {num_streams} streams need {needed} tokens, "
@@ -202,12 +208,13 @@ class EvalTextStreams:
       sequence_length: Tokens of a window.
 
     Raises:
-      UserError: If there is no token to predict.
+      UserError: If a window has no token, or the text none to predict.
     """
 
     reading = Reading(in_order=True)
 
     def __init__(self, text: np.ndarray, sequence_length: int):
+        _check_length(sequence_length)
         fix = "a part of the text has fewer than two tokens; use more text"
         require(len(text) >= 2, "text", len(text), fix)
         self._text = text

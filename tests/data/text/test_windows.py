@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from refusal import refused
 
-from lbopt.data.text import TextStreams, join_documents
+from lbopt.data.text import EvalTextStreams, TextStreams, join_documents
 from lbopt.data.text._pieces import SEP
 from lbopt.data.text._tokens import gather_documents
 from lbopt.data.text._wordpiece import Document
@@ -73,3 +73,10 @@ def test_too_little_text_for_the_batch():
         TextStreams(np.arange(40), 8, 5)
     assert "41" in str(caught.value)
     assert caught.value.also == {"sequence_length": "sequence_length"}
+
+
+def test_windows_without_tokens():
+    with refused("sequence_length", 0):
+        TextStreams(np.arange(41), 8, 0)
+    with refused("sequence_length", 0):
+        EvalTextStreams(np.arange(41), 0)
