@@ -19,9 +19,9 @@ batch sizes is seen with power 0.8, if seeds vary by 0.37 points.
 Rows (`:ROW`):
 
     (none)  Fashion-MNIST, a perceptron of 128 hidden units, 19.99 epochs; margin one point
-    lm      a decoder of 1 M parameters on the Brown corpus, 1 M tokens, at 1,024, 16,384 and 65,536
-            tokens a step; five seeds, margin one percent of the loss. Its numbers at 1,024 tokens
-            are not tuned
+    lm      a decoder of 1 M parameters on the Brown corpus, 0.5 M tokens, at 1,024, 16,384 and
+            65,536 tokens a step; five seeds, margin one percent of the loss. Its numbers at 1,024
+            tokens are not tuned
     small   Fashion-MNIST in 4.9 epochs, four seeds; sized for 20 minutes on 2 CPU cores
     smoke   tiny, on scikit-learn's digits
 """
@@ -99,8 +99,8 @@ def get_config(arg: str = "") -> SweepConfig:
 
 
 def _use_text(config: SweepConfig) -> None:
-    """Train the model of configs/sweeps/lm_critical.py on its corpus of the row `brown-1m`."""
-    study = lm_critical.get_config("brown-1m")
+    """Train the model of configs/sweeps/lm_critical.py on its corpus of the row `brown-500k`."""
+    study = lm_critical.get_config("brown-500k")
     for name in ("data", "model", "num_epochs", "eval_global_batch_size"):
         setattr(config.train, name, getattr(study.train, name))
     config.global_batch_sizes = (8, 128, 512)

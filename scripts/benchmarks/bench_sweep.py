@@ -146,6 +146,7 @@ def _torch_case(model: str, batch_size: int, epochs: int) -> list[dict]:
             task="language_model",
             outputs=torch_loops.VOCABULARY,
         )
+        study.microstep_size = 16  # as in configs/sweeps/lm_critical.py
     study.search = SearchConfig(
         learning_rate_factors=(0.5, 1.0, 2.0), seeds=(0,), widen_candidates=0
     )
