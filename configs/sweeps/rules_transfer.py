@@ -69,7 +69,7 @@ def get_config(arg: str = "") -> SweepConfig:
         about=About(
             paper="LEGW 1901.08256v1, Malladi et al. 2205.10287v3, Marek et al. 2507.07101v2",
             note="Own choice: network, batch sizes, epochs, base numbers, margin, seeds.",
-            status="not yet run",
+            status="not yet run" if arg else "measured here",
         ),
         train=TrainConfig(
             name="rules_transfer",

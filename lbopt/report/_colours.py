@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 PAPER = "#ffffff"
@@ -87,6 +89,18 @@ def optimizer_look(name: str, nesterov: bool = False) -> Look:
     letters = zlib.crc32(last.encode("utf-8", "backslashreplace"))
     colour = _OWN_COLOURS[letters % len(_OWN_COLOURS)]
     return Look(colour, _OWN_MARKERS[letters // len(_OWN_COLOURS) % len(_OWN_MARKERS)])
+
+
+def told_apart(colours: Sequence[str]) -> list[str]:
+    """Return the colours of arms, or others of the optimizers' colours if all arms have the same.
+
+    >>> told_apart(["#0c8599", "#1c7ed6"]), told_apart(["#0c8599", "#0c8599"])
+    (['#0c8599', '#1c7ed6'], ['#0c8599', '#d9480f'])
+    """
+    if len(set(colours)) != 1:
+        return list(colours)
+    others = [look.colour for look in _LOOKS.values() if look.colour != colours[0]]
+    return list(itertools.islice(itertools.cycle([colours[0], *others]), len(colours)))
 
 
 def all_optimizer_colours() -> list[str]:

@@ -73,12 +73,18 @@ def test_the_colour_of_an_own_optimizer_depends_on_its_name_alone():
 
 
 def test_arms_of_one_optimizer_have_its_colour_and_other_markers():
-    arms = {f"arm {place}": Truth((0.9, 0.9, 0.9)) for place in range(3)}
-    study = read_study(*synthetic.make_study(arms))
-    looks = [_style.look(arm) for arm in study.arms]
-    assert len({look["color"] for look in looks}) == 1
-    assert len({look["marker"] for look in looks}) == 3
-    assert len({look["linestyle"] for look in looks}) == 3
+    arms = {f"arm {place}": Truth((0.9, 0.9, 0.9)) for place in range(4)}
+    config, records = synthetic.make_study(arms)
+    config["arms"][3]["optimizer"]["name"] = "lars"
+    *same, other = (_style.look(arm) for arm in read_study(config, records).arms)
+    assert {look["color"] for look in same} == {optimizer_look("momentum").colour}
+    assert other["color"] == optimizer_look("lars").colour
+    assert len({look["marker"] for look in same}) == 3
+    assert len({look["linestyle"] for look in same}) == 3
+
+    # Without another optimizer, colours tell them apart.
+    alone = read_study(*synthetic.make_study(dict(list(arms.items())[:3])))
+    assert len({_style.look(arm)["color"] for arm in alone.arms}) == 3
 
 
 def test_a_figure_exchanges_its_colours_in_dark_mode(tmp_path, monkeypatch):

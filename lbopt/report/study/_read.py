@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from lbopt import _typed_json
 from lbopt.config import SearchConfig, SweepConfig, completed_json
-from lbopt.report._colours import optimizer_look
+from lbopt.report._colours import optimizer_look, told_apart
 from lbopt.report.study._arm_limit import from_smallest, with_limit
 from lbopt.report.study._critical_batch import CriticalBatch, measure_critical_batch
 from lbopt.report.study._metric import ACCURACY, Metric, mean, metric_named, trivial_loss
@@ -84,6 +84,7 @@ def _study(config: SweepConfig, metric: Metric, runs: Sequence[ScoredRun]) -> St
     colours = [
         optimizer_look(arm.optimizer.name, arm.optimizer.nesterov).colour for arm in config.arms
     ]
+    shown = told_apart(colours)
     for place, settings in enumerate(config.arms):
         search = config.arm_search(place)
         found = [
@@ -94,7 +95,7 @@ def _study(config: SweepConfig, metric: Metric, runs: Sequence[ScoredRun]) -> St
             for size, runs in found
             if any(run.is_final for run, _ in runs)
         )
-        arm = ArmResults(place, settings, config.arm_train(place), search, cells)
+        arm = ArmResults(place, settings, config.arm_train(place), search, cells, shown[place])
         twins = colours[:place].count(colours[place])
         arms.append(dataclasses.replace(arm, twins=twins))
     study = Study(config, metric, tuple(arms), None, tuple(run for run, _ in runs))

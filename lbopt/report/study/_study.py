@@ -265,6 +265,7 @@ class ArmResults:
       train: Config of the arm's runs.
       search: Config of the arm's search.
       cells: Tested cells, ascending in batch size.
+      colour: Colour in figures: its optimizer's, or another one if all arms had the same.
       limit: Estimate of the limit; None where the study has none, or the smallest batch has no
         result yet.
       limit_over_examples: Whether the bootstrap of the limit resamples test examples too, not
@@ -283,6 +284,7 @@ class ArmResults:
     train: TrainConfig
     search: SearchConfig
     cells: tuple[CellResults, ...]
+    colour: str
     limit: LimitEstimate | None = None
     limit_over_examples: bool = False
     failure: Failure | None = None

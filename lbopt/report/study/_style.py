@@ -40,13 +40,13 @@ _HANDLE_EMS = 4.8
 def look(arm: ArmResults, **changes: Any) -> dict[str, Any]:
     """Return the look of an arm, the same in every figure, as options of `Axes.plot`.
 
-    The colour is that of its optimizer; arms of one colour differ in markers and lines.
+    Arms of one optimizer differ in markers and lines; see `ArmResults` for their colours.
     """
     optimizer = arm.config.optimizer
-    colour, marker = _colours.optimizer_look(optimizer.name, optimizer.nesterov)
+    marker = _colours.optimizer_look(optimizer.name, optimizer.nesterov).marker
     markers = [marker, *(other for other in _colours.MARKERS if other != marker)]
     return {
-        "color": colour,
+        "color": arm.colour,
         "marker": markers[arm.twins % len(markers)],
         "linestyle": _colours.LINES[arm.twins % len(_colours.LINES)],
         "markersize": 5,
