@@ -91,11 +91,13 @@ def run_sweep(
         job.doing("searching and testing", patience=_PATIENCE)
         chosen = cells if together else deal_cells(cells, config)[job.index :: job.count]
         try:
+            left = study.unfinished(chosen)
+            if left:
+                progress.say("compiling and timing a step of each arm")
+            # Devices that train together take the same steps in every process.
+            timed = left and (together or job.index == 0)
+            steps = runner.time_steps(left) if timed else None
             if job.index == 0:
-                left = [] if together else study.unfinished(chosen)
-                if left:
-                    progress.say("compiling and timing a step of each arm")
-                steps = runner.time_steps(left) if left else None
                 side_by_side = runner.side_by_side * (1 if together else job.count)
                 for line in [*study.forecast(steps, side_by_side), *foreword]:
                     progress.say(line)
@@ -207,7 +209,7 @@ class Runner:
 
     def _time(self, cell: Cell, seconds: float) -> float:
         """Return the seconds of a step of one trial of a cell; compile its program first."""
-        if self._watch.requested:
+        if self._watch.requested and not self._together:
             return math.inf
         search = self._config.arm_search(cell.index)
         trial = cell.trial(SEARCH, Proposal(Factors(1.0, 1.0, 1.0), 1.0), search.seeds[0])
@@ -218,7 +220,6 @@ class Runner:
             key = program_key(cell, trial)
             program = self._programs.setdefault(key, Once(lambda: self._compiled(cell, trial)))()
             session = self._session(program, cell)
-            assert isinstance(session, Session), "a mesh's trials are not timed"
             return session.time_steps(trial, seconds) / session.width
 
     def _serve(self, work: Work) -> None:

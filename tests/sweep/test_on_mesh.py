@@ -27,13 +27,14 @@ def study(**changes):
     return config, cells
 
 
-def test_all_devices_find_what_one_finds(tmp_path):
+def test_all_devices_find_what_one_finds(tmp_path, capsys):
     rows = []
     for devices in ("all", "one"):
         config, cells = study(trial_devices=devices)
         folder = tmp_path / devices
         folder.mkdir()
         found = run_sweep(config, cells, folder)
+        assert "on this machine, as busy as it is now" in capsys.readouterr().err
         rows.append({_trials.trial_identity(row): row for row in found})
 
     ours, theirs = rows
@@ -96,6 +97,7 @@ def test_two_processes_train_every_trial_together(
 
     job = start(command, count=2, devices=2)
     assert job.codes(300) == [0, 0], job.said(0)
+    assert any("on this machine, as busy as it is now" in line for line in job.said(0))
     rows = [
         json.loads(line) for line in (tmp_path / "study" / "results.jsonl").read_text().splitlines()
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -34,6 +35,7 @@ from lbopt.transforms import has_evaluated_params
 
 _STEPS = 100
 """Most steps in a call, so that divergence and a request to stop are noticed soon."""
+_TIMED_STEPS = 4
 ProbeFn: TypeAlias = Callable[[Any, Any], dict[str, Any]]
 _CHOSEN = 0
 """Seed of the choice of the training examples that are probed."""
@@ -154,6 +156,28 @@ class MeshSession:
             np.asarray(jax.device_get(values), np.float32) for values in zip(*found, strict=True)
         )
         run.extend(losses, distances)
+
+    def time_steps(self, trial: Trial, seconds: float) -> float:
+        """Return the seconds of a step, the mean of a few after one that compiles the program.
+
+        Args:
+          trial: The trial that runs for a while.
+          seconds: 0 to compile only. The number of steps does not depend on it, as all processes
+            take the same steps.
+        """
+        self.begin({0: trial})
+        self._step()
+        if not seconds:
+            return 0.0
+
+        self.begin({0: trial})
+        jax.block_until_ready(self._state)
+        count = min(_TIMED_STEPS, trial.num_steps)
+        begin = time.perf_counter()
+        for _ in range(count):
+            self._step()
+        jax.block_until_ready(self._state)
+        return (time.perf_counter() - begin) / count
 
     def _step(self) -> tuple[Any, Any]:
         mesh = self._program.mesh
