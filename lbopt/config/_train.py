@@ -219,6 +219,9 @@ class TrainConfig(FromText):
         require(once, "trackers", self.trackers, "name each once")
         if self.target_metric:
             check_metric("target_metric", self.target_metric)
+        if self.target_metric == "eval/accuracy":
+            fix = "an accuracy is a share; give a number above 0 and at most 1"
+            require(0 < self.target_value <= 1, "target_value", self.target_value, fix)
         require_choice("about.status", self.about.status, STATUSES)
         for name, check in (
             ("data", check_data),

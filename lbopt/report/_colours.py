@@ -68,7 +68,7 @@ LINES = ("-", (0, (5, 1.5)), (0, (1.3, 1.3)), (0, (6, 1.5, 1.3, 1.5)))
 
 
 def optimizer_look(name: str, nesterov: bool = False) -> Look:
-    """Return the colour and the marker of an optimizer, the same in every report.
+    """Return the colour and the marker of an optimizer, the same wherever optimizers are compared.
 
     Args:
       name: Name in a config: lbopt's own, or the path of another, whose last name counts.
@@ -92,7 +92,7 @@ def optimizer_look(name: str, nesterov: bool = False) -> Look:
 
 
 def told_apart(colours: Sequence[str]) -> list[str]:
-    """Return the colours of arms, or others of the optimizers' colours if all arms have the same.
+    """Return the colours of arms; if all arms have the same, those of other optimizers tell them.
 
     >>> told_apart(["#0c8599", "#1c7ed6"]), told_apart(["#0c8599", "#0c8599"])
     (['#0c8599', '#1c7ed6'], ['#0c8599', '#d9480f'])

@@ -62,6 +62,14 @@ COMMAND_LINES = {
         field("trackers", "('wandb', 'wandb')"),
         ("config.trackers", ("wandb", "wandb"), "value"),
     ),
+    "an accuracy in percent": (
+        (*field("target_metric", "eval/accuracy"), "--config.target_value=90"),
+        ("config.target_value", 90.0, "value"),
+    ),
+    "an accuracy without a value": (
+        field("target_metric", "eval/accuracy"),
+        ("config.target_value", 0.0, "value"),
+    ),
     "trackers of a study": (
         sweep("--config.train.trackers=('wandb',)"),
         ("config.train.trackers", ("wandb",), "unused"),

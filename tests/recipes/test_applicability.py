@@ -350,7 +350,7 @@ IDLE_IN_A_STUDY = {
 
 @pytest.mark.parametrize("name", IDLE_IN_A_STUDY)
 def test_a_flag_without_effect_on_a_study_is_refused(name):
-    kind = {"limit_points": ["train.target_metric=eval/accuracy", "train.stop_at_target=True"]}
+    kind = {"limit_points": ["train.target_metric=eval/loss", "train.stop_at_target=True"]}
     others = kind.get(name, ["trial_devices=all"])
     flags = [f"--config.{flag}" for flag in (*others, f"{name}={IDLE_IN_A_STUDY[name]}")]
     with refused(f"config.{name}", code="unused"):

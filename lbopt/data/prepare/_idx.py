@@ -129,16 +129,21 @@ class IdxFiles:
 
     def _checked(self, name: str, file: pathlib.Path) -> bytes:
         size = BYTES[name]
-        data = _unpacked(file, size + 1)
+        data = _unpacked(file, max(BYTES.values()) + 1)
         digest = hashlib.sha256(data).hexdigest()
         if digest == CHECKSUMS[self._name][name]:
             return data
 
-        others = [other for other, known in CHECKSUMS.items() if known[name] == digest]
+        others = [
+            f"{known_name} of {other}"
+            for other, known in CHECKSUMS.items()
+            for known_name, theirs in known.items()
+            if theirs == digest
+        ]
         fix = f"its data have the SHA-256 {digest}, not that of {self._name}; give the files of "
         fix += f"{self._name}"
         if others:
-            fix = f"it is of {others[0]}; give the file of {self._name}"
+            fix = f"it is {others[0]}; give {name} of {self._name}"
         elif len(data) < size:
             fix = f"it has {len(data)} of {size} bytes, so it was cut short; fetch it again"
         raise UserError(str(file), reason=fix, code="mismatch" if others else "damaged")

@@ -55,9 +55,10 @@ def make_windows(text: Sequence[Document] | np.ndarray, sequence_length: int) ->
 
 def _num_windows(text: np.ndarray, sequence_length: int, partial: bool = False) -> int:
     """Return the number of windows of a text, see `TextWindows`."""
+    _check_length(sequence_length)
     predicted = len(text) - 1
-    fix = f"a part of the text has {predicted} tokens; use windows of at least 1 and at most that"
-    fits = sequence_length >= 1 and predicted >= (1 if partial else sequence_length)
+    fix = f"a part of the text has {predicted} tokens; use windows of at most that"
+    fits = predicted >= (1 if partial else sequence_length)
     require(fits, "sequence_length", sequence_length, fix)
     return -(-predicted // sequence_length) if partial else predicted // sequence_length
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 from typing import Any
@@ -60,8 +61,10 @@ def overview(study: Study, target: Study, folder: pathlib.Path) -> _page.Picture
 
     _draw_scores(scores, study)
     _draw_limits(limits, arms)
+    known = _style.colours(study.arms)
     for arm in target.measured:
-        draw_steps(steps, target, arm)
+        colour = known.get(arm.name, arm.colour)
+        draw_steps(steps, target, dataclasses.replace(arm, colour=colour))
     _axes.log_ticks(steps, "y")
     steps.set_ylabel("median steps")
 

@@ -150,8 +150,14 @@ def test_one_that_exists_is_opened_and_its_files_are_not_read(tmp_path):
 
 IMAGES = "train-images-idx3-ubyte"
 PACKED = gzip.compress(FILES["fashion_mnist"][IMAGES])
+TEST_IMAGES = "t10k-images-idx3-ubyte"
 DAMAGES = {
     "another data set": (gzip.compress(FILES["mnist"][IMAGES]), "mismatch", {"mnist"}),
+    "another split": (
+        gzip.compress(FILES["fashion_mnist"][TEST_IMAGES]),
+        "mismatch",
+        {TEST_IMAGES, IMAGES},
+    ),
     "cut short": (PACKED[: len(PACKED) // 2], "damaged", set()),
     "cut short before it was packed": (
         gzip.compress(FILES["fashion_mnist"][IMAGES][:-9]),
