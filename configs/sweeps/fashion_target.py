@@ -5,12 +5,12 @@
 
 Protocol. The form is that of Shallue et al., arXiv 1811.03600, Figure 1: the fewest steps to a
 target, with a quasi-random search of its own at every batch size, the same for every optimizer. A
-candidate is a learning rate and a warmup; there are ten, and up to four more beyond an edge. Rates
-are constant after the warmup, so that a run does not have to know its length. The candidate that
-reaches the target in the fewest steps runs again with five fresh seeds, whose median counts. A run
-ends at its target, or misses it after the epochs of the row. The error is that on 10,000 training
-images that nothing trains on; nothing here reads the test set before the end. The gradient noise
-scale is measured beside.
+candidate is a learning rate and a warmup; there are ten (six in `small`), and up to four more
+beyond an edge. Rates are constant after the warmup, so that a run does not have to know its length.
+The candidate that reaches the target in the fewest steps runs again with five fresh seeds, whose
+median counts. A run ends at its target, or misses it after the epochs of the row. The error is that
+on 10,000 training images that nothing trains on; nothing here reads the test set before the end.
+The gradient noise scale is measured beside.
 
 The paper's target for its Simple CNN is a validation error of 0.1. The perceptron does not get
 there at a constant rate; its target is 0.12.

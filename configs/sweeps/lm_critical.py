@@ -4,17 +4,17 @@
     lbopt prepare text --preset=brown --from=data --name=brown --vocab_size=2048
     lbopt sweep --config=configs/sweeps/lm_critical.py:brown-1m --workdir=runs/lm_brown_1m
 
-Protocol. A decoder with windows of 128 tokens of English, from 4,096 tokens a step up to the batch
-that leaves 7 steps or more, and 1 M at most. All runs of a row see the same tokens, less than one
-pass, so nothing repeats; the score is the loss on the test split, and a limit allows one percent
-more. Every arm has the same search around its own rule at every batch size: three rates, and up to
-four more where the best lies at an edge. All choices were made on the validation split. The test
-split is read once, by five fresh seeds (three in `small`). Two rows that differ in their tokens
-show how the limit grows.
+Protocol. A decoder with windows of 128 tokens of English, from 4,096 tokens a step (2,048 in
+`small`) up to the batch that leaves 7 steps or more, and 1 M at most. All runs of a row see the
+same tokens, less than one pass, so nothing repeats; the score is the loss on the test split, and a
+limit allows one percent more. Rates warm up over a tenth of the tokens. Every arm has the same
+search around its own rule at every batch size: three rates, and up to four more where the best lies
+at an edge. All choices were made on the validation split. The test split is read once, by five
+fresh seeds (three in `small`). Two rows that differ in their tokens show how the limit grows.
 
-In the row `target` rates are constant and the weights are averaged (arXiv 2410.21676): decay 0.99
-at 8,192 tokens a step, and the same half-life in tokens at every batch size. The fewest steps to
-the target count, and the batch with 20 % overhead is in the report.
+In the row `target` rates are constant after 0.02 epochs, and the weights are averaged (arXiv
+2410.21676): decay 0.99 at 8,192 tokens a step, and the same half-life in tokens at every batch
+size. The fewest steps to the target count, and the batch with 20 % overhead is in the report.
 
 Power, by `lbopt check`: at one batch size 5 seeds show a difference of 3 % between two of 7 arms
 with power 0.8, if seeds vary by 1 %, which is a guess; `--pilot=WORKDIR` measures that spread.

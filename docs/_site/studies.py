@@ -83,6 +83,7 @@ FACTS = (
     "arm",
     "claim",
     "claims",
+    "costs_table",
     "diffusion_table",
     "finding",
     "findings",
@@ -216,7 +217,7 @@ def study_facts(name):
     sizes = [one["global_batch_size"] for one in found["arms"][0]["points"]]
     versions = found["versions"]
     rows = [
-        ("arms", ", ".join(one["arm"] for one in found["arms"])),
+        ("arms", "; ".join(one["arm"] for one in found["arms"])),
         ("batch sizes", ", ".join(f"{size:,}" for size in sizes)),
         ("trials", _trials(found)),
         ("score", f"test {found['metric']}; {_drop(found)}"),
@@ -368,6 +369,28 @@ def diffusion_table(name):
         for one in arm_["points"]
     ]
     return table(("arm", "batch", "R² of log t", "R² of t^p", "p"), rows)
+
+
+def costs_table(name):
+    """Return the table of rule x batch size: points of accuracy less than the best search has."""
+    found = {one["arm"]: one["points"] for one in study(name)["arms"]}
+    searched = [points for label, points in found.items() if label.endswith("searched")]
+    best = [
+        max(one["test_accuracy_mean"] for one in cells) for cells in zip(*searched, strict=True)
+    ]
+    rows = [
+        (
+            label,
+            *(
+                f"{100 * (top - one['test_accuracy_mean']):.2f}"
+                for top, one in zip(best, points, strict=True)
+            ),
+        )
+        for label, points in found.items()
+        if not label.endswith("searched")
+    ]
+    sizes = [f"batch {one['global_batch_size']:,}" for one in searched[0]]
+    return table(("points less than the best search", *sizes), rows)
 
 
 def waterfall_table(name):

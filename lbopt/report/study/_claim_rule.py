@@ -95,6 +95,8 @@ def _cost(metric: Metric, best: CellResults, kept: CellResults) -> str:
     if broken or not all(map(math.isfinite, means)):
         return f"not to be compared ({count(broken, 'seed')} diverged)"
     lost = metric.worse_by(*means)
+    if lost == 0:
+        return "the same"
     return f"{metric.amount(abs(lost))} {'worse' if lost > 0 else 'better'}"
 
 
