@@ -361,3 +361,49 @@ def test_the_families_are_those_of_the_script():
     wanted = runpy.run_path(str(ROOT / "scripts" / "train_families.py"))["ALL"]
     found = json.loads((DOCS / "results" / "families.json").read_text())
     assert [(run["config"], run.get("seed")) for run in found["runs"]] == list(wanted)
+
+
+def test_published_accuracies_are_met():
+    scores = {}
+    for run in json.loads((DOCS / "results" / "families.json").read_text())["runs"]:
+        scores.setdefault(run["config"], []).append(100 * run.get("test/accuracy", 0.0))
+    table = runpy.run_path(str(ROOT / "configs" / "mnist1d.py"))["TABLE"]
+    for row, (*_, published) in table.items():
+        found = scores[f"configs/mnist1d.py:{row}"]
+        assert len(found) == 5
+        assert abs(np.mean(found) - published) <= 2
+    # zalandoresearch/fashion-mnist@55506a9, README: two convolutions with pooling.
+    assert 87.6 <= min(scores["configs/fashion_mnist.py:quarter-adam"])
+
+
+def test_what_is_said_of_the_limit_on_fashion_mnist():
+    name = "fashion_limit-mlp"
+    arms = {one["arm"]: one["points"] for one in studies.study(name)["arms"]}
+    assert (len(arms), arms["Muon + LEGW"][-1]["steps"]) == (10, 20)
+    for place in range(6):
+        means = {arm: points[place]["test_accuracy_mean"] for arm, points in arms.items()}
+        assert max(means, key=means.get) == "Muon + LEGW"
+    factors = {arm: [one["learning_rate_factor"] for one in arms[arm]] for arm in arms}
+    assert set(factors["LAMB + LEGW"]) == {0.5}
+    others = [value for arm in arms if arm != "LAMB + LEGW" for value in factors[arm]]
+    assert (min(others), max(others)) == (1 / 32, 2)
+    edges = [arm for arm, points in arms.items() if points[-1]["at_edge_of_grid"]]
+    assert edges == ["Momentum + linear"]
+    apart = studies.finding(name, "At batch 50000").partition("tell Muon + LEGW apart from")[2]
+    assert all(arm in apart for arm in arms if arm != "Muon + LEGW")
+    goes = studies.claim("layerwise_legw_goes_further", name)
+    assert goes["verdict"] == "did not hold"
+
+
+def test_what_is_said_of_rules_without_a_search():
+    name = "rules_transfer"
+    arms = {one["arm"]: one["points"] for one in studies.study(name)["arms"]}
+    rates = {arm: [one["learning_rate"] for one in points] for arm, points in arms.items()}
+    assert rates["sqrt, searched"] == rates["as by sqrt"] == [0.002, 0.008, 0.016]
+    assert rates["LEGW, searched"] == [0.002, 0.016, 0.032]
+    steps = {arm: [one["warmup_steps"] for one in points] for arm, points in arms.items()}
+    assert steps["as by sqrt"][-1] == 1
+    assert set(steps["as by LEGW"]) == {39}
+    verdicts = {one["claim"]: one["verdict"] for one in studies.study(name)["claims"]}
+    assert verdicts.pop("rule_needs_no_search_linear") == "did not hold"
+    assert set(verdicts.values()) == {"held"}
