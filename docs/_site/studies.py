@@ -222,6 +222,7 @@ def study_facts(name):
         ("trials", _trials(found)),
         ("score", f"test {found['metric']}; {_drop(found)}"),
         ("versions", f"Python {versions['python']}, JAX {versions['jax']}"),
+        *([("machine", found["machine"])] if "machine" in found else []),
         ("all numbers", f"`configs/sweeps/{name}.json`"),
     ]
     shown = table(("study", f"`{name.replace('-', ':', 1)}`"), rows)

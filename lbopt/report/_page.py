@@ -13,7 +13,7 @@ from lbopt._shown import printable
 from lbopt.errors import MissingPackage
 from lbopt.report._colours import GREY, GRID, INK, PAPER, SOFT_INK, dark_colours
 from lbopt.report._template import PAGE, STYLE
-from lbopt.workdir import environment_changes, write_bytes, write_text
+from lbopt.workdir import environment_changes, machine_text, write_bytes, write_text
 
 
 class Picture(NamedTuple):
@@ -341,8 +341,7 @@ def environment_text(saved: Mapping[str, Any], command: str) -> str:
     if saved.get("code_revision"):
         revision += f"git {saved['code_revision']} of the config's folder\n"
     resumed = "".join(f"\nresumed with {change}" for change in environment_changes(saved))
-    devices = f"{saved['num_devices']} x {saved['device_kind']}"
-    return f"{command}\n\n{versions}\n{revision}{devices}{resumed}"
+    return f"{command}\n\n{versions}\n{revision}{machine_text(saved)}{resumed}"
 
 
 def need(package: str) -> Any:

@@ -22,6 +22,7 @@ from lbopt.config import (
 )
 from lbopt.report import _settings
 from lbopt.train import lower_is_better
+from lbopt.workdir import machine_text
 
 Lines = Sequence[Mapping[str, Any]]
 """Lines of metrics.jsonl."""
@@ -103,7 +104,7 @@ def spent(lines: Lines, saved: Mapping[str, Any]) -> list[tuple[str, str]]:
             "throughput, median",
             f"{statistics.median(steady):,.0f} examples per second" if steady else "",
         ),
-        ("devices", f"{saved['num_devices']} x {saved['device_kind']}"),
+        ("devices", machine_text(saved)),
     ]
     return [(term, text) for term, text in found if text]
 

@@ -59,5 +59,6 @@ from ._versions import (
     different_versions as different_versions,
     environment_changes as environment_changes,
     last_environment as last_environment,
+    machine_text as machine_text,
     package_versions as package_versions,
 )

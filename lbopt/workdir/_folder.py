@@ -36,6 +36,7 @@ class _Start(TypedDict):
     git_revision: str | None
     device_kind: str
     num_devices: int
+    host: NotRequired[str]
     code_revision: NotRequired[str | None]
     sources: NotRequired[dict[str, str]]
     data: NotRequired[dict[str, _data_files.DataFiles]]

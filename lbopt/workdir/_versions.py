@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import itertools
+import os
 import pathlib
 import platform
 import subprocess
@@ -29,7 +31,9 @@ PACKAGES = (
 )
 EXTRAS_OF_PACKAGES = {"optuna": "search"}
 """Optional packages, and the extra of lbopt that installs each."""
-KEYS = ("versions", "git_revision", "code_revision", "device_kind", "num_devices")
+KEYS = ("versions", "git_revision", "code_revision", "device_kind", "num_devices", "host")
+_VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2"}
+"""Flags of a processor, the best first, and their names: CPU results depend on them."""
 
 
 def describe_environment(num_devices: int) -> dict[str, Any]:
@@ -38,7 +42,33 @@ def describe_environment(num_devices: int) -> dict[str, Any]:
         **describe_software(),
         "device_kind": available_devices()[0].device_kind,
         "num_devices": num_devices,
+        "host": _host(),
     }
+
+
+def machine_text(saved: Mapping[str, Any]) -> str:
+    """Return the devices and the host of a `config.json` in words.
+
+    >>> saved = {"num_devices": 4, "device_kind": "TPU v4", "host": "240 cores, x86_64"}
+    >>> machine_text(saved)
+    '4 x TPU v4; host: 240 cores, x86_64'
+    """
+    devices = f"{saved['num_devices']} x {saved['device_kind']}"
+    return f"{devices}; host: {saved['host']}" if saved.get("host") else devices
+
+
+def _host() -> str:
+    """Return the cores and the processor of this machine, and its vector instructions if known."""
+    lines: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            lines.setdefault(name.strip(), value.strip())
+    flags = lines.get("flags", "").split()
+    vectors = [text for flag, text in _VECTORS.items() if flag in flags][:1]
+    processor = lines.get("model name") or platform.processor()
+    words = [f"{os.cpu_count()} cores", processor, platform.machine(), *vectors]
+    return ", ".join(dict.fromkeys(filter(None, words)))
 
 
 def describe_software() -> dict[str, Any]:

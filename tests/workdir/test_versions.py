@@ -1,6 +1,7 @@
 """A workdir remembers every environment that worked in it."""
 
 import json
+import os
 
 from lbopt.report import _page
 from lbopt.workdir import _versions, open_workdir
@@ -33,6 +34,9 @@ def test_a_restart_under_another_environment_is_kept_once_and_reported(tmp_path,
         ("9.9", 1),
         ("9.9", 4),
     ]
+    cores = f"1 x cpu; host: {os.cpu_count()} cores"
+    text = _page.environment_text(first, "lbopt train")
+    assert any(line.startswith(cores) for line in text.splitlines())
     assert _page.environment_text({**saved, "resumed": resumed}, "lbopt train").splitlines()[
         -2:
     ] == [

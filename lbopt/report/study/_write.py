@@ -35,7 +35,7 @@ from lbopt.report.study._summary import summary_of
 from lbopt.report.study._tables import results_table, terminal_table, trials_csv, trials_table
 from lbopt.report.study._words import Claim
 from lbopt.sweep import read_examples, read_results
-from lbopt.workdir import write_json, write_text
+from lbopt.workdir import machine_text, write_json, write_text
 
 TRIALS = "trials.csv"
 _FIELDS = ("global_batch_sizes", "search", "final_seeds", "limit_points", "train")
@@ -101,7 +101,7 @@ def write_study_report(
     command = saved.get("command", "")
 
     # The numbers first: drawing fails if matplotlib is missing.
-    made = {"command": command, "versions": saved["versions"]}
+    made = {"command": command, "versions": saved["versions"], "machine": machine_text(saved)}
     summary = summary_of(study, claims, findings) | made
     csv = trials_csv(records)
     write_json(workdir / "summary.json", summary)
