@@ -54,7 +54,7 @@ from lbopt.errors import require_choice
 ENGLISH = DataConfig("text_lm", "english", sequence_length=128, vocab_size=4096)
 BROWN = DataConfig("text_lm", "brown", sequence_length=128, vocab_size=2048)
 CORPUS_TOKENS = {"english": 8_277_331, "brown": 1_722_280}
-"""Tokens of the training split of each corpus."""
+"""Tokens of the training split of each corpus, as the commands of the head make it."""
 TOKENS = {
     "": (ENGLISH, 7 * 2**20),
     "english-2m": (ENGLISH, 2**21),

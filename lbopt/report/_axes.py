@@ -15,7 +15,12 @@ _FALLEN = 3
 _TICKS = (100, 90, 50, 0, 98, 95, 99, 80, 97, 70, 96, 85, 93, 30, 60, 92, 94)
 """Possible ticks of such an axis; the first of them are kept."""
 _TICK_INCHES = 0.19
-_SHORT_DECADES = 2.6
+_LOG_TICKS = {
+    4.0: (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8),
+    10**2.6: (1, 2, 5),
+    math.inf: (1,),
+}
+"""Greatest ratio of a logarithmic axis's ends -> its ticks within a decade."""
 _END_SIZE = 9
 _POINTS_PER_INCH = 72
 _OF_THE_FIGURE = 0.75
@@ -23,7 +28,7 @@ _OF_THE_FIGURE = 0.75
 
 
 def log_ticks(axes: Any, *which: str) -> None:
-    """Make axes "x" or "y" logarithmic, with ticks at 1, 2, 5, or at decades of a long one.
+    """Make axes "x" or "y" logarithmic, with more ticks in a decade the shorter they are.
 
     Call it after drawing, as the length of the axis decides. Where nothing above 0 is drawn, the
     axis stays as it is.
@@ -36,7 +41,7 @@ def log_ticks(axes: Any, *which: str) -> None:
         getattr(axes, f"set_{name}scale")("log")
         low, high = getattr(axes, f"get_{name}lim")()
         axis = getattr(axes, f"{name}axis")
-        subs = (1, 2, 5) if high / low < 10**_SHORT_DECADES else (1,)
+        subs = next(ticks for ratio, ticks in _LOG_TICKS.items() if high / low <= ratio)
         axis.set_major_locator(LogLocator(subs=subs))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())
