@@ -30,10 +30,10 @@ STUDIES = (
 """The summaries that are committed; each one's page is the name up to the first hyphen."""
 CLAIMS = {
     "layerwise_legw_goes_further": (
-        "LAMB or LARS with LEGW keeps small-batch quality up to a larger batch than the other arms"
+        "LAMB or LARS with LEGW has a larger limit than the other arms"
     ),
     "layerwise_legw_goes_further_than_linear_scaling": (
-        "LAMB or LARS with LEGW keeps small-batch quality up to a larger batch than linear scaling"
+        "LAMB or LARS with LEGW has a larger limit than linear scaling"
     ),
     "constant_warmup_steps": (
         "The right warmup for another batch size has the same number of steps (LEGW)"
@@ -63,8 +63,8 @@ CLAIMS = {
     "growing_batch_keeps_score_ramp": (
         "A batch that grows steadily keeps the loss of a constant batch in fewer steps"
     ),
-    "muon_goes_further": "Muon keeps small-batch quality up to a larger batch than Adam",
-    "soap_goes_further": "SOAP or Shampoo keeps small-batch quality up to a larger batch than Adam",
+    "muon_goes_further": "Muon has a larger limit than Adam",
+    "soap_goes_further": "SOAP or Shampoo has a larger limit than Adam",
     "muon_has_larger_critical_batch": "Muon has a larger critical batch than Adam",
     "soap_has_larger_critical_batch": "SOAP or Shampoo has a larger critical batch than Adam",
     "rule_needs_no_search_linear": "Linear scaling needs no new search at a larger batch",
