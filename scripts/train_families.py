@@ -36,27 +36,41 @@ ALL = (
 
 
 def main(argv: list[str]) -> int:
-    """Train and evaluate every recipe, and write the file after each run."""
+    """Train and evaluate the recipes whose names contain an argument after the folder.
+
+    The file is written after each run.
+    """
     from lbopt.workdir import describe_software
 
     folder = pathlib.Path(argv[0])
+    wanted = [one for one in ALL if not argv[1:] or any(part in one[0] for part in argv[1:])]
+    if not wanted:
+        print(f"no recipe has {' or '.join(argv[1:])} in its name")
+        return 2
+
     runs = {}
+    software = describe_software()
     if OUTPUT.exists():
-        before = json.loads(OUTPUT.read_text())["runs"]
-        runs = {(run["config"], run.get("seed")): run for run in before}
+        before = json.loads(OUTPUT.read_text())
+        runs = {(run["config"], run.get("seed")): run for run in before["runs"]}
+        if len(wanted) < len(ALL) and before["versions"] != software["versions"]:
+            print(f"{OUTPUT} has the scores of other versions; run all recipes")
+            return 2
+
     found = {
         "command": "scripts/families",
         "device": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        **describe_software(),
+        "versions": software["versions"],
         "baselines": baselines(),
     }
 
-    for name in PREPARED:
+    for name in {name for name in PREPARED for recipe, _ in wanted if f"/{name}.py" in recipe}:
         subprocess.run([sys.executable, "-m", "lbopt", "prepare", name], check=True)
-    for recipe, seed in ALL:
+    for recipe, seed in wanted:
         print(f"{recipe} ..." if seed is None else f"{recipe}, seed {seed} ...", flush=True)
         known_seconds = runs.get((recipe, seed), {}).get("cpu_seconds", 0)
-        runs[recipe, seed] = trained(recipe, folder, known_seconds, seed)
+        scores = trained(recipe, folder, known_seconds, seed)
+        runs[recipe, seed] = {**scores, "git_revision": software["git_revision"]}
         found["runs"] = [runs[one] for one in ALL if one in runs]
         OUTPUT.write_text(json.dumps(found, indent=1) + "\n")
     return 0
