@@ -25,6 +25,7 @@ STUDIES = (
     "fashion_limit-mlp",
     "fashion_limit-waterfall",
     "fashion_limit-small",
+    "fashion_target-mlp",
     "rules_transfer",
 )
 """The summaries that are committed; each one's page is the name up to the first hyphen."""

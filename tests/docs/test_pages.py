@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 
 import matplotlib
 import pytest
-from _site import benchmarks, links
+from _site import benchmarks, links, studies
 
 from lbopt import errors
 from lbopt.cli import _main, call_get_config, load_config
@@ -83,6 +83,25 @@ def test_the_numbers_of_the_readme_are_those_of_the_study():
     recipes = (ROOT / json.loads(plan.read_text())["recipe"] for plan in plans)
     published = [row for row in recipes if call_get_config(str(row)).about.paper != "-"]
     assert f"{len(published) - len(small)} published runs, compiled" in README
+
+
+def test_the_readme_says_what_the_studies_on_fashion_mnist_found():
+    arms = {one["arm"]: one["points"][-1] for one in studies.study("fashion_limit-mlp")["arms"]}
+    assert {one["steps"] for one in arms.values()} == {20}
+    accuracy = {name.split()[0]: one["test_accuracy_mean"] for name, one in arms.items()}
+    assert re.search(
+        rf"20 steps are left: Muon reaches {100 * accuracy['Muon']:.1f} %, LAMB\s+"
+        rf"{100 * accuracy['LAMB']:.1f} % and momentum {100 * accuracy['Momentum']:.1f} %",
+        README,
+    )
+
+    rows = re.findall(r"^\| (.*) \| (held|did not hold|cannot be told) \|$", README, re.MULTILINE)
+    assert len(rows) >= 7
+    keys = {text: key for key, text in studies.CLAIMS.items()}
+    for text, verdict in rows:
+        names = ("fashion_limit-mlp", "fashion_target-mlp", "rules_transfer")
+        claims = [claim for name in names for claim in studies.study(name)["claims"]]
+        assert [one["verdict"] for one in claims if one["claim"] == keys[text]] == [verdict]
 
 
 def test_the_measured_numbers_of_the_readme_are_those_of_the_benchmarks():

@@ -97,8 +97,9 @@ def test_a_summary_follows_from_its_trials(folder):
     assert summary["num_trials"] == len(rows)
     score = summary["metric"]
     better = max if score == "accuracy" else min
+    to_target = bool(made.train.target_metric)
     for arm in summary["arms"]:
-        for point in arm["points"]:
+        for place, point in enumerate(arm["points"]):
             cell = [
                 one
                 for one in rows
@@ -106,14 +107,23 @@ def test_a_summary_follows_from_its_trials(folder):
                 == (arm["arm"], point["global_batch_size"])
             ]
             final = [one[f"test_{score}"] for one in cell if one["phase"] == "final"]
-            searched = {
-                one["learning_rate"]: one[f"validation_{score}"]
-                for one in cell
-                if one["phase"] == "search" and not one["diverged"]
-            }
+            searched = [one for one in cell if one["phase"] == "search" and not one["diverged"]]
             assert point[f"test_{score}_mean"] == pytest.approx(np.mean(final))
             assert point[f"test_{score}_std"] == pytest.approx(np.std(final, ddof=1))
-            assert point["learning_rate"] == better(searched, key=searched.get)
+            if not to_target:
+                best = better(searched, key=lambda one: one[f"validation_{score}"])
+                assert point["learning_rate"] == best["learning_rate"]
+                continue
+
+            reached = [one for one in searched if one["steps_to_target"]]
+            if reached:
+                best = min(
+                    reached, key=lambda one: (one["steps_to_target"], one["validation_loss"])
+                )
+                assert point["learning_rate"] == best["learning_rate"]
+            steps = [one["steps_to_target"] or np.inf for one in cell if one["phase"] == "final"]
+            told = arm["scaling"]["points"][place]["steps"]
+            assert (np.inf if told is None else told) == np.median(steps)
 
 
 def told(name):
@@ -393,6 +403,32 @@ def test_what_is_said_of_the_limit_on_fashion_mnist():
     assert all(arm in apart for arm in arms if arm != "Muon + LEGW")
     goes = studies.claim("layerwise_legw_goes_further", name)
     assert goes["verdict"] == "did not hold"
+
+
+def test_what_is_said_of_steps_to_a_target_on_fashion_mnist():
+    arms = studies.study("fashion_target-mlp")["arms"]
+    steps = {
+        one["arm"].split()[0]: [point["steps"] for point in one["scaling"]["points"]]
+        for one in arms
+    }
+    muon = steps.pop("Muon")
+    assert all(one[-1] is None for one in steps.values())
+    assert all(muon[place] < min(one[place] for one in steps.values()) for place in range(4))
+    assert 4 <= min(one[0] for one in steps.values()) / muon[0] <= 5
+    assert muon[3] - muon[4] <= 1
+    assert min(steps, key=lambda arm: steps[arm][3]) == "Shampoo"
+    assert max(steps, key=lambda arm: steps[arm][0]) == "Shampoo"
+
+    critical = {one["arm"].split()[0]: one["critical_batch"]["critical_batch_size"] for one in arms}
+    assert (min(critical, key=critical.get), max(critical, key=critical.get)) == ("Muon", "Shampoo")
+    factors = {
+        one["arm"].split()[0]: sorted(point["learning_rate_factor"] for point in one["points"])
+        for one in arms
+    }
+    shown = {arm: (round(found[0], 2), round(found[-1], 2)) for arm, found in factors.items()}
+    assert (shown["LAMB"], shown["Momentum"]) == ((0.16, 0.44), (0.09, 0.89))
+    claim = studies.claim("noise_scale_predicts_critical_batch", "fashion_target-mlp")
+    assert "6.9 to 106 times the noise scale" in claim["sentence"]
 
 
 def test_what_is_said_of_rules_without_a_search():
