@@ -64,13 +64,13 @@ def main(argv: list[str]) -> int:
         "baselines": baselines(),
     }
 
-    for name in {name for name in PREPARED for recipe, _ in wanted if f"/{name}.py" in recipe}:
-        subprocess.run([sys.executable, "-m", "lbopt", "prepare", name], check=True)
+    for name in PREPARED:
+        if any(f"/{name}.py" in recipe for recipe, _ in wanted):
+            subprocess.run([sys.executable, "-m", "lbopt", "prepare", name], check=True)
     for recipe, seed in wanted:
         print(f"{recipe} ..." if seed is None else f"{recipe}, seed {seed} ...", flush=True)
         known_seconds = runs.get((recipe, seed), {}).get("cpu_seconds", 0)
-        scores = trained(recipe, folder, known_seconds, seed)
-        runs[recipe, seed] = {**scores, "git_revision": software["git_revision"]}
+        runs[recipe, seed] = trained(recipe, folder, known_seconds, seed)
         found["runs"] = [runs[one] for one in ALL if one in runs]
         OUTPUT.write_text(json.dumps(found, indent=1) + "\n")
     return 0
@@ -100,7 +100,9 @@ def trained(recipe: str, folder: pathlib.Path, known_seconds: int, seed: int | N
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     scores = json.loads(said.splitlines()[-1])
     print(f"    {cpu_seconds} s of CPU time, {scores}", flush=True)
-    return {"config": recipe, **given, "cpu_seconds": cpu_seconds, **scores}
+    revision = json.loads((workdir / "config.json").read_text())["git_revision"]
+    made = {"cpu_seconds": cpu_seconds, "git_revision": revision}
+    return {"config": recipe, **given, **made, **scores}
 
 
 def _cpu_seconds() -> float:

@@ -24,7 +24,7 @@ from lbopt.config import (
     json_differences,
     without_layout,
 )
-from lbopt.errors import require
+from lbopt.errors import Preempted, require
 from lbopt.job import JOB_FLAGS, STARTING_PATIENCE, Job, PreemptionWatch
 from lbopt.parallel import available_devices, connect_processes
 from lbopt.recipes import LoadedProblem
@@ -146,8 +146,10 @@ def sweep_in(
             others.fetch()
         own = _own_files.checked("sweep", ours, folder, compare, files or {}, job)
 
-        # Loading the data may take minutes: whatever else may be wrong comes before.
+        # Loading the data may take minutes: another run and changed files are refused before.
         problems = make_problems(config)
+        if any(job.together("data loaded", watch.requested)):
+            raise Preempted("stopped before the first trial")
         cells = make_cells(config, problems)
         foreword = can_decide(config, problems, pilot) if job.index == 0 else []
         if together:

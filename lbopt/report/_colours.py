@@ -91,10 +91,10 @@ def optimizer_look(name: str, nesterov: bool = False) -> Look:
     return Look(colour, _OWN_MARKERS[letters // len(_OWN_COLOURS) % len(_OWN_MARKERS)])
 
 
-def told_apart(colours: Sequence[str]) -> list[str]:
+def arm_colours(colours: Sequence[str]) -> list[str]:
     """Return the colours of arms; if all arms have the same, those of other optimizers tell them.
 
-    >>> told_apart(["#0c8599", "#1c7ed6"]), told_apart(["#0c8599", "#0c8599"])
+    >>> arm_colours(["#0c8599", "#1c7ed6"]), arm_colours(["#0c8599", "#0c8599"])
     (['#0c8599', '#1c7ed6'], ['#0c8599', '#d9480f'])
     """
     if len(set(colours)) != 1:

@@ -129,7 +129,7 @@ class Runner:
         self._results = results
         self._watch = watch
         self._together = config.trial_devices == "all"
-        self._batched = TrialBatching(config).batched
+        self._batched = TrialBatching(config).batched and not self._together
         self._turns = 0
         self._equipment: dict[tuple[int, int], Once[Any]] = {}
         self._programs: dict[str, Once[Any]] = {}
@@ -196,7 +196,7 @@ class Runner:
             for cell in chosen:
                 found = pool.map(self._time, [cell] * together, [_TIMED_S] * together)
                 seconds.append(max(found))
-        if self._watch.requested:
+        if math.inf in seconds:
             return None
 
         times = {
@@ -209,7 +209,7 @@ class Runner:
 
     def _time(self, cell: Cell, seconds: float) -> float:
         """Return the seconds of a step of one trial of a cell; compile its program first."""
-        if self._watch.requested and not self._together:
+        if self._asked_to_stop():
             return math.inf
         search = self._config.arm_search(cell.index)
         trial = cell.trial(SEARCH, Proposal(Factors(1.0, 1.0, 1.0), 1.0), search.seeds[0])
@@ -227,7 +227,7 @@ class Runner:
         try:
             while (key := work.choose(self._is_compiled)) is not None:
                 try:
-                    with _device_memory_errors(self._config, self._batched and not self._together):
+                    with _device_memory_errors(self._config, self._batched):
                         self._run_program(work, key)
                 finally:
                     work.leave(key)
@@ -297,16 +297,18 @@ class Runner:
         return GrowingProgram([Program(*each, phase) for phase in cell.growth], cell)
 
     def _stopping(self, work: Work) -> bool:
-        """Return whether to stop; processes that train together stop at the same turn."""
-        self._turns += 1
-        stopping = (
-            self._watch.job.stops_after(self._turns)
-            if self._together
-            else self._watch.requested or work.stopped
-        )
+        """Return whether to stop."""
+        stopping = self._asked_to_stop() or work.stopped
         if stopping:
             work.stop()
         return stopping
+
+    def _asked_to_stop(self) -> bool:
+        """Return whether the job is to stop; one that trains together stops at the same turn."""
+        self._turns += 1
+        if self._together:
+            return self._watch.job.stops_after(self._turns)
+        return self._watch.requested
 
     def _fill(
         self,

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+import types
 
 import jax
 import pytest
@@ -13,7 +14,8 @@ from tiny_study import make_config
 
 from lbopt.cli import main
 from lbopt.config import SearchConfig
-from lbopt.errors import NO_VALUE, EnvironmentProblem
+from lbopt.errors import NO_VALUE, EnvironmentProblem, Preempted
+from lbopt.job import PreemptionWatch
 from lbopt.sweep import _drive, _runner, _trials
 from lbopt.sweep._example_scores import read_examples
 from lbopt.sweep.lanes import Session
@@ -292,13 +294,17 @@ def test_full_memory_is_one_line_about_a_field_that_applies(
         )
 
     session = _runner.MeshSession if "trial_devices" in changes else _runner.Session
-    monkeypatch.setattr(session, "advance", fail)
+    if session is _runner.MeshSession:  # "auto" batches trials on accelerators, but not these
+        batching = types.SimpleNamespace(batched=True)
+        monkeypatch.setattr(_runner, "TrialBatching", lambda config: batching)
+    monkeypatch.setattr(session, "time_steps", fail)
     config = make_config(global_batch_sizes=(1024,), **changes)
     config.train.parallel.num_microsteps = num_microsteps
     cells = _trials.make_cells(config, _trials.make_problems(config))
     with troubled(field, NO_VALUE, "resource") as caught:
         _runner.run_sweep(config, cells, tmp_path)
-    assert ("config.trials_per_program" in caught.value.reason) == ("vmap" in changes.values())
+    by_batching = field == "config.trials_per_program"
+    assert ("config.trials_per_program" in caught.value.reason) == by_batching
     assert "allocating 17 bytes" in caught.value.reason  # the words of JAX, planted above
 
 
@@ -319,6 +325,25 @@ def test_sigterm_saves_what_is_finished_and_exits_75(tmp_path, lbopt_sweep, rows
         if len(done) < TRIALS:
             break
     assert 1 <= len(done) < TRIALS
+
+
+@pytest.mark.parametrize("devices", ["one", "all"])
+def test_a_request_to_stop_ends_the_timing_of_steps(devices, monkeypatch, tmp_path):
+    config = make_config(global_batch_sizes=(1024,), trial_devices=devices)
+    cells = _trials.make_cells(config, _trials.make_problems(config))
+    session = _runner.MeshSession if devices == "all" else _runner.Session
+    timed = []
+    with PreemptionWatch() as watch:
+
+        def ask(self, trial, seconds):
+            timed.append(trial)
+            watch.job.stop_wanted = True  # as on SIGTERM
+            return 1.0
+
+        monkeypatch.setattr(session, "time_steps", ask)
+        with pytest.raises(Preempted, match="0 trials saved"):
+            _runner.run_sweep(config, cells, tmp_path, watch)
+    assert 1 <= len(timed) <= (1 if devices == "all" else os.cpu_count())
 
 
 def test_ctrl_c_says_how_to_resume(monkeypatch, tmp_path):

@@ -61,10 +61,11 @@ def overview(study: Study, target: Study, folder: pathlib.Path) -> _page.Picture
 
     _draw_scores(scores, study)
     _draw_limits(limits, arms)
-    known = _style.colours(study.arms)
+    above = {arm.name: arm for arm in study.arms}
     for arm in target.measured:
-        colour = known.get(arm.name, arm.colour)
-        draw_steps(steps, target, dataclasses.replace(arm, colour=colour))
+        alike = above.get(arm.name, arm)
+        look = dataclasses.replace(arm, colour=alike.colour, twins=alike.twins)
+        draw_steps(steps, target, look)
     _axes.log_ticks(steps, "y")
     steps.set_ylabel("median steps")
 

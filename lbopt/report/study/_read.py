@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from lbopt import _typed_json
 from lbopt.config import SearchConfig, SweepConfig, completed_json
-from lbopt.report._colours import optimizer_look, told_apart
+from lbopt.report._colours import arm_colours, optimizer_look
 from lbopt.report.study._arm_limit import from_smallest, with_limit
 from lbopt.report.study._critical_batch import CriticalBatch, measure_critical_batch
 from lbopt.report.study._metric import ACCURACY, Metric, mean, metric_named, trivial_loss
@@ -84,7 +84,7 @@ def _study(config: SweepConfig, metric: Metric, runs: Sequence[ScoredRun]) -> St
     colours = [
         optimizer_look(arm.optimizer.name, arm.optimizer.nesterov).colour for arm in config.arms
     ]
-    shown = told_apart(colours)
+    shown = arm_colours(colours)
     for place, settings in enumerate(config.arms):
         search = config.arm_search(place)
         found = [
@@ -379,10 +379,10 @@ def _gain(
     if interval is None:
         return gain, None, None, noise, None
     low, high = interval
-    told_apart = low > 0 or high < 0
+    arm_colours = low > 0 or high < 0
     if not can_be(metric, after, before):
-        return gain, None, None, noise, told_apart
-    return gain, low, high, noise, told_apart
+        return gain, None, None, noise, arm_colours
+    return gain, low, high, noise, arm_colours
 
 
 # ---- curves of figures

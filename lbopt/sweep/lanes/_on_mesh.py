@@ -36,6 +36,8 @@ from lbopt.transforms import has_evaluated_params
 _STEPS = 100
 """Most steps in a call, so that divergence and a request to stop are noticed soon."""
 _TIMED_STEPS = 4
+_TIMED_EXAMPLES = 100_000
+"""Most steps, and most examples in more than one step, that are timed."""
 ProbeFn: TypeAlias = Callable[[Any, Any], dict[str, Any]]
 _CHOSEN = 0
 """Seed of the choice of the training examples that are probed."""
@@ -158,27 +160,22 @@ class MeshSession:
         run.extend(losses, distances)
 
     def time_steps(self, trial: Trial, seconds: float) -> float:
-        """Return the seconds of a step, the mean of a few after one that compiles the program.
+        """Return the seconds of a step, the mean of a few; 0 after the first one, which compiles.
 
         Args:
           trial: The trial that runs for a while.
-          seconds: 0 to compile only. The number of steps does not depend on it, as all processes
-            take the same steps.
+          seconds: 0 for the first step alone. The number of the others does not depend on it, as
+            all processes take the same steps.
         """
         self.begin({0: trial})
-        self._step()
-        if not seconds:
-            return 0.0
-
-        if trial.num_steps == 1:
-            self.begin({0: trial})  # the first step compiled
-        count = max(1, min(_TIMED_STEPS, trial.num_steps - 1))
         jax.block_until_ready(self._state)
+        examples = self._program.train.global_batch_size
+        count = min(_TIMED_STEPS, trial.num_steps, max(1, _TIMED_EXAMPLES // examples))
         begin = time.perf_counter()
-        for _ in range(count):
+        for _ in range(count if seconds else 1):
             self._step()
         jax.block_until_ready(self._state)
-        return (time.perf_counter() - begin) / count
+        return (time.perf_counter() - begin) / count if seconds else 0.0
 
     def _step(self) -> tuple[Any, Any]:
         mesh = self._program.mesh

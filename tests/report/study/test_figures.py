@@ -247,6 +247,16 @@ def test_steps_to_a_target_stand_beneath_the_limits(tmp_path, monkeypatch):
     assert {axes.get_xlim() for axes in (scores, limits, steps)} == {scores.get_xlim()}
     assert "limits_and_steps" not in figures_of(monkeypatch, tmp_path, config, rows)
 
+    # An arm looks the same in both, also where one of them leaves out other arms of its optimizer.
+    momentum = {name: Truth((0.98, 0.975, 0.9)) for name in ("other", "b", "a")}
+    others = synthetic.make_study({**momentum, "LAMB": legw(FLAT)})
+    axes = figures_of(monkeypatch, tmp_path, *others, target)["limits_and_steps"].axes
+    above = {line.get_label().split(" (")[0]: line for line in axes[0].lines}
+    for name in ("a", "b"):
+        (below,) = (line for line in axes[2].lines if line.get_label() == name)
+        assert above[name].get_marker() == below.get_marker()
+        assert above[name].get_color() == below.get_color()
+
 
 def test_the_command_draws_both_studies(tmp_path, capsys):
     config, rows, _ = pair()
