@@ -7,8 +7,8 @@ Protocol. Every run sees the same 999,424 images (19.99 epochs; 1,000,000 at the
 in `small`), which are whole steps at every batch size. There every arm has the same search around
 its own rule: three rates, and up to four more where the best lies at an edge. All choices are made
 on 10,000 training images that nothing trains on. The base rates at batch 256 are from a coarse grid
-on parts of the training set. The test set is read once, by six fresh seeds of the chosen rate (four
-in `small`, ten in `waterfall`). A limit allows a loss of one point.
+on parts of the training set. The test set is read at the end, by six fresh seeds of the chosen rate
+(four in `small`, ten in `waterfall`). A limit allows a loss of one point.
 
 Two cells of `mlp`, momentum and LARS at the full batch, ran twice. At first all their candidates
 stayed at chance, which then chose the rate and ended the search. Since then such a search follows

@@ -14,10 +14,11 @@ that cost, at all batch sizes together, stay within the margin of the study. The
 our own choice; the arms that search show at batch 64 what is left to gain.
 
 Power. If seeds vary by 0.37 points, the intervals of six seeds reach 0.61 points to either side, so
-a rule that costs 0.39 points or less is found to need no search. By
+a rule whose measured cost is 0.39 points or less is found to need no search. By
 `lbopt.report.study.detectable_difference(6, 0.371, 3)`, a cost of 0.84 points at one of 3 batch
 sizes is told apart from none with power 0.8. In `lm` the intervals of five seeds reach 1.9 standard
-deviations to either side: seeds have to vary by less than half a percent of the loss.
+deviations to either side: at a measured cost of 0, seeds have to vary by less than half a percent
+of the loss.
 
 Rows (`:ROW`):
 

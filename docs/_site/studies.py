@@ -68,14 +68,22 @@ CLAIMS = {
     "soap_goes_further": "SOAP or Shampoo has a larger limit than Adam",
     "muon_has_larger_critical_batch": "Muon has a larger critical batch than Adam",
     "soap_has_larger_critical_batch": "SOAP or Shampoo has a larger critical batch than Adam",
-    "rule_needs_no_search_linear": "Linear scaling needs no new search at a larger batch",
-    "rule_needs_no_search_sqrt": "Square-root scaling needs no new search at a larger batch",
-    "rule_needs_no_search_legw": "LEGW needs no new search at a larger batch",
+    "rule_needs_no_search_linear": (
+        "AdamW scaled linearly, without a search, stays within the margin of a search"
+    ),
+    "rule_needs_no_search_sqrt": (
+        "AdamW scaled by the square root, without a search, stays within the margin of a search"
+    ),
+    "rule_needs_no_search_legw": (
+        "AdamW scaled by LEGW, without a search, stays within the margin of a search"
+    ),
     "rule_needs_no_search_sde_half_life": (
-        "The rule of the stochastic differential equation needs no new search at a larger batch"
+        "AdamW scaled as its stochastic differential equation asks (SDE), without a search, stays "
+        "within the margin of a search"
     ),
     "rule_needs_no_search_sqrt_token_half_life": (
-        "Square-root scaling with a half-life of b2 in tokens needs no new search at a larger batch"
+        "AdamW scaled by the square root, with a half-life of b2 in examples, without a search, "
+        "stays within the margin of a search"
     ),
 }
 """What each claim of a study says."""

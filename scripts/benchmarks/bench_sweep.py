@@ -176,7 +176,7 @@ def _torch_case(model: str, batch_size: int, epochs: int) -> list[dict]:
             ("ratio", ">=", 1.0),
         ),
         pairs.row(
-            f"{name}: products of training over the whole time",
+            f"{name}: multiplications of training per second of the whole study",
             "GFLOP/s",
             trained / ours / 1e9,
             (peak := _peak()) / 1e9,
