@@ -4,13 +4,15 @@
     lbopt prepare text --preset=brown --from=data --name=brown --vocab_size=2048
     lbopt sweep --config=configs/sweeps/lm_critical.py:brown-1m --workdir=runs/lm_brown_1m
 
-Protocol. A decoder with windows of 128 tokens of English, from 4,096 tokens a step (2,048 in
-`small`) up to the batch that leaves 7 steps or more, and 1 M at most. All runs of a row see the
-same tokens, less than one pass, so nothing repeats; the score is the loss on the test split, and a
-limit allows one percent more. Rates warm up over a tenth of the tokens. Every arm has the same
-search around its own rule at every batch size: three rates, and up to four more where the best lies
-at an edge. All choices were made on the validation split. The test split is read once, by five
-fresh seeds (three in `small`). Two rows that differ in their tokens show how the limit grows.
+Protocol. A decoder with windows of 128 tokens of English, from 4,096 tokens a step (1,024 in the
+rows of the Brown corpus, 2,048 in `small`) up to the batch that leaves 7 steps or more, and 1 M at
+most. All runs of a row see the same tokens, less than one pass, so nothing repeats; the score is
+the loss on the test split, and a limit allows one percent more. Rates warm up over a tenth of the
+tokens. Every arm has the same search around its own rule at every batch size: three rates, and up
+to four more where the best lies at an edge. The base rates, at 8,192 tokens a step, are from three
+rates on `brown-500k`, by the validation split. All choices were made on it. The test split is read
+once, by five fresh seeds (three in `small`). Two rows that differ in their tokens show how the
+limit grows.
 
 In the row `target` rates are constant after 0.02 epochs, and the weights are averaged (arXiv
 2410.21676): decay 0.99 at 8,192 tokens a step, and the same half-life in tokens at every batch
@@ -68,7 +70,9 @@ TOKENS = {
 ROWS = tuple(TOKENS)
 BATCH = 64
 """Sequences a step to which the base rates belong."""
-SIZES = (32, 128, 512, 2048, 8192)
+SIZES = (8, 32, 128, 512, 2048, 8192)
+SMALLEST = {"english": 32, "brown": 8}
+"""Smallest batch of each corpus."""
 FEWEST_STEPS = 7
 WARMUP = 0.1
 """Share of the tokens over which the learning rate warms up, at every batch size."""
@@ -89,13 +93,13 @@ _ADAMW = OptimizerConfig("adamw", weight_decay=0.1, b2=0.99, max_grad_norm=1.0)
 ARMS = {
     "AdamW + sqrt": (_ADAMW, _schedule(4e-3)),
     "AdamW, half-life of b2": (_ADAMW, _schedule(4e-3, "sqrt+token_half_life")),
-    "LAMB + sqrt": (OptimizerConfig("lamb", weight_decay=0.1, b2=0.99), _schedule(0.02)),
-    "AdamH + sqrt": (OptimizerConfig("adamh"), _schedule(0.02)),
-    "Muon + sqrt": (OptimizerConfig("muon"), _schedule(0.02)),
-    "MuonH + sqrt": (OptimizerConfig("muonh"), _schedule(0.02)),
-    "SOAP + sqrt": (OptimizerConfig("soap"), _schedule(4e-3)),
+    "LAMB + sqrt": (OptimizerConfig("lamb", weight_decay=0.1, b2=0.99), _schedule(0.05)),
+    "AdamH + sqrt": (OptimizerConfig("adamh"), _schedule(0.04)),
+    "Muon + sqrt": (OptimizerConfig("muon"), _schedule(0.16)),
+    "MuonH + sqrt": (OptimizerConfig("muonh"), _schedule(0.12)),
+    "SOAP + sqrt": (OptimizerConfig("soap"), _schedule(3e-3)),
 }
-"""Optimizer and rules of each arm, with its rate at `BATCH`, our own choice."""
+"""Optimizer and rules of each arm, with its rate at `BATCH`."""
 
 
 def get_config(arg: str = "") -> SweepConfig:
@@ -104,13 +108,15 @@ def get_config(arg: str = "") -> SweepConfig:
         require_choice("--config row", arg, ROWS[1:])
 
     data, tokens = TOKENS[arg]
-    sizes = tuple(size for size in SIZES if tokens >= FEWEST_STEPS * size * data.sequence_length)
+    largest = tokens // (FEWEST_STEPS * data.sequence_length)
+    smallest = SMALLEST.get(data.builder, 8)
+    sizes = tuple(size for size in SIZES if smallest <= size <= largest)
     config = SweepConfig(
         name=f"lm_critical{':' * bool(arg)}{arg}",
         about=About(
             paper="Zhang et al. 2410.21676, Muon 2505.02222, SOAP 2409.11321, Marek et al. "
             "2507.07101v2",
-            note="Own choice: model, text, batch sizes, tokens, base rates, search, seeds.",
+            note="Own choice: model, text, batch sizes, tokens, search, seeds.",
             status="not yet run",
         ),
         train=TrainConfig(
