@@ -27,6 +27,7 @@ STUDIES = (
     "fashion_limit-small",
     "fashion_target-mlp",
     "rules_transfer",
+    "rules_transfer-small",
 )
 """The summaries that are committed; each one's page is the name up to the first hyphen."""
 CLAIMS = {
