@@ -26,6 +26,7 @@ STUDIES = (
     "fashion_limit-waterfall",
     "fashion_limit-small",
     "fashion_target-mlp",
+    "fashion_target-small",
     "rules_transfer",
     "rules_transfer-small",
 )
