@@ -264,7 +264,11 @@ def test_findings_and_claims_are_each_said_once(everything):
 def test_summary_file_is_the_summary(everything):
     workdir, _, study = everything
     rows = [json.loads(line) for line in (workdir / "results.jsonl").read_text().splitlines()]
-    made = {"command": "lbopt sweep --config=study.py", "versions": {"jax": "0.0"}}
+    made = {
+        "command": "lbopt sweep --config=study.py",
+        "versions": {"jax": "0.0"},
+        "machine": "1 x cpu",
+    }
     summary = summarize(config_to_json(study.config), rows) | made
     assert summary_of(workdir) == json.loads(json.dumps(summary))
     assert "NaN" not in (workdir / "summary.json").read_text()
