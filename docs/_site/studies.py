@@ -227,11 +227,12 @@ def study_facts(name):
     found = study(name)
     sizes = [one["global_batch_size"] for one in found["arms"][0]["points"]]
     versions = found["versions"]
+    limited = any(one["limit"] for one in found["arms"])
     rows = [
         ("arms", "; ".join(one["arm"] for one in found["arms"])),
         ("batch sizes", ", ".join(f"{size:,}" for size in sizes)),
         ("trials", _trials(found)),
-        ("score", f"test {found['metric']}; {_drop(found)}"),
+        ("score", f"test {found['metric']}" + (f"; {_drop(found)}" if limited else "")),
         ("versions", f"Python {versions['python']}, JAX {versions['jax']}"),
         *([("machine", found["machine"])] if "machine" in found else []),
         ("all numbers", f"`configs/sweeps/{name}.json`"),
@@ -349,7 +350,7 @@ def steps_table(name):
     rows = []
     for arm_ in found["arms"]:
         steps = [
-            "not reached" if one["steps"] is None else f"{one['steps']:g}"
+            "not reached" if one["steps"] is None else f"{one['steps']:,g}"
             for one in arm_["scaling"]["points"]
         ]
         rows.append((arm_["arm"], *steps, _critical_text(arm_["critical_batch"])))
