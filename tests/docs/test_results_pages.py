@@ -377,11 +377,13 @@ def test_published_accuracies_are_met():
     scores = {}
     for run in json.loads((DOCS / "results" / "families.json").read_text())["runs"]:
         scores.setdefault(run["config"], []).append(100 * run.get("test/accuracy", 0.0))
-    table = runpy.run_path(str(ROOT / "configs" / "mnist1d.py"))["TABLE"]
-    for row, (*_, published) in table.items():
+    recipes = runpy.run_path(str(ROOT / "configs" / "mnist1d.py"))
+    for row, (*_, published) in recipes["TABLE"].items():
         found = scores[f"configs/mnist1d.py:{row}"]
         assert len(found) == 5
         assert abs(np.mean(found) - published) <= 2
+        said = f"{np.mean(found):.1f} ({np.std(found, ddof=1):.1f})"
+        assert re.search(rf"^    {row} .* {re.escape(said)}$", recipes["__doc__"], re.MULTILINE)
     # zalandoresearch/fashion-mnist@55506a9, README: two convolutions with pooling.
     assert min(scores["configs/fashion_mnist.py:quarter-adam"]) >= 87.6
 
