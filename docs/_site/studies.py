@@ -190,7 +190,7 @@ def ahead(name):
     The lead is in points of accuracy, or in percent of the best arm's perplexity.
     """
     what = _metric(name)
-    lower = what.endswith("perplexity_mean")
+    lower = study(name)["metric"] != "accuracy"
     ordered = sorted(
         ((one["points"][-1][what], one["arm"]) for one in study(name)["arms"]), reverse=not lower
     )
@@ -267,7 +267,7 @@ def scores(name):
     """Return the table of arm x batch size: mean test score, best in bold, and the limit."""
     found = study(name)
     what = _metric(name)
-    best_of = min if what.endswith("perplexity_mean") else max
+    best_of = max if found["metric"] == "accuracy" else min
     sizes = [one["global_batch_size"] for one in found["arms"][0]["points"]]
     shown = [[_score(one, what) for one in arm_["points"]] for arm_ in found["arms"]]
     best = [best_of(column, key=float) for column in zip(*shown, strict=True)]
@@ -278,7 +278,7 @@ def scores(name):
         cells = [f"**{v}**" if v == top else v for v, top in zip(values, best, strict=True)]
         last = [_unbroken(limit_text(arm_["limit"]))] if limited else []
         rows.append((arm_["arm"], *cells, *last))
-    title = "test perplexity" if best_of is min else "test accuracy, %"
+    title = f"test {found['metric']}" + (", %" if best_of is max else "")
     header = (title, *(f"{size:,}" for size in sizes), *(["limit"] if limited else []))
     return table(header, rows)
 
@@ -289,7 +289,7 @@ def _metric(name):
 
 def _score(found, what):
     value = found[what]
-    return f"{value:.2f}" if what.endswith("perplexity_mean") else percent(value, 2)
+    return percent(value, 2) if what == "test_accuracy_mean" else f"{value:.2f}"
 
 
 def findings(name):
