@@ -28,8 +28,8 @@ Rows (`:ROW`):
     brown-1m    the Brown corpus, 1 M tokens, 1 M parameters; hours on 2 CPU cores
     brown-500k  the same with 0.5 M tokens
     target      English, steps to a validation loss of 5 nats a token, in up to 7 M tokens
-    small       the Brown corpus, 0.25 M tokens, 0.5 M parameters, two arms; sized for 20
-                minutes on 2 CPU cores
+    small       the Brown corpus, 0.25 M tokens, 0.5 M parameters, two arms; 18
+                minutes on 2 CPU cores, beside other work
     smoke       tiny, on Python's help topics
 
 `scripts/data english` and `lbopt prepare text --preset=english --name=english --vocab_size=4096`
@@ -117,7 +117,7 @@ def get_config(arg: str = "") -> SweepConfig:
             paper="Zhang et al. 2410.21676, Muon 2505.02222, SOAP 2409.11321, Marek et al. "
             "2507.07101v2",
             note="Own choice: model, text, batch sizes, tokens, search, seeds.",
-            status="not yet run",
+            status="measured here" if arg == "small" else "not yet run",
         ),
         train=TrainConfig(
             name="lm_critical",

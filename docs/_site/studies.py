@@ -29,6 +29,7 @@ STUDIES = (
     "fashion_target-small",
     "rules_transfer",
     "rules_transfer-small",
+    "lm_critical-small",
 )
 """The summaries that are committed; each one's page is the name up to the first hyphen."""
 CLAIMS = {
