@@ -379,10 +379,10 @@ def _gain(
     if interval is None:
         return gain, None, None, noise, None
     low, high = interval
-    arm_colours = low > 0 or high < 0
+    told_apart = low > 0 or high < 0
     if not can_be(metric, after, before):
-        return gain, None, None, noise, arm_colours
-    return gain, low, high, noise, arm_colours
+        return gain, None, None, noise, told_apart
+    return gain, low, high, noise, told_apart
 
 
 # ---- curves of figures
