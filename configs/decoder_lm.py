@@ -9,12 +9,12 @@ those of KellerJordan/Muon's README, AdamW's moments and decay those of nanoGPT.
 
     row           sequences   tokens   steps     learning rate   slice
     gpt2          480         1024     600000    6e-4            v5e:4x4    nanoGPT's run
-    gpt2-muon     480         1024     600000    2e-2            -          Muon for AdamW
-    gpt2-lamb     3840        1024     75000     1e-2            -          LAMB at 8 x the batch
+    gpt2-muon     480         1024     600000    2e-2            v5e:4x4    Muon for AdamW
+    gpt2-lamb     3840        1024     75000     1e-2            v5e:8x8    LAMB at 8 x the batch
     gpt2-medium   512         1024     600000    3e-4            v5e:8x8
     gpt2-large    512         1024     600000    2.5e-4          v4:4x4x4
     gpt2-xl       1024        1024     300000    2e-4            v4:4x4x4
-    llama2-7b     1024        4096     476837    3e-4            -
+    llama2-7b     1024        4096     476837    3e-4            v5p:8x8x8
     llama3-8b     1024        8192     1788140   3e-4            v5p:8x8x8
 
 `gpt2`: karpathy/nanoGPT at 3adf61e, train.py and config/train_gpt2.py (AdamW 0.9, 0.95, decay 0.1,
@@ -32,8 +32,8 @@ Data: `lbopt prepare text --for=text_lm --vocab_size=50257` makes a corpus of a 
 holds all documents in memory, about 35 times their size (docs/reference/data.md): most machines
 cannot make OpenWebText. It learns its vocabulary: GPT-2's and Llama's tokenizers cannot be used.
 Own choices: slices, microsteps, rematerialisation, evaluation batch, intervals.
-Status: the rows with a slice are planned (configs/plans/); no row has been run here. A layer is
-compiled once and looped over. `llama3-8b` does not fit: every device holds all parameters.
+Status: the large rows are planned (configs/plans/); none has been run here. A layer is compiled
+once and looped over. Every device holds all parameters: `llama2-7b` fits so, `llama3-8b` does not.
 """
 
 import copy
@@ -82,7 +82,7 @@ LARGE = {
         1024,
         600_000,
         0.02,
-        "",
+        "v5e:4x4",
         5,
         "Muon, KellerJordan/Muon README",
         "Muon in place of AdamW in the row gpt2, our own choice.",
@@ -93,7 +93,7 @@ LARGE = {
         1024,
         75_000,
         0.01,
-        "",
+        "v5e:8x8",
         10,
         "LAMB 1904.00962v5",
         "LAMB in place of AdamW at eight times the batch of the row gpt2, our own choice.",
@@ -107,7 +107,7 @@ LARGE = {
         4096,
         476_837,
         3e-4,
-        "",
+        "v5p:8x8x8",
         2,
         _LLAMA2,
         "Every device holds all parameters.",
@@ -174,7 +174,7 @@ def _large(row: str) -> TrainConfig:
         about=About(
             paper=paper,
             topology=topology,
-            status="planned by the TPU compiler" if topology else "not yet run",
+            status="planned by the TPU compiler",
             note=f"{note} Own choice: slice, microsteps, evaluation batch, intervals.",
         ),
         global_batch_size=batch,
