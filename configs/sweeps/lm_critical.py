@@ -61,7 +61,7 @@ TOKENS = {
     "": (ENGLISH, 7 * 2**20),
     "english-2m": (ENGLISH, 2**21),
     "brown-1m": (BROWN, 2**20),
-    "brown-500k": (BROWN, 2**19),
+    "brown-250k": (BROWN, 2**18),
     "target": (ENGLISH, 7 * 2**20),
     "small": (BROWN, 2**18),
     "smoke": (DataConfig("pydoc_lm", sequence_length=32, vocab_size=256), 2**14),
@@ -70,8 +70,8 @@ TOKENS = {
 ROWS = tuple(TOKENS)
 BATCH = 64
 """Sequences a step to which the base rates belong."""
-SIZES = (8, 32, 128, 512, 2048, 8192)
-SMALLEST = {"english": 32, "brown": 8}
+SIZES = (2, 8, 32, 128, 512, 2048, 8192)
+SMALLEST = {"english": 32, "brown": 2}
 """Smallest batch of each corpus."""
 FEWEST_STEPS = 7
 WARMUP = 0.1
@@ -109,7 +109,7 @@ def get_config(arg: str = "") -> SweepConfig:
 
     data, tokens = TOKENS[arg]
     largest = tokens // (FEWEST_STEPS * data.sequence_length)
-    smallest = SMALLEST.get(data.builder, 8)
+    smallest = SMALLEST.get(data.builder, 2)
     sizes = tuple(size for size in SIZES if smallest <= size <= largest)
     config = SweepConfig(
         name=f"lm_critical{':' * bool(arg)}{arg}",

@@ -104,8 +104,8 @@ def get_config(arg: str = "") -> SweepConfig:
 
 
 def _use_text(config: SweepConfig) -> None:
-    """Train the model of configs/sweeps/lm_critical.py on its corpus of the row `brown-500k`."""
-    study = lm_critical.get_config("brown-500k")
+    """Train the model of configs/sweeps/lm_critical.py on its corpus of the row `brown-250k`."""
+    study = lm_critical.get_config("brown-250k")
     for name in ("data", "model", "num_epochs", "eval_global_batch_size"):
         setattr(config.train, name, getattr(study.train, name))
     config.global_batch_sizes = (4, 64, 256)

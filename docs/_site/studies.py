@@ -51,6 +51,9 @@ CLAIMS = {
     "noise_scale_predicts_critical_batch": (
         "The gradient noise scale at the smallest batch predicts the critical batch"
     ),
+    "critical_batch_grows": (
+        "The critical batch grows with the examples that it takes to reach the target"
+    ),
     "diffusion_is_logarithmic": (
         "The distance of the weights from their start grows like the logarithm of the step"
     ),
@@ -96,6 +99,7 @@ FACTS = (
     "claim",
     "claims",
     "costs_table",
+    "critical_growth_table",
     "diffusion_table",
     "finding",
     "findings",
@@ -356,6 +360,23 @@ def steps_table(name):
         ]
         rows.append((arm_["arm"], *steps, _critical_text(arm_["critical_batch"])))
     return table(("median steps", *(f"{size:,}" for size in sizes), "critical batch"), rows)
+
+
+def critical_growth_table(name):
+    """Return the table of arm x milestone: critical batches, and the exponent of the examples."""
+    rows = []
+    for arm_ in study(name)["arms"]:
+        growth = arm_["critical_growth"]
+        if growth is None:
+            continue
+        low, high = ("infinity" if end is None else f"{end:.2f}" for end in growth["interval"])
+        sizes = [
+            f"{one['critical_batch']['critical_batch_size']:,.0f} at {one['examples']:,.0f}"
+            for one in growth["milestones"]
+        ]
+        sizes = [*["-"] * (4 - len(sizes)), *sizes]
+        rows.append((arm_["arm"], *sizes, f"{growth['exponent']:.2f} ({low} to {high})"))
+    return table(("arm", "1/8", "1/4", "1/2", "whole", "exponent"), rows)
 
 
 def _critical_text(fit):

@@ -221,7 +221,9 @@ class RunningTrial:
 
         if self.evaluations:
             _, first = self.evaluations[0]
-            kept = [name for name in ("loss", "accuracy", self._metric) if name in first]
+            target = self.cell.train.target_metric.removeprefix("eval/")
+            names = ("loss", "accuracy", self._metric, target)
+            kept = [name for name in names if name in first]
             columns = {name: f"validation_{name}" for name in kept}
             found["evaluations"] = _columns(self.evaluations, columns)
         if self.probes:

@@ -6,6 +6,7 @@ a page says in words.
 
 import copy
 import functools
+import itertools
 import json
 import pathlib
 import re
@@ -14,6 +15,7 @@ import runpy
 import numpy as np
 import pytest
 from _site import benchmarks, facts, studies
+from scipy import optimize
 
 from lbopt.cli import _sweep, load_config
 from lbopt.config import SweepConfig
@@ -124,6 +126,52 @@ def test_a_summary_follows_from_its_trials(folder):
             steps = [one["steps_to_target"] or np.inf for one in cell if one["phase"] == "final"]
             told = arm["scaling"]["points"][place]["steps"]
             assert (np.inf if told is None else told) == np.median(steps)
+
+
+def test_the_growth_of_a_critical_batch_follows_from_its_evaluations():
+    """At each milestone SciPy's fit to the median steps is that of the summary."""
+    name = "fashion_target-mlp"
+    folder = next(folder for folder in TRIALS if folder.name == name)
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    grown = [arm for arm in studies.study(name)["arms"] if arm["critical_growth"]]
+    assert len(grown) >= 3
+    for arm in grown:
+        reached = [point for point in arm["scaling"]["points"] if point["steps"] is not None]
+        sizes = np.array([point["global_batch_size"] for point in reached], float)
+        for one in arm["critical_growth"]["milestones"]:
+            medians = [
+                np.median([steps_until(run, one["value"]) for run in finals(rows, arm, size)])
+                for size in sizes
+            ]
+            (_, fitted), _ = optimize.curve_fit(
+                lambda size, log_least, log_critical: (
+                    log_least + np.log1p(np.exp(log_critical) / size)
+                ),
+                sizes,
+                np.log(medians),
+                p0=(np.log(medians[-1]), np.log(1000.0)),
+            )
+            told_size = one["critical_batch"]["critical_batch_size"]
+            assert told_size == pytest.approx(np.exp(fitted), rel=1e-4)
+
+
+def finals(rows, arm, size):
+    """Return the evaluations of the final runs of an arm at a batch size."""
+    cell = (arm["arm"], size, "final")
+    return [
+        one["evaluations"]
+        for one in rows
+        if (one["arm"], one["global_batch_size"], one["phase"]) == cell
+    ]
+
+
+def steps_until(evaluations, value):
+    """Return the steps, between two evaluations, at which the accuracy passes a value."""
+    pairs = list(zip(evaluations["step"], evaluations["validation_accuracy"], strict=True))
+    for (before, low), (after, high) in itertools.pairwise(pairs):
+        if high >= value:
+            return before + (after - before) * (value - low) / (high - low)
+    return np.inf
 
 
 def told(name):

@@ -158,9 +158,9 @@ def measure_critical_batch(
 
     drawn = resample_critical_batches(cells, num_resamples=num_resamples, seed=seed)
     smallest = min(size for size, _ in pairs)
-    low, high = _ends(drawn.critical_batch_size, drawn.unknown, fit.critical_batch_size)
+    low, high = percentile_ends(drawn.critical_batch_size, drawn.unknown, fit.critical_batch_size)
     overheads = overhead_batch(smallest, low), overhead_batch(smallest, high)
-    least_ends = _ends(drawn.min_steps, drawn.unknown, fit.min_steps)
+    least_ends = percentile_ends(drawn.min_steps, drawn.unknown, fit.min_steps)
     return dataclasses.replace(fit, intervals=CriticalIntervals(least_ends, (low, high), overheads))
 
 
@@ -197,14 +197,16 @@ def resample_critical_batches(
     return CriticalResamples(*_fit(sizes, log_steps, reached), reached.sum(1) < _FEWEST_SIZES)
 
 
-def _ends(values: np.ndarray, unknown: np.ndarray, estimate: float) -> Ends:
+def percentile_ends(
+    values: np.ndarray, unknown: np.ndarray, estimate: float, least: float = 0.0
+) -> Ends:
     """Return the ends of the percentile interval, widened to contain the estimate.
 
-    An unknown value may be 0 or infinite.
+    An unknown value may be anything from `least` to infinity.
     """
     low, high = (
         float(np.quantile(np.where(unknown, worst, values), level, method="inverted_cdf"))
-        for worst, level in zip((0.0, np.inf), _ENDS, strict=True)
+        for worst, level in zip((least, np.inf), _ENDS, strict=True)
     )
     return min(low, estimate), max(high, estimate)
 

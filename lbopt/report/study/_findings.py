@@ -16,6 +16,7 @@ from lbopt.report.study._arm_limit import (
 from lbopt.report.study._claim_batch_schedule import growing_batches_keep_the_score
 from lbopt.report.study._claim_curvature import lipschitz_peak_stays
 from lbopt.report.study._claim_diffusion import diffusion_is_logarithmic
+from lbopt.report.study._claim_growth import critical_batch_grows
 from lbopt.report.study._claim_limits import layerwise_legw_goes_further
 from lbopt.report.study._claim_matrix import matrix_optimizers_use_larger_batches
 from lbopt.report.study._claim_noise_scale import (
@@ -58,6 +59,7 @@ def claims_of(study: Study) -> list[Claim]:
         lipschitz_peak_stays(study),
         noise_scale_predicts_limit(study),
         noise_scale_predicts_critical_batch(study),
+        critical_batch_grows(study),
         diffusion_is_logarithmic(study),
         aps_keeps_accuracy(study),
         *growing_batches_keep_the_score(study),

@@ -8,11 +8,14 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from lbopt import _typed_json
 from lbopt.config import SearchConfig, SweepConfig, completed_json
 from lbopt.report._colours import arm_colours, optimizer_look
 from lbopt.report.study._arm_limit import from_smallest, with_limit
 from lbopt.report.study._critical_batch import CriticalBatch, measure_critical_batch
+from lbopt.report.study._critical_growth import CriticalGrowth, Evaluated, measure_growth
 from lbopt.report.study._metric import ACCURACY, Metric, mean, metric_named, trivial_loss
 from lbopt.report.study._statistics import advantage, can_be
 from lbopt.report.study._steps_to_target import Scaling, measure_scaling
@@ -104,11 +107,12 @@ def _study(config: SweepConfig, metric: Metric, runs: Sequence[ScoredRun]) -> St
 
 
 def _judged(study: Study, arm: ArmResults) -> ArmResults:
-    """Return an arm with its limit, failure, scaling, critical batch and three-term law."""
+    """Return an arm with its limit, failure, scaling, critical batch, its growth, and the law."""
     return dataclasses.replace(
         with_limit(study, arm),
         scaling=_scaling(study, arm),
         critical_batch=_critical_batch(study, arm),
+        growth=_growth(study, arm),
         law=_law(study, arm),
     )
 
@@ -128,6 +132,34 @@ def _critical_batch(study: Study, arm: ArmResults) -> CriticalBatch | None:
         return None
     steps = [cell.steps_of_seeds for cell in arm.cells]
     return measure_critical_batch(steps, seed=(2, arm.place))
+
+
+def _growth(study: Study, arm: ArmResults) -> CriticalGrowth | None:
+    """Return the fits at easier targets, by the scores on validation during the runs."""
+    if not study.has_target or arm.grows:
+        return None
+    name = study.config.train.target_metric.removeprefix("eval/")
+    cells = [_evaluated(cell, name) for cell in arm.cells]
+    if not all(cell.runs for cell in cells):
+        return None
+    return measure_growth(
+        cells,
+        study.config.train.target_value,
+        lower_is_better=metric_named(name).lower_is_better,
+        seed=(2, arm.place),
+    )
+
+
+def _evaluated(cell: CellResults, name: str) -> Evaluated:
+    column = f"validation_{name}"
+    found = [run.evaluations or {} for run in cell.final]
+    runs = [
+        (np.array(one["step"], float), np.array(one[column], float))
+        for one in found
+        if one.get("step") and column in one
+    ]
+    runs = runs if len(runs) == cell.seeds else []
+    return Evaluated(cell.global_batch_size, tuple(runs), round(cell.first.steps))
 
 
 def _law(study: Study, arm: ArmResults) -> LawEstimate | None:

@@ -11,6 +11,7 @@ import numpy as np
 from lbopt.config import Arm, SearchConfig, SweepConfig, TrainConfig
 from lbopt.report._branches import Branched
 from lbopt.report.study._critical_batch import CriticalBatch
+from lbopt.report.study._critical_growth import CriticalGrowth
 from lbopt.report.study._limit import LimitEstimate
 from lbopt.report.study._metric import Metric, Spread
 from lbopt.report.study._steps_to_target import CellSteps, Scaling
@@ -274,6 +275,7 @@ class ArmResults:
       scaling: Steps to the target as a function of the batch size; None for a study without one.
       critical_batch: Fit of the median steps to the target; None where there is none, and where the
         batch grows.
+      growth: Growth of the critical batch towards the target; None where it cannot be fitted.
       law: Fit of the final losses over batch size and steps, or the reason why there is none; None
         without a result.
       twins: Number of earlier arms whose optimizer has the same colour.
@@ -290,6 +292,7 @@ class ArmResults:
     failure: Failure | None = None
     scaling: Scaling | None = None
     critical_batch: CriticalBatch | None = None
+    growth: CriticalGrowth | None = None
     law: LawEstimate | None = None
     twins: int = 0
 

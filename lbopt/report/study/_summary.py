@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lbopt.report.study._critical_batch import CriticalBatch
+from lbopt.report.study._critical_growth import CriticalGrowth
 from lbopt.report.study._limit import CannotTell, Limit, LimitEstimate
 from lbopt.report.study._metric import Metric
 from lbopt.report.study._steps_to_target import Scaling
@@ -45,6 +46,7 @@ def _arm(arm: ArmResults, metric: Metric) -> dict[str, Any]:
         "failure": _record(arm.failure),
         "scaling": arm.scaling and _scaling(arm.scaling),
         "critical_batch": arm.critical_batch and _critical_batch(arm.critical_batch),
+        "critical_growth": arm.growth and _growth(arm.growth),
         "three_term_law": arm.law and _law(arm.law),
         "points": [_point(cell, metric) for cell in arm.cells],
     }
@@ -79,6 +81,20 @@ def _critical_batch(critical: CriticalBatch) -> dict[str, Any]:
         ends = dataclasses.asdict(critical.intervals)
         found["intervals"] = {name: [_finite(end) for end in pair] for name, pair in ends.items()}
     return found
+
+
+def _growth(growth: CriticalGrowth) -> dict[str, Any]:
+    """Return the milestones and the exponent with its interval; null is infinite either way."""
+    milestones = [
+        {
+            "value": one.value,
+            "examples": one.examples,
+            "critical_batch": _critical_batch(one.critical_batch),
+        }
+        for one in growth.milestones
+    ]
+    interval = [_finite(end) for end in growth.interval]
+    return {"exponent": growth.exponent, "interval": interval, "milestones": milestones}
 
 
 def _law(law: LawEstimate) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from synthetic import Truth, diverge, legw, summarize
 
 from lbopt.report.study import read_study
 from lbopt.report.study._claim_curvature import judge_peaks
+from lbopt.report.study._claim_growth import critical_batch_grows
 from lbopt.report.study._claim_noise_scale import noise_scale_predicts_limit
+from lbopt.report.study._critical_growth import CriticalGrowth
 from lbopt.report.study._statistics import log_slope, rank_test
 from lbopt.report.study._study import Peak
 
@@ -449,6 +451,33 @@ def test_whether_the_noise_scale_predicts_the_critical_batch(scale, verdict):
 def test_what_was_not_fitted_is_not_judged():
     arm = Truth(FLAT, noise_scale=(90.0,) * 3, steps_to_target=(200.0, 100.0, None))
     assert "noise_scale_predicts_critical_batch" not in claims({"a": arm}, stops=True)
+
+
+@pytest.mark.parametrize(
+    ("intervals", "verdict"),
+    [
+        ([(0.2, 0.6), (0.1, 0.9), (-0.1, 0.3)], "held"),
+        ([(0.2, 0.6), (-0.1, 0.9)], "cannot be told"),
+        ([(0.2, 0.6), (0.1, 0.9), (-0.4, -0.1)], "cannot be told"),
+        ([(-0.5, -0.1), (-0.6, 0.0), (0.1, 0.3)], "did not hold"),
+    ],
+)
+def test_whether_the_critical_batch_grows(intervals, verdict):
+    """A further arm, without a growth, is named and does not count."""
+    steps = tuple(30 * (1 + 100 / size) for size in synthetic.SIZES)
+    names = [*"abcd"[: len(intervals)], "without"]
+    truths = {name: Truth(FLAT, steps_to_target=steps) for name in names}
+    study = read_study(*synthetic.make_study(truths, stops=True))
+    grown = [
+        dataclasses.replace(arm, growth=CriticalGrowth((), sum(ends) / 2, ends))
+        for arm, ends in zip(study.arms, intervals, strict=False)
+    ]
+    claim = critical_batch_grows(dataclasses.replace(study, arms=(*grown, study.arms[-1])))
+    assert claim.verdict == verdict
+    low, high = intervals[0]
+    assert f"({low:.2f} to {high:.2f}) for a" in claim.sentence
+    assert "not fitted for without" in claim.sentence
+    assert critical_batch_grows(study) is None
 
 
 def test_the_p_of_a_rank_correlation_counts_orders():

@@ -1,0 +1,47 @@
+"""Claim: the critical batch grows with the examples that a run has seen."""
+
+from __future__ import annotations
+
+from lbopt.report.study._study import ArmResults, Study
+from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted
+
+_WHAT = "the critical batch grows with the examples that it takes to reach the target"
+_HOW = "fits B_c ~ examples^p at easier targets of the same runs, with 95 % bootstrap intervals"
+
+
+def critical_batch_grows(study: Study) -> Claim | None:
+    """Judge whether the critical batch is larger for targets that take more examples.
+
+    It holds if the exponents of most arms are above 0 by their intervals and no arm's is below. It
+    does not if most are at 0 or below. Otherwise it cannot be told.
+
+    Returns:
+      The claim; None if no arm has a growth, see `measure_growth`.
+
+    References:
+      McCandlish et al., arXiv 1812.06162v1; Zhang et al., arXiv 2410.21676.
+    """
+    arms = [arm for arm in study.measured if arm.growth]
+    if not arms:
+        return None
+    ends = [arm.growth.interval for arm in arms if arm.growth]
+    grown = sum(low > 0 for low, _ in ends)
+    shrunk = sum(high <= 0 for _, high in ends)
+    verdict = UNKNOWN
+    if 2 * grown > len(ends) and not shrunk:
+        verdict = HELD
+    elif 2 * shrunk > len(ends):
+        verdict = NOT_HELD
+
+    exponents = [f"p is {exponent_text(arm)} for {quoted(arm.name)}" for arm in arms]
+    others = [quoted(arm.name) for arm in study.measured if arm.growth is None]
+    left_out = f"not fitted for {', '.join(others)}" if others else ""
+    return judged("critical_batch_grows", verdict, _WHAT, *exponents, left_out, _HOW)
+
+
+def exponent_text(arm: ArmResults) -> str:
+    """Return the exponent of an arm with its interval; "not told" without a fit."""
+    if arm.growth is None:
+        return "not told"
+    low, high = arm.growth.interval
+    return f"{arm.growth.exponent:.2f} ({low:.2f} to {high:.2f})"
