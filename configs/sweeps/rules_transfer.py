@@ -24,9 +24,9 @@ Rows (`:ROW`):
 
     (none)  Fashion-MNIST, a perceptron of 128 hidden units, 19.99 epochs; margin one point; 12
             minutes on 2 CPU cores
-    lm      a decoder of 1 M parameters on the Brown corpus, 0.5 M tokens, at 512, 8,192 and 32,768
-            tokens a step; five seeds, margin one percent of the loss. Its rate at 512 tokens is the
-            one of configs/sweeps/lm_critical.py by the square root
+    lm      a decoder of 1 M parameters on the Brown corpus, 0.25 M tokens, at 256, 4,096 and 16,384
+            tokens a step; five seeds, margin one percent of the loss. Its rate at 256 tokens is the
+            best one of configs/sweeps/lm_critical.py:brown-250k there
     small   Fashion-MNIST in 4.9 epochs, four seeds; 3 minutes on 2 CPU cores
     smoke   tiny, on scikit-learn's digits
 """
@@ -108,14 +108,14 @@ def _use_text(config: SweepConfig) -> None:
     study = lm_critical.get_config("brown-250k")
     for name in ("data", "model", "num_epochs", "eval_global_batch_size"):
         setattr(config.train, name, getattr(study.train, name))
-    config.global_batch_sizes = (4, 64, 256)
+    config.global_batch_sizes = (2, 32, 128)
     config.metric = study.metric
     config.microstep_size = study.microstep_size
     config.final_seeds = study.final_seeds
     for arm in config.arms:
-        arm.schedule.base_learning_rate = 0.001
-        arm.schedule.base_batch_size = 4
-        arm.schedule.base_warmup_epochs = 0.0025
+        arm.schedule.base_learning_rate = 0.0028
+        arm.schedule.base_batch_size = 2
+        arm.schedule.base_warmup_epochs = 0.0015
         arm.optimizer.weight_decay = 0.1
 
 

@@ -19,6 +19,7 @@ from refusal import refused
 from lbopt.cli import _flags, config_files
 from lbopt.config import (
     ResolvedSchedule,
+    SweepConfig,
     TrainConfig,
     make_schedule,
     resolve_clip,
@@ -46,6 +47,8 @@ FILES = sorted(
 )
 SOURCED = ("source", "derived from source")
 IMAGENET = 1_281_167
+CORPUS_TOKENS = {"english": 8_277_331, "brown": 1_722_280}
+"""Tokens of the training split, by the head of configs/sweeps/lm_critical.py."""
 
 OWN = {
     "configs/efficientnet.py:b5-lars-65536-single-decay",
@@ -123,6 +126,10 @@ def examples_of(config: TrainConfig) -> int:
         return 1024
     if config.data.builder == "cifar10":
         return {"train": 50000, "train[:45000]": 45000}[config.data.train_split]
+    if config.data.name == "text_lm":
+        return CORPUS_TOKENS[config.data.builder] // config.data.sequence_length
+    if config.data.builder == "fashion_mnist":
+        return {"train[:50000]": 50000}[config.data.train_split]
     return {"imagenet2012": IMAGENET, "generated_images": 96, "squad": 88_000}.get(
         config.data.builder, 1_000_000
     )
@@ -628,6 +635,37 @@ def test_the_file_lists_its_rows_and_refuses_others(file):
     assert module.get_config("smoke") == module.get_config("smoke"), (
         f"{file}: a row changed another one"
     )
+
+
+STUDIES = [
+    f"configs/sweeps/{name}.py"
+    for name in (
+        "cifar10_limit",
+        "fashion_limit",
+        "fashion_target",
+        "imagenet_limit",
+        "lm_critical",
+        "mnist_limit",
+        "rules_transfer",
+    )
+]
+"""Studies of data that no package ships; tests/recipes builds the others."""
+
+
+@pytest.mark.parametrize("name", [row for file in STUDIES for row in (file, *rows_of(file))])
+def test_every_arm_of_a_study_has_a_schedule_at_every_batch_size(name):
+    """The warmup ends before training, and the file's head names the row."""
+    config = load(name)
+    assert isinstance(config, SweepConfig)
+    file, _, row = name.partition(":")
+    head = (CONFIGS.parent / file).read_text().partition("\nimport")[0]
+    assert not row or re.search(rf"^    {re.escape(row)}\s|`{re.escape(row)}`", head, re.MULTILINE)
+    for index in range(len(config.arms)):
+        for size in config.global_batch_sizes:
+            train = config.cell_train(index, size, 1)
+            resolve_schedule(
+                train.schedule, size, examples_of(train), train.num_epochs, train.num_steps
+            )
 
 
 def test_a_phase_of_bert_goes_on_where_the_first_ended():
