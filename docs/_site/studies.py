@@ -75,21 +75,20 @@ CLAIMS = {
     "muon_has_larger_critical_batch": "Muon has a larger critical batch than Adam",
     "soap_has_larger_critical_batch": "SOAP or Shampoo has a larger critical batch than Adam",
     "rule_needs_no_search_linear": (
-        "AdamW scaled linearly, without a search, stays within the margin of a search"
+        "AdamW scaled linearly, with no search, stays near a search with the same warmup"
     ),
     "rule_needs_no_search_sqrt": (
-        "AdamW scaled by the square root, without a search, stays within the margin of a search"
+        "AdamW scaled by the square root, with no search, stays near a search with the same warmup"
     ),
     "rule_needs_no_search_legw": (
-        "AdamW scaled by LEGW, without a search, stays within the margin of a search"
+        "AdamW scaled by LEGW, with no search, stays near a search with the same warmup"
     ),
     "rule_needs_no_search_sde_half_life": (
-        "AdamW scaled as its stochastic differential equation asks (SDE), without a search, stays "
-        "within the margin of a search"
+        "AdamW scaled by the SDE rule, with no search, stays near a search with the same warmup"
     ),
     "rule_needs_no_search_sqrt_token_half_life": (
-        "AdamW scaled by the square root, with a half-life of b2 in examples, without a search, "
-        "stays within the margin of a search"
+        "AdamW scaled by the square root, with a half-life of b2 in examples and no search, stays "
+        "near a search with the same warmup"
     ),
 }
 """What each claim of a study says."""
@@ -348,7 +347,8 @@ def _page_link(name):
 def steps_table(name):
     """Return the table of arm x batch size: median steps to the target, and the critical batch.
 
-    The critical batch has its 95 % interval if the summary has one.
+    The critical batch has its 95 % interval if the summary has one; the last column is the batch
+    that needs 20 % more examples than the smallest.
     """
     found = study(name)
     sizes = [one["global_batch_size"] for one in found["arms"][0]["points"]]
@@ -358,8 +358,11 @@ def steps_table(name):
             "not reached" if one["steps"] is None else f"{one['steps']:,g}"
             for one in arm_["scaling"]["points"]
         ]
-        rows.append((arm_["arm"], *steps, _critical_text(arm_["critical_batch"])))
-    return table(("median steps", *(f"{size:,}" for size in sizes), "critical batch"), rows)
+        fit = arm_["critical_batch"]
+        overhead = "-" if fit is None else f"{fit['overhead_batch_size']:,.0f}"
+        rows.append((arm_["arm"], *steps, _critical_text(fit), overhead))
+    columns = (f"{size:,}" for size in sizes)
+    return table(("median steps", *columns, "critical batch", "20 % more examples"), rows)
 
 
 def critical_growth_table(name):

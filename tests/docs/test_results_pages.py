@@ -97,6 +97,7 @@ def test_a_summary_follows_from_its_trials(folder):
 
     summary = studies.study(folder.name)
     assert summary["num_trials"] == len(rows)
+    assert summary["machine"].endswith(saved["host"])
     score = summary["metric"]
     better = max if score == "accuracy" else min
     to_target = bool(made.train.target_metric)
@@ -449,6 +450,12 @@ def test_what_is_said_of_the_limit_on_fashion_mnist():
     assert (min(others), max(others)) == (1 / 32, 2)
     edges = [arm for arm, points in arms.items() if points[-1]["at_edge_of_grid"]]
     assert edges == ["Momentum + linear"]
+    assert {one["failure"]["kind"] for one in studies.study(name)["arms"]} == {"optimise"}
+    at_the_full_batch = [
+        arms[arm][-1]["test_accuracy_mean"]
+        for arm in ("Momentum + linear", "LARS + LEGW", "LAMB + LEGW")
+    ]
+    assert at_the_full_batch == sorted(at_the_full_batch)
     apart = studies.finding(name, "At batch 50000").partition("tell Muon + LEGW apart from")[2]
     assert all(arm in apart for arm in arms if arm != "Muon + LEGW")
     goes = studies.claim("layerwise_legw_goes_further", name)
