@@ -1,4 +1,4 @@
-"""Random data of the shapes of Fashion-MNIST and of a text; their values do not change the speed."""
+"""Random data of the shapes of Fashion-MNIST and of a text; values do not change the speed."""
 
 import numpy as np
 
