@@ -14,6 +14,7 @@ from typing import Any, NotRequired, TypedDict
 
 from lbopt import paths
 from lbopt._regular import open_regular
+from lbopt.data import store_folder
 from lbopt.errors import UserError
 
 GONE = "is gone"
@@ -23,6 +24,8 @@ _CHUNKS = 8
 _CHUNK_BYTES = 2**16
 """Number and size of the samples of a file: its head, its tail, and those between them."""
 _BLOCK_BYTES = 2**22
+_TEXTS = ("text_lm", "text_mlm")
+"""Kinds of data that `lbopt prepare text` makes."""
 
 
 class SampledFile(TypedDict):
@@ -62,7 +65,8 @@ class DataFiles(TypedDict):
 def read_data(config: Any, whole: bool, folder: str = "") -> dict[str, DataFiles]:
     """Return the data files that a config names, by their paths as it has them.
 
-    Paths where nothing is, and addresses, are left out.
+    Paths where nothing is, and addresses, are left out. A prepared text in the default folder of
+    data sets is named without that folder, which may be another one on another machine.
 
     Args:
       config: The config as JSON data.
@@ -75,6 +79,10 @@ def read_data(config: Any, whole: bool, folder: str = "") -> dict[str, DataFiles
         with contextlib.suppress(OSError, UserError):
             if not paths.is_address(text):
                 found[text] = _describe(place_of_data(text, folder), whole)
+    for name in dict.fromkeys(_stores(config)):
+        with contextlib.suppress(OSError, UserError):
+            place = store_folder(name)
+            found[f"{place.parent.name}/{name}"] = _describe(str(place), whole)
     return found
 
 
@@ -139,7 +147,7 @@ def _other_names(before: DataFiles, now: DataFiles) -> str:
 def _data_paths(config: Any) -> Iterator[str]:
     """Yield the paths in the groups of a config that are called `data`.
 
-    They are the fields `path` and `vocab_file`, a data set of TFDS in a stated folder, and what
+    They are the fields `path` and `vocab_file`, a data set or text in a stated folder, and what
     options of the user's function name; in the other groups, files that their options name.
     """
     if isinstance(config, list):
@@ -152,7 +160,10 @@ def _data_paths(config: Any) -> Iterator[str]:
             if isinstance(given.get(field), str) and given[field]:
                 yield given[field]
         if given.get("builder") and given.get("data_dir"):
-            yield os.path.join(given["data_dir"], given["builder"].replace(":", os.sep))
+            below = given["builder"].replace(":", os.sep)
+            if given.get("name") in _TEXTS:
+                below = os.path.join(store_folder("any").parent.name, below)
+            yield os.path.join(given["data_dir"], below)
         yield from filter(_may_be_path, _texts(given.get("options")))
         for group in ("model", "loss", "optimizer"):
             other = config.get(group)
@@ -160,6 +171,19 @@ def _data_paths(config: Any) -> Iterator[str]:
             yield from (text for text in options if os.path.splitext(text)[1])
         for value in config.values():
             yield from _data_paths(value)
+
+
+def _stores(config: Any) -> Iterator[str]:
+    """Yield the names of the prepared texts of a config in the default folder of data sets."""
+    if isinstance(config, list):
+        for item in config:
+            yield from _stores(item)
+    if isinstance(config, dict):
+        given = config.get("data")
+        if isinstance(given, dict) and given.get("name") in _TEXTS and not given.get("data_dir"):
+            yield str(given.get("builder"))
+        for value in config.values():
+            yield from _stores(value)
 
 
 def _texts(options: Any) -> Iterator[str]:

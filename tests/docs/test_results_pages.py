@@ -136,6 +136,7 @@ def test_the_growth_of_a_critical_batch_follows_from_its_evaluations():
     rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     grown = [arm for arm in studies.study(name)["arms"] if arm["critical_growth"]]
     assert len(grown) >= 3
+
     for arm in grown:
         reached = [point for point in arm["scaling"]["points"] if point["steps"] is not None]
         sizes = np.array([point["global_batch_size"] for point in reached], float)
@@ -450,6 +451,7 @@ def test_what_is_said_of_the_limit_on_fashion_mnist():
     assert (min(others), max(others)) == (1 / 32, 2)
     edges = [arm for arm, points in arms.items() if points[-1]["at_edge_of_grid"]]
     assert edges == ["Momentum + linear"]
+
     assert {one["failure"]["kind"] for one in studies.study(name)["arms"]} == {"optimise"}
     at_the_full_batch = [
         arms[arm][-1]["test_accuracy_mean"]

@@ -180,6 +180,26 @@ def test_files_that_options_name_are_data(tmp_path, monkeypatch):
     )
 
 
+def test_a_prepared_text_is_named_without_the_folder_of_data_sets(tmp_path, monkeypatch):
+    tokens = tmp_path / "sets" / "lbopt_text" / "books" / "tokens.bin"
+    tokens.parent.mkdir(parents=True)
+    tokens.write_text("one")
+    config = {"train": {"data": {"name": "text_lm", "builder": "books", "data_dir": None}}}
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
+    before = _data_files.read_data(config, False)
+    assert set(before) == {"lbopt_text/books"}
+
+    moved = (tmp_path / "sets").rename(tmp_path / "moved")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(moved))
+    assert _data_files.read_data(config, False) == before
+    (moved / "lbopt_text" / "books" / "tokens.bin").write_text("two")
+    now = _data_files.read_data(config, False)["lbopt_text/books"]
+    assert _data_files.differences(before["lbopt_text/books"], now) == ["has another content"]
+
+    config["train"]["data"]["data_dir"] = str(moved)
+    assert set(_data_files.read_data(config, False)) == {f"{moved}/lbopt_text/books"}
+
+
 def test_a_byte_between_the_samples_is_found_on_request(tmp_path):
     config = arrays(tmp_path / "data", x=3_000_000)
     saved = opened(tmp_path / "run", config)
