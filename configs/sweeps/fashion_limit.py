@@ -15,7 +15,7 @@ stayed at chance, which then chose the rate and ended the search. Since then suc
 the validation loss. Their final runs, 10 to 15 % on the test set, were replaced.
 
 Power, by `lbopt check`: at one batch size 6 seeds show a difference of one point between two of 10
-arms with power 0.8, if seeds vary by 0.37 points; `small` shows 1.3 points, and `waterfall` 0.63.
+arms with power 0.8, if seeds vary by 0.371 points; `small` shows 1.32, and `waterfall` 0.613.
 `--pilot=WORKDIR` measures that spread.
 
 "The Limit of the Batch Size" (arXiv 2006.08517v1) has this form. Its table of MNIST at the full

@@ -15,8 +15,8 @@ The gradient noise scale is measured beside.
 The paper's target for its Simple CNN is a validation error of 0.1. The perceptron does not get
 there at a constant rate; its target is 0.12.
 
-No test has a power here: the medians of five seeds get bootstrap intervals, and critical batches
-are compared by them.
+Power, by `lbopt check`: five seeds tell critical batches apart, with power 0.8, that differ by a
+factor of 1.5, if the steps of seeds vary by 15 %. In `mlp` they vary by 14 %.
 
 Rows (`:ROW`):
 

@@ -26,6 +26,7 @@ from lbopt.config import (
     resolve_schedule,
 )
 from lbopt.models import EfficientNet, ResNet
+from lbopt.report.study import decision_lines
 from lbopt.transforms import VARIANTS
 
 EXPONENTS = {"linear": 1, "sqrt": 0.5, "sde_half_life": 0.5, "none": 0}
@@ -666,6 +667,25 @@ def test_every_arm_of_a_study_has_a_schedule_at_every_batch_size(name):
             resolve_schedule(
                 train.schedule, size, examples_of(train), train.num_epochs, train.num_steps
             )
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "told"),
+    [
+        ("fashion_limit.py:mlp", "accuracy", {"by 1 point": "one point", "0.371 points": ""}),
+        ("fashion_limit.py:small", "accuracy", {"by 1.32 points": "1.32"}),
+        ("fashion_limit.py:waterfall", "accuracy", {"by 0.613 points": "0.613"}),
+        ("fashion_target.py:mlp", "accuracy", {"factor of 1.5": "", "vary by 15 %": ""}),
+        ("lm_critical.py:brown-250k", "loss", {"by 3 percent": "of 3 %", "1 %": ""}),
+    ],
+)
+def test_the_power_in_the_head_of_a_study_is_what_lbopt_check_prints(name, metric, told):
+    file, _, _ = name.partition(":")
+    head = " ".join((CONFIGS / "sweeps" / file).read_text().partition("\nimport")[0].split())
+    lines = " ".join(decision_lines(load(f"configs/sweeps/{name}"), metric, 10_000))
+    for printed, stated in told.items():
+        assert printed in lines
+        assert (stated or printed) in head
 
 
 def test_a_phase_of_bert_goes_on_where_the_first_ended():

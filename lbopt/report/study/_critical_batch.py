@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +15,13 @@ from lbopt.report.study._steps_to_target import CellSteps, resample_medians
 OVERHEAD = 0.2
 """Share of additional examples at the overhead point; Zhang et al., arXiv 2410.21676."""
 _FAR = 1000.0
-_FEWEST_SIZES = 3
+FEWEST_SIZES = 3
 _BISECTIONS = 50
 _ENDS = (0.025, 0.975)
+_ONE_SIGMA = (0.159, 0.841)
+_SURE = 0.95
+_STUDIES = 200
+_RESAMPLES = 100
 
 Ends = tuple[float, float]
 """Lower and upper end of a 95 % interval; the upper one may be infinite."""
@@ -87,7 +92,7 @@ def fit_critical_batch(batch_sizes: Sequence[int], steps: Sequence[float]) -> Cr
     """
     sizes = np.asarray(batch_sizes, float)
     log_steps = np.log(np.asarray(steps, float))
-    if len(set(sizes)) < _FEWEST_SIZES or np.ptp(log_steps) == 0:
+    if len(set(sizes)) < FEWEST_SIZES or np.ptp(log_steps) == 0:
         return None
     found = _fit(sizes, log_steps[None], np.ones((1, len(sizes)), bool))
     least = float(found[0][0])
@@ -194,7 +199,48 @@ def resample_critical_batches(
     reached = np.isfinite(drawn)
     log_steps = np.log(np.where(reached, drawn, 1.0))
     sizes = np.array([cell.global_batch_size for cell in cells], float)
-    return CriticalResamples(*_fit(sizes, log_steps, reached), reached.sum(1) < _FEWEST_SIZES)
+    return CriticalResamples(*_fit(sizes, log_steps, reached), reached.sum(1) < FEWEST_SIZES)
+
+
+def detectable_ratio(
+    batch_sizes: Sequence[int], num_seeds: int, deviation: float, power: float
+) -> float:
+    """Return the ratio of two critical batches that their bootstrap tells apart.
+
+    Studies are simulated, and resamples of their seeds. Their fits are taken as normal on the
+    logarithm; the ratio is told apart where it is above 1 in 95 % of the resamples.
+
+    Args:
+      batch_sizes: B, three or more; both critical batches lie in their geometric middle.
+      num_seeds: Runs at each of them.
+      deviation: Standard deviation of log S between seeds.
+      power: Share of studies in which the ratio is told apart.
+
+    >>> round(detectable_ratio((64, 256, 1024, 4096), 5, 0.1, 0.8), 1)
+    1.4
+    """
+    sizes = np.asarray(batch_sizes, float)
+    log_steps = np.log1p(math.sqrt(sizes[0] * sizes[-1]) / sizes)
+    generator = np.random.Generator(np.random.Philox(0))
+    noise = deviation * generator.normal(size=(_STUDIES, 1, len(sizes), num_seeds))
+    drawn = generator.integers(num_seeds, size=(_STUDIES, _RESAMPLES, len(sizes), num_seeds))
+    resampled = np.take_along_axis(noise, drawn, axis=-1)
+
+    between = _spread_of_fits(sizes, log_steps + np.median(noise, axis=-1))
+    of_resamples = _spread_of_fits(sizes, log_steps + np.median(resampled, axis=-1), axis=1)
+    quantile = statistics.NormalDist().inv_cdf
+    needed = quantile(_SURE) * float(np.mean(of_resamples)) + quantile(power) * float(between)
+    return math.exp(math.sqrt(2) * needed)
+
+
+def _spread_of_fits(sizes: np.ndarray, log_steps: np.ndarray, axis: int | None = None) -> Any:
+    """Return half the range of the middle 68 % of log B_crit, for log S [..., sizes]."""
+    flat = log_steps.reshape(-1, len(sizes))
+    _, found = _fit(sizes, flat, np.ones(flat.shape, bool))
+    with np.errstate(divide="ignore"):
+        logs = np.log(found).reshape(log_steps.shape[:-1])
+    low, high = np.quantile(logs, _ONE_SIGMA, axis=axis, method="inverted_cdf")
+    return (high - low) / 2
 
 
 def percentile_ends(

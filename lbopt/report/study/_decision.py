@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lbopt.config import SweepConfig
+from lbopt.report.study._critical_batch import FEWEST_SIZES, detectable_ratio
 from lbopt.report.study._limit import REFERENCE_FACTOR
 from lbopt.report.study._metric import Metric, metric_named
 from lbopt.report.study._power import (
@@ -27,10 +28,16 @@ from lbopt.report.study._words import count, listed, say
 _SHARE = 0.95
 _SEEDS = 0.003
 _RELATIVE = 0.01
+_OF_STEPS = 0.15
 _MOST_SIZES = 3
 _NO_SCORES = """Runs stop at the target, so no scores are compared. Critical batches, fitted to the
     medians of {{ seeds | count("seed") }}, get bootstrap intervals. By the resamples those of Muon,
     SOAP and Shampoo are compared with Adam's."""
+_RATIO = """Critical batches in the middle of the batch sizes are told apart, with power
+    {{ power }}, if they differ by a factor of {{ "%.1f" % ratio }}. The steps of seeds are
+    {{ "assumed to vary" if assumed else "taken to vary as in the pilot," }} by
+    {{ "%.2g" % (100 * deviation) }} %{{ "; --pilot=WORKDIR takes that from an earlier study" if
+    assumed }}."""
 _ONE_ARM = "No two arms have the same data, model and loss: none are compared."
 _ONE_SEED = "One final seed has no spread: no arm is told apart; give 2 or more final seeds."
 _SEEN = """At one batch size the best of {{ arms }} arms is told apart from another, with power
@@ -80,7 +87,7 @@ def decision_lines(
       num_test_examples: Number of its test examples.
       pilot: An earlier study of the same metric, for the spread of its seeds; None, or one without
         a spread, to assume 0.3 points between seeds and the noise of test examples at 95 % (for a
-        score that is a share), or 1 % of the score.
+        score that is a share), or 1 % of the score; and 15 % between the steps to a target.
 
     >>> from lbopt.config import Arm
     >>> config = SweepConfig(arms=(Arm("a"), Arm("b")), global_batch_sizes=(16, 128))
@@ -88,7 +95,7 @@ def decision_lines(
     To see a difference of 1 point, the study's limit_points, takes 4 final seeds.
     """
     if config.train.target_metric and config.train.stop_at_target:
-        return [say(_NO_SCORES, seeds=len(config.final_seeds))]
+        return _to_target(config, pilot)
     largest = _largest_group(config)
     if largest < 2:
         return [_ONE_ARM]
@@ -127,6 +134,23 @@ def decision_lines(
         say(_SOURCE, source=source),
     ]
     return [line for line in lines if line]
+
+
+def _to_target(config: SweepConfig, pilot: Study | None) -> list[str]:
+    """Return what a study whose runs stop at their target can decide."""
+    lines = [say(_NO_SCORES, seeds=len(config.final_seeds))]
+    sizes = config.global_batch_sizes
+    if len(sizes) < FEWEST_SIZES or len(config.final_seeds) < 2:
+        return lines
+
+    cells = [cell for arm in pilot.measured for cell in arm.cells] if pilot else []
+    steps = [cell.steps_of_seeds.steps for cell in cells if cell.seeds > 1 and cell.target]
+    spreads = [statistics.stdev(np.log(each)) for each in steps if np.isfinite(each).all()]
+    measured = statistics.median(spreads) if spreads else 0.0
+    deviation = measured or _OF_STEPS
+    ratio = detectable_ratio(sizes, len(config.final_seeds), deviation, POWER)
+    told = say(_RATIO, power=POWER, ratio=ratio, assumed=not measured, deviation=deviation)
+    return [*lines, told]
 
 
 def seeds_clause(

@@ -9,7 +9,7 @@ import pytest
 import synthetic
 from refusal import refused
 from scipy import stats
-from synthetic import Truth
+from synthetic import Truth, make_study
 
 from lbopt.config import Arm, SweepConfig
 from lbopt.report.study import (
@@ -20,9 +20,11 @@ from lbopt.report.study import (
     seeds_needed,
 )
 from lbopt.report.study._claim_limits import _needed_seeds
+from lbopt.report.study._critical_batch import detectable_ratio, resample_critical_batches
 from lbopt.report.study._decision import _Assumed, _differences, _needed, seeds_clause
 from lbopt.report.study._metric import ACCURACY, PERPLEXITY, metric_named
 from lbopt.report.study._statistics import ahead_of
+from lbopt.report.study._steps_to_target import CellSteps
 from lbopt.sweep import ExampleScores, trial_identity
 
 STUDIES = 500
@@ -209,9 +211,52 @@ def test_studies_without_a_comparison_say_so():
     config = two_arms()
     config.train.target_metric = "eval/accuracy"
     config.train.stop_at_target = True
-    (target,) = decision_lines(config, "accuracy", 9)
+    target = decision_lines(config, "accuracy", 9)[0]
     assert "medians of 5 seeds" in target
     assert "no scores are compared" in target
+
+
+def test_the_spread_of_steps_comes_from_a_pilot():
+    config = two_arms()
+    config.global_batch_sizes = (16, 64, 256)
+    config.train.target_metric = "eval/accuracy"
+    config.train.stop_at_target = True
+    (_, assumed) = decision_lines(config, "accuracy", 9)
+    assert "assumed to vary by 15 %" in assumed
+
+    made, rows = make_study({"a": Truth((0.9,) * 3, steps_to_target=(40.0, 20.0, 10.0))})
+    factors = dict(zip(range(1, 6), (0.8, 0.9, 1.0, 1.1, 1.2), strict=True))
+    for row in rows:
+        if row["phase"] == "final":
+            row["steps_to_target"] *= factors[row["seed"]]
+    spread = 100 * np.std(np.log(list(factors.values())), ddof=1)
+    (_, measured) = decision_lines(config, "accuracy", 9, read_study(made, rows))
+    assert f"as in the pilot, by {spread:.2g} %" in measured
+
+
+def steps_of(generator, critical, deviation, seeds=5):
+    sizes = np.array([16, 64, 256, 1024])
+    noise = np.exp(deviation * generator.normal(size=(len(sizes), seeds)))
+    steps = 100 * (1 + critical / sizes)[:, None] * noise
+    return [CellSteps(size, row, 10**6) for size, row in zip(sizes, steps, strict=True)]
+
+
+def test_critical_batches_of_the_detectable_ratio_are_told_apart_as_often_as_said():
+    """The bootstrap of the median of five seeds is wide, so equal ones are rarely told apart."""
+    ratio = detectable_ratio((16, 64, 256, 1024), 5, 0.15, 0.8)
+    generator = np.random.default_rng(3)
+    shares = {1.0: [], ratio: []}
+    for factor, found in shares.items():
+        for study in range(120):
+            ours, theirs = (
+                resample_critical_batches(
+                    steps_of(generator, 128 * more, 0.15), num_resamples=200, seed=(study, place)
+                ).critical_batch_size
+                for place, more in enumerate((factor**0.5, factor**-0.5))
+            )
+            found.append(np.mean(ours > theirs) >= 0.95)
+    assert 0.7 < np.mean(shares[ratio]) < 0.95
+    assert np.mean(shares[1.0]) < 0.08
 
 
 def test_the_seeds_of_a_margin_follow_from_the_spread_and_not_from_the_difference():
