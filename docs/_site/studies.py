@@ -33,6 +33,14 @@ STUDIES = (
 )
 """The summaries that are committed; each one's page is the name up to the first hyphen."""
 CLAIMS = {
+    "lamb_legw_goes_further": "LAMB with LEGW has a larger limit than the other arms",
+    "lamb_legw_goes_further_than_linear_scaling": (
+        "LAMB with LEGW has a larger limit than linear scaling"
+    ),
+    "lars_legw_goes_further": "LARS with LEGW has a larger limit than the other arms",
+    "lars_legw_goes_further_than_linear_scaling": (
+        "LARS with LEGW has a larger limit than linear scaling"
+    ),
     "layerwise_legw_goes_further": (
         "LAMB or LARS with LEGW has a larger limit than the other arms"
     ),

@@ -460,7 +460,7 @@ def test_what_is_said_of_the_limit_on_fashion_mnist():
     assert at_the_full_batch == sorted(at_the_full_batch)
     apart = studies.finding(name, "At batch 50000").partition("tell Muon + LEGW apart from")[2]
     assert all(arm in apart for arm in arms if arm != "Muon + LEGW")
-    goes = studies.claim("layerwise_legw_goes_further", name)
+    goes = studies.claim("lamb_legw_goes_further", name)
     assert goes["verdict"] == "did not hold"
 
 

@@ -5,6 +5,7 @@ LAMB and LARS with the warmup of LEGW (linear-epoch gradual warmup) are compared
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lbopt.report.study._arm_limit import (
+    on_scores,
     range_text,
     resampled,
     small_batches,
@@ -20,13 +22,16 @@ from lbopt.report.study._arm_limit import (
 from lbopt.report.study._limit import CannotTell, NotReached
 from lbopt.report.study._power import POWER
 from lbopt.report.study._study import ArmResults, Study, comparable
-from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, say
+from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
 
 _SURE = 0.95
 _ENDS = (0.025, 0.975)
 _THAN = {"": "the other arms", "_than_linear_scaling": "the arms with linear scaling"}
-_WHAT = "layerwise adaptation with LEGW holds small-batch {} to a larger batch than {}"
-_ONLY = "compared are only arms with the same data, model and loss"
+_OURS = ("lamb", "lars")
+_WHAT = "{} with LEGW holds small-batch {} to a larger batch than {}"
+ONLY = "compared are only arms with the same data, model, loss and budget of the search"
+_LEFT_OUT = """{{ arm | name }} is left out, as its {{ text }} over small batches is
+    {{ lost }} worse than that of {{ other }}"""
 _SIDES = """
     {%- for arms, interval in sides %}
     {%- if loop.first %}the {{ "largest " if arms | length > 1 }}limit of
@@ -44,53 +49,111 @@ _NOBODY = "no arm holds it beyond the small batches, of up to {{ small }}"
 
 
 def layerwise_legw_goes_further(study: Study) -> list[Claim]:
-    """Judge the claim of the LEGW and LAMB papers by the limits.
+    """Judge the claims of the LEGW, LAMB and LARS papers by the limits; see `compare_fairly`.
 
-    LAMB and LARS with LEGW's warmup and square-root scaling are compared with all other arms, and
-    again with those other arms that have linear scaling. In every bootstrap resample the largest
-    limit of each side counts. The claim holds if ours is larger in 95 % of the resamples or more,
-    and does not if it is larger in 5 % or less; there, resamples in which both lie beyond the
-    study's largest batch count as ours. Otherwise it cannot be told; nor can it if every arm's
-    score falls among the small batches already. Arms without a fit do not count.
+    LAMB and LARS with LEGW's warmup and square-root scaling are each compared with all other arms
+    but each other, and again with those other arms that have linear scaling.
 
     Returns:
-      A claim for each group of comparable arms that has both sides, and for each of the two
-      comparisons.
+      A claim for each of the two optimizers, each group of comparable arms that has both sides, and
+      each of the two comparisons.
     """
-    groups = comparable(study.arms)
+    groups = comparable(study.arms, same_search=True)
     found: list[Claim] = []
-    for ending, than in _THAN.items():
-        sides = [_sides(group, linear_only=bool(ending)) for group in groups]
+    for optimizer, (ending, than) in itertools.product(_OURS, _THAN.items()):
+        sides = [_sides(group, optimizer, linear_only=bool(ending)) for group in groups]
         for place, (ours, theirs) in enumerate([one for one in sides if all(one)]):
-            verdict, evidence = compare_limits(study, ours, theirs)
-            name = f"layerwise_legw_goes_further{ending}{f'_{place + 1}' * (place > 0)}"
-            what = _WHAT.format(study.metric.text, than)
-            found.append(judged(name, verdict, what, *evidence, _ONLY * (len(groups) > 1)))
+            verdict, evidence = compare_fairly(study, ours, theirs)
+            name = f"{optimizer}_legw_goes_further{ending}{f'_{place + 1}' * (place > 0)}"
+            what = _WHAT.format(optimizer.upper(), study.metric.text, than)
+            found.append(judged(name, verdict, what, *evidence, ONLY * (len(groups) > 1)))
     return found
 
 
 def _sides(
-    group: Sequence[ArmResults], linear_only: bool
+    group: Sequence[ArmResults], optimizer: str, linear_only: bool
 ) -> tuple[list[ArmResults], list[ArmResults]]:
     """Return our arms and the other arms; no other arms if the claim would be made twice."""
-    ours = [arm for arm in group if _is_ours(arm)]
-    others = [arm for arm in group if not _is_ours(arm)]
+    layerwise = [arm for arm in group if _is_layerwise(arm)]
+    ours = [arm for arm in layerwise if arm.config.optimizer.name == optimizer]
+    others = [arm for arm in group if arm not in layerwise]
     if not linear_only:
         return ours, others
     linear = [arm for arm in others if arm.config.schedule.scaling_rule == "linear"]
     return ours, [] if len(linear) == len(others) else linear
 
 
-def _is_ours(arm: ArmResults) -> bool:
+def _is_layerwise(arm: ArmResults) -> bool:
     schedule = arm.config.schedule
     rules = schedule.warmup_rule, schedule.scaling_rule
-    return arm.config.optimizer.name in ("lamb", "lars") and rules == ("legw", "sqrt")
+    return arm.config.optimizer.name in _OURS and rules == ("legw", "sqrt")
+
+
+def compare_fairly(
+    study: Study, ours: Sequence[ArmResults], theirs: Sequence[ArmResults]
+) -> tuple[str, list[str]]:
+    """Judge whether our largest limit is larger than theirs, by `compare_limits`.
+
+    A limit is relative to an arm's own score over small batches, so a large one is worth little
+    from a low start. Arms of ours that are worse there than the best of theirs by more than the
+    study's `limit_points` are left out; without any arm of ours that is as good, the claim cannot
+    hold. If it does not, arms of theirs that are worse than the best of ours are left out too.
+
+    Returns:
+      The verdict, and the clauses it rests on.
+    """
+    kept, left_out = _as_good(study, ours, theirs)
+    verdict, evidence = compare_limits(study, kept, theirs) if kept else (UNKNOWN, [])
+    if verdict == HELD:
+        return verdict, [*evidence, *left_out]
+
+    rivals, worse = _as_good(study, theirs, ours)
+    if worse or not kept:
+        verdict, evidence = compare_limits(study, kept or ours, rivals) if rivals else (UNKNOWN, [])
+    # Arms that are worse than theirs cannot win, but they can lose.
+    verdict = UNKNOWN if verdict == HELD and not kept else verdict
+    return verdict, [*evidence, *left_out, *worse]
+
+
+def _as_good(
+    study: Study, arms: Sequence[ArmResults], others: Sequence[ArmResults]
+) -> tuple[list[ArmResults], list[str]]:
+    """Return the arms that are as good over small batches as others; clauses on those that are not.
+
+    An arm without a fit is kept: `compare_limits` says what is unknown about it.
+    """
+    metric = study.metric
+    levels = [
+        (on_scores(metric, arm.limit.fit.reference), arm.name)
+        for arm in others
+        if arm.limit and arm.limit.fit
+    ]
+    if not levels:
+        return list(arms), []
+    best, other = min(levels, key=lambda pair: metric.badness(pair[0]))
+
+    kept = []
+    clauses = []
+    for arm in arms:
+        fit = arm.limit.fit if arm.limit else None
+        lost = metric.worse_by(best, on_scores(metric, fit.reference)) if fit else 0.0
+        if lost <= study.config.limit_points:
+            kept.append(arm)
+        else:
+            words = {"text": metric.text, "lost": metric.amount(lost), "other": quoted(other)}
+            clauses.append(say(_LEFT_OUT, arm=arm.name, **words))
+    return kept, clauses
 
 
 def compare_limits(
     study: Study, ours: Sequence[ArmResults], theirs: Sequence[ArmResults]
 ) -> tuple[str, list[str]]:
-    """Judge whether our largest limit is larger than theirs, as `layerwise_legw_goes_further`.
+    """Judge whether our largest limit is larger than theirs.
+
+    In every bootstrap resample the largest limit of each side counts. It is larger if it is in 95 %
+    of the resamples or more, and not if it is in 5 % or less; there, resamples in which both lie
+    beyond the study's largest batch count as ours. Otherwise it cannot be told; nor can it if every
+    arm's score falls among the small batches already. Arms without a fit do not count.
 
     Returns:
       The verdict, and the clauses it rests on.

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lbopt.report.study._arm_limit import on_scores
-from lbopt.report.study._claim_limits import compare_limits
+from lbopt.report.study._claim_limits import ONLY, compare_fairly
 from lbopt.report.study._critical_batch import resample_critical_batches
 from lbopt.report.study._limit import FEWEST_SEEDS
 from lbopt.report.study._study import ArmResults, Study, comparable
@@ -22,7 +21,6 @@ _ADAM = ("adam", "adamw", "optax.adam", "optax.adamw")
 _SURE = 0.95
 _FURTHER = "{} holds small-batch {} to a larger batch than Adam"
 _LARGER = "{} has a larger critical batch than Adam"
-_ONLY = "compared are only arms with the same data, model and loss"
 _FITS = """the critical batch of {{ pairs | listed }}; in the bootstrap the largest of
     {{ ours | map("name") | listed }} is larger than that of {{ theirs | map("name") | listed }} in
     {{ "%.1f" % (100 * larger) }} % of the resamples"""
@@ -30,21 +28,17 @@ _NO_FIT = "{{ arms | map('name') | listed }} {{ 'has' if arms | length == 1 else
 _MISSED = """the median run of {{ arm.name | name }} missed the target at
     {{ arm.missed_sizes | listed }}, which the fit leaves out"""
 _FEW = "a batch size has fewer than {{ fewest }} seeds"
-_LEFT_OUT = """{{ arm | name }} is left out, as its {{ text }} over small batches is
-    {{ lost }} worse than Adam's"""
 
 
 def matrix_optimizers_use_larger_batches(study: Study) -> list[Claim]:
     """Judge whether Muon, and SOAP or Shampoo, use larger batches than Adam.
 
-    In a study with limits these are compared, as for LAMB and LARS (see `compare_limits`). A limit
-    is relative to an arm's own score over small batches, so arms of ours that are worse there than
-    Adam by more than the study's `limit_points` are left out. In a study of steps to a target the
-    fitted critical batches are compared: in every bootstrap resample of the seeds the largest of
-    each side counts. The claim holds if ours is larger in 95 % of the resamples or more, and does
-    not if it is larger or equal in 5 % or less. A resample without a fit counts against the
-    verdict, each time. It cannot be told with fewer than three seeds, or if the arms of the side
-    that would win missed the target at a batch size.
+    In a study with limits these are compared, as for LAMB and LARS (see `compare_fairly`). In a
+    study of steps to a target the fitted critical batches are compared: in every bootstrap resample
+    of the seeds the largest of each side counts. The claim holds if ours is larger in 95 % of the
+    resamples or more, and does not if it is larger or equal in 5 % or less. A resample without a
+    fit counts against the verdict, each time. It cannot be told with fewer than three seeds, or if
+    the arms of the side that would win missed the target at a batch size.
 
     Returns:
       A claim for each family of `FAMILIES` and each group of comparable arms with both sides.
@@ -53,7 +47,7 @@ def matrix_optimizers_use_larger_batches(study: Study) -> list[Claim]:
       Shah et al., arXiv 2505.02222 (Muon); Vyas et al., arXiv 2409.11321 (SOAP).
     """
     found: list[Claim] = []
-    groups = comparable(study.measured)
+    groups = comparable(study.measured, same_search=True)
     for family, names in FAMILIES.items():
         place = 0
         for group in groups:
@@ -62,7 +56,7 @@ def matrix_optimizers_use_larger_batches(study: Study) -> list[Claim]:
             if not ours or not theirs:
                 continue
             place += 1
-            found += _claims(study, family, place, ours, theirs, _ONLY * (len(groups) > 1))
+            found += _claims(study, family, place, ours, theirs, ONLY * (len(groups) > 1))
     return found
 
 
@@ -78,9 +72,7 @@ def _claims(
     ending = f"_{place}" * (place > 1)
     found = []
     if study.has_limits and not study.config.waterfall:
-        kept, left_out = _as_good(study, ours, theirs)
-        verdict, evidence = compare_limits(study, kept, theirs) if kept else (UNKNOWN, [])
-        evidence = [*evidence, *left_out]
+        verdict, evidence = compare_fairly(study, ours, theirs)
         what = _FURTHER.format(who, study.metric.text)
         found.append(judged(f"{family}_goes_further{ending}", verdict, what, *evidence, only))
     if study.has_target:
@@ -88,32 +80,6 @@ def _claims(
         name = f"{family}_has_larger_critical_batch{ending}"
         found.append(judged(name, verdict, _LARGER.format(who), *evidence, only))
     return found
-
-
-def _as_good(
-    study: Study, ours: Sequence[ArmResults], theirs: Sequence[ArmResults]
-) -> tuple[list[ArmResults], list[str]]:
-    """Return our arms whose score over small batches is as good as theirs; clauses on the others.
-
-    An arm without a fit is kept: `compare_limits` says what is unknown about it.
-    """
-    metric = study.metric
-    fits = [arm.limit.fit for arm in theirs if arm.limit and arm.limit.fit]
-    if not fits:
-        return list(ours), []
-    best = min((on_scores(metric, fit.reference) for fit in fits), key=metric.badness)
-
-    kept = []
-    clauses = []
-    for arm in ours:
-        fit = arm.limit.fit if arm.limit else None
-        lost = metric.worse_by(best, on_scores(metric, fit.reference)) if fit else 0.0
-        if lost <= study.config.limit_points:
-            kept.append(arm)
-        else:
-            amount = metric.amount(lost)
-            clauses.append(say(_LEFT_OUT, arm=arm.name, text=metric.text, lost=amount))
-    return kept, clauses
 
 
 def _compare_critical(

@@ -418,14 +418,23 @@ def factors_of(run: FinishedTrial) -> Factors:
     return Factors(run.learning_rate_factor, run.warmup_factor, run.weight_decay_factor)
 
 
-def comparable(arms: Sequence[ArmResults]) -> list[list[ArmResults]]:
+def comparable(arms: Sequence[ArmResults], same_search: bool = False) -> list[list[ArmResults]]:
     """Sort arms into groups that train the same model on the same data with the same loss.
 
     The groups are in the order of their first arms.
+
+    Args:
+      arms: The arms.
+      same_search: Whether arms of a group also have the same budget for their search.
     """
+
+    def key(arm: ArmResults) -> tuple[object, ...]:
+        problem = (arm.train.data, arm.train.model, arm.train.loss)
+        return (*problem, _budget(arm.search)) if same_search else problem
+
     groups: list[list[ArmResults]] = []
     for arm in arms:
-        same = (group for group in groups if _problem(group[0]) == _problem(arm))
+        same = (group for group in groups if key(group[0]) == key(arm))
         group = next(same, None)
         if group is None:
             groups.append([arm])
@@ -434,5 +443,12 @@ def comparable(arms: Sequence[ArmResults]) -> list[list[ArmResults]]:
     return groups
 
 
-def _problem(arm: ArmResults) -> tuple[object, object, object]:
-    return arm.train.data, arm.train.model, arm.train.loss
+def _budget(search: SearchConfig) -> tuple[object, ...]:
+    """Return what decides how many trials a search has in a cell, and how long they are.
+
+    Fields that do not apply to the method are at their defaults.
+    """
+    factors = search.learning_rate_factors, search.warmup_factors, search.weight_decay_factors
+    candidates = math.prod(map(len, factors)), search.num_candidates, search.widen_candidates
+    rungs = search.eta, search.min_fidelity, search.pruner
+    return search.method, candidates, rungs, len(search.seeds)

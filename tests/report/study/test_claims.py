@@ -33,30 +33,59 @@ def claims(truths, **options):
 
 MOMENTUM = Truth((0.98, 0.975, 0.9))
 FLAT = (0.98, 0.98, 0.98)
-FURTHER = "layerwise_legw_goes_further"
+FURTHER = "lamb_legw_goes_further"
+LARS_FURTHER = "lars_legw_goes_further"
 
 # ---- LAMB and LARS under LEGW go further
 
 
 @pytest.mark.parametrize(
-    ("lamb", "lars", "verdict", "ours", "shares"),
+    ("layerwise", "verdict", "limit", "shares"),
     [
-        (FLAT, FLAT, "held", "beyond 256", "larger in 100.0 % of the resamples"),
-        (FLAT, (0.98, 0.9, 0.9), "held", "beyond 256", "larger in 100.0 %"),
-        ((0.98, 0.97, 0.9), (0.98, 0.9, 0.9), "did not hold", "70 to 71", "larger in 0.0 %"),
-        ((0.98, 0.9, 0.9), (0.98, 0.9, 0.9), "did not hold", "64 at most", "larger in 0.0 %"),
+        (FLAT, "held", "beyond 256", "larger in 100.0 % of the resamples"),
+        ((0.98, 0.97, 0.9), "did not hold", "70 to 71", "larger in 0.0 %"),
+        ((0.98, 0.9, 0.9), "did not hold", "64 at most", "larger in 0.0 %"),
     ],
 )  # fmt: skip
-def test_findings_favour_nobody(lamb, lars, verdict, ours, shares):
-    said = claims({"momentum": MOMENTUM, "lamb": legw(lamb), "lars": legw(lars, optimizer="lars")})[
-        FURTHER
-    ]
-    assert said[0] == verdict
-    assert (
-        f"the largest limit of lamb and lars is {ours}, "
-        "that of momentum is 73 to 74 (95 % intervals)" in said[1]
-    )
-    assert shares in said[1]
+def test_findings_favour_nobody(layerwise, verdict, limit, shares):
+    """LAMB and LARS are each compared with the others, and not with each other."""
+    other = (0.98, 0.9, 0.9) if layerwise == FLAT else FLAT
+    for name, optimizers in ((FURTHER, ("lamb", "lars")), (LARS_FURTHER, ("lars", "lamb"))):
+        truths = {
+            "ours": legw(layerwise, optimizer=optimizers[0]),
+            "the other": legw(other, optimizer=optimizers[1]),
+        }
+        said = claims({"momentum": MOMENTUM, **truths})[name]
+        assert said[0] == verdict
+        assert f"limit of ours is {limit}, that of momentum is 73 to 74 (95 % inter" in said[1]
+        assert shares in said[1]
+
+
+def test_a_large_limit_from_a_low_start_is_not_further():
+    """Nor does it keep another arm from going further."""
+    low = (0.9, 0.9, 0.9)
+    said = claims({"momentum": MOMENTUM, "lamb": legw(low)})[FURTHER]
+    assert said[0] == "cannot be told"
+    assert "lamb is left out, as its accuracy over small batches is 7.75 points worse" in said[1]
+
+    both = {"momentum": MOMENTUM, "low": Truth(low, optimizer="sgd"), "lamb": legw(FLAT)}
+    verdict, sentence = claims(both)[FURTHER]
+    assert verdict == "held"
+    assert "low is left out, as its accuracy over small batches is 8 points worse" in sentence
+
+    both["momentum"] = Truth(FLAT)
+    both["lamb"] = legw((0.9, 0.89, 0.8))
+    verdict, sentence = claims(both)[FURTHER]
+    assert (verdict, "lamb is left out" in sentence) == ("did not hold", True)
+
+
+def test_arms_with_another_budget_of_the_search_are_not_compared():
+    config, rows = synthetic.make_study({"momentum": MOMENTUM, "lamb": legw(FLAT)})
+    assert judged(config, rows)[FURTHER][0] == "held"
+    config["arms"][1]["search"] = {**config["search"], "widen_candidates": 9}
+    assert FURTHER not in judged(config, rows)
+    config["arms"][0]["search"] = {**config["search"], "widen_candidates": 9}
+    assert judged(config, rows)[FURTHER][0] == "held"
 
 
 def test_a_limit_that_is_larger_by_the_luck_of_the_seeds_is_not_further():
@@ -190,7 +219,7 @@ def test_only_arms_that_train_the_same_thing_are_compared():
     verdict, sentence = judged(with_models(config, (None, "mlp", "cnn")), rows)[FURTHER]
     assert verdict == "held"
     assert "far" not in sentence
-    assert sentence.endswith("; compared are only arms with the same data, model and loss.")
+    assert sentence.endswith("; compared are only arms with the same data, model, loss and budget of the search.")
     assert FURTHER not in judged(with_models(config, ("mlp", "mlp", "cnn")), rows)
 
 
