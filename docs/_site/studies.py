@@ -380,13 +380,18 @@ def critical_growth_table(name):
         growth = arm_["critical_growth"]
         if growth is None:
             continue
-        low, high = ("infinity" if end is None else f"{end:.2f}" for end in growth["interval"])
-        sizes = [
-            f"{one['critical_batch']['critical_batch_size']:,.0f} at {one['examples']:,.0f}"
+        sizes = {
+            one["share"]: f"{one['critical_batch']['critical_batch_size']:,.0f} at "
+            f"{one['examples']:,.0f}"
             for one in growth["milestones"]
-        ]
-        sizes = [*["-"] * (4 - len(sizes)), *sizes]
-        rows.append((arm_["arm"], *sizes, f"{growth['exponent']:.2f} ({low} to {high})"))
+        }
+        low, high = growth["interval"]
+        low_text = "-infinity" if low is None else f"{low:.2f}"
+        high_text = "infinity" if high is None else f"{high:.2f}"
+        told = f"{growth['exponent']:.2f} ({low_text} to {high_text})"
+        rows.append(
+            (arm_["arm"], *(sizes.get(share, "-") for share in (1 / 8, 1 / 4, 1 / 2, 1)), told)
+        )
     return table(("arm", "1/8", "1/4", "1/2", "whole", "exponent"), rows)
 
 

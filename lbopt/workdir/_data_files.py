@@ -26,6 +26,8 @@ _CHUNK_BYTES = 2**16
 _BLOCK_BYTES = 2**22
 _TEXTS = ("text_lm", "text_mlm")
 """Kinds of data that `lbopt prepare text` makes."""
+_STORES = "lbopt_text"
+"""Folder of prepared texts in a folder of data sets."""
 
 
 class SampledFile(TypedDict):
@@ -78,11 +80,7 @@ def read_data(config: Any, whole: bool, folder: str = "") -> dict[str, DataFiles
         # What cannot be read is refused where the data are loaded.
         with contextlib.suppress(OSError, UserError):
             if not paths.is_address(text):
-                found[text] = _describe(place_of_data(text, folder), whole)
-    for name in dict.fromkeys(_stores(config)):
-        with contextlib.suppress(OSError, UserError):
-            place = store_folder(name)
-            found[f"{place.parent.name}/{name}"] = _describe(str(place), whole)
+                found[text] = _describe(_place(text, folder), whole)
     return found
 
 
@@ -98,6 +96,14 @@ def place_of_data(text: str, folder: str) -> str:
     own = str(paths.local(text, "path"))
     other = os.path.join(folder, own)
     return other if folder and os.path.exists(other) else own
+
+
+def _place(text: str, folder: str) -> str:
+    """Return the place of a path, or of a text in the default folder of data sets."""
+    store = pathlib.PurePath(text)
+    if store.parent == pathlib.PurePath(_STORES):
+        return str(store_folder(store.name))
+    return place_of_data(text, folder)
 
 
 def differences(before: DataFiles, now: DataFiles | None) -> list[str]:
@@ -159,11 +165,11 @@ def _data_paths(config: Any) -> Iterator[str]:
         for field in ("path", "vocab_file"):
             if isinstance(given.get(field), str) and given[field]:
                 yield given[field]
-        if given.get("builder") and given.get("data_dir"):
-            below = given["builder"].replace(":", os.sep)
-            if given.get("name") in _TEXTS:
-                below = os.path.join(store_folder("any").parent.name, below)
-            yield os.path.join(given["data_dir"], below)
+        builder = given.get("builder") or ""
+        if builder and given.get("name") in _TEXTS:
+            yield os.path.join(given.get("data_dir") or "", _STORES, builder)
+        elif builder and given.get("data_dir"):
+            yield os.path.join(given["data_dir"], builder.replace(":", os.sep))
         yield from filter(_may_be_path, _texts(given.get("options")))
         for group in ("model", "loss", "optimizer"):
             other = config.get(group)
@@ -171,19 +177,6 @@ def _data_paths(config: Any) -> Iterator[str]:
             yield from (text for text in options if os.path.splitext(text)[1])
         for value in config.values():
             yield from _data_paths(value)
-
-
-def _stores(config: Any) -> Iterator[str]:
-    """Yield the names of the prepared texts of a config in the default folder of data sets."""
-    if isinstance(config, list):
-        for item in config:
-            yield from _stores(item)
-    if isinstance(config, dict):
-        given = config.get("data")
-        if isinstance(given, dict) and given.get("name") in _TEXTS and not given.get("data_dir"):
-            yield str(given.get("builder"))
-        for value in config.values():
-            yield from _stores(value)
 
 
 def _texts(options: Any) -> Iterator[str]:

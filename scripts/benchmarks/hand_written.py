@@ -11,19 +11,14 @@ import optax
 import shapes
 
 from lbopt.data import load_digits
-from lbopt.models import CNN, MLP, DecoderLM, LSTMClassifier, SimpleCNN
+from lbopt.models import CNN, MLP, LSTMClassifier, SimpleCNN, make_decoder_lm
 
 MODELS = {"cnn": CNN, "lstm": LSTMClassifier, "mlp": MLP}
 """Models of the digits."""
 LARGE = {
     "large_cnn": lambda: SimpleCNN(widths=(8, 16), hidden=256),
-    "large_lm": lambda: DecoderLM(
-        vocab_size=shapes.VOCABULARY,
-        num_layers=shapes.LAYERS,
-        width=shapes.WIDTH,
-        num_heads=shapes.WIDTH // shapes.HEAD,
-        inner_width=shapes.INNER,
-        max_length=shapes.LENGTH,
+    "large_lm": lambda: make_decoder_lm(
+        "1m", vocab_size=shapes.VOCABULARY, max_length=shapes.LENGTH
     ),
     "large_mlp": MLP,
 }

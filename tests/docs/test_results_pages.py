@@ -492,6 +492,11 @@ def test_what_is_said_of_steps_to_a_target_on_fashion_mnist():
     assert (shown["LAMB"], shown["Momentum"]) == ((0.31, 0.44), (0.09, 0.89))
     claim = studies.claim("noise_scale_predicts_critical_batch", "fashion_target-mlp")
     assert "6.9 to 106 times the noise scale" in claim["sentence"]
+    growth = {one["arm"].split()[0]: one["critical_growth"] for one in arms}
+    above_0 = [arm for arm, one in growth.items() if one and one["interval"][0] > 0]
+    assert above_0 == ["AdamW", "LAMB", "Shampoo"]
+    assert growth["Momentum"]["interval"][0] < 0 < growth["Momentum"]["interval"][1]
+    assert growth["Muon"] is None
 
 
 def test_what_is_said_of_rules_without_a_search():

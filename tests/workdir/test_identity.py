@@ -196,6 +196,8 @@ def test_a_prepared_text_is_named_without_the_folder_of_data_sets(tmp_path, monk
     now = _data_files.read_data(config, False)["lbopt_text/books"]
     assert _data_files.differences(before["lbopt_text/books"], now) == ["has another content"]
 
+    monkeypatch.setenv("TFDS_DATA_DIR", "gs://bucket/sets")  # is not read where a folder is given
+    assert _data_files.read_data(config, False) == {}
     config["train"]["data"]["data_dir"] = str(moved)
     assert set(_data_files.read_data(config, False)) == {f"{moved}/lbopt_text/books"}
 

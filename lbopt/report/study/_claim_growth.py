@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from lbopt.report.study._study import ArmResults, Study
-from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted
+import math
+
+from lbopt.report.study._critical_growth import CriticalGrowth
+from lbopt.report.study._study import Study
+from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
 
 _WHAT = "the critical batch grows with the examples that it takes to reach the target"
-_HOW = "fits B_c ~ examples^p at easier targets of the same runs, with 95 % bootstrap intervals"
+_HOW = """p is the exponent of critical batch ~ examples^p over the target and easier ones of the
+    same runs, with its 95 % interval by a bootstrap over the seeds"""
 
 
 def critical_batch_grows(study: Study) -> Claim | None:
@@ -33,15 +37,17 @@ def critical_batch_grows(study: Study) -> Claim | None:
     elif 2 * shrunk > len(ends):
         verdict = NOT_HELD
 
-    exponents = [f"p is {exponent_text(arm)} for {quoted(arm.name)}" for arm in arms]
+    exponents = [
+        f"p is {exponent_text(arm.growth)} for {quoted(arm.name)}" for arm in arms if arm.growth
+    ]
     others = [quoted(arm.name) for arm in study.measured if arm.growth is None]
     left_out = f"not fitted for {', '.join(others)}" if others else ""
-    return judged("critical_batch_grows", verdict, _WHAT, *exponents, left_out, _HOW)
+    return judged("critical_batch_grows", verdict, _WHAT, *exponents, left_out, say(_HOW))
 
 
-def exponent_text(arm: ArmResults) -> str:
-    """Return the exponent of an arm with its interval; "not told" without a fit."""
-    if arm.growth is None:
-        return "not told"
-    low, high = arm.growth.interval
-    return f"{arm.growth.exponent:.2f} ({low:.2f} to {high:.2f})"
+def exponent_text(growth: CriticalGrowth) -> str:
+    """Return the exponent of a growth with its interval."""
+    ends = [
+        f"{'-' * (end < 0)}infinity" if math.isinf(end) else f"{end:.2f}" for end in growth.interval
+    ]
+    return f"{growth.exponent:.2f} ({' to '.join(ends)})"

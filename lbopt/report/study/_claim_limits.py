@@ -22,7 +22,7 @@ from lbopt.report.study._arm_limit import (
 from lbopt.report.study._limit import CannotTell, NotReached
 from lbopt.report.study._power import POWER
 from lbopt.report.study._study import ArmResults, Study, comparable
-from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, quoted, say
+from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, say
 
 _SURE = 0.95
 _ENDS = (0.025, 0.975)
@@ -30,8 +30,8 @@ _THAN = {"": "the other arms", "_than_linear_scaling": "the arms with linear sca
 _OURS = ("lamb", "lars")
 _WHAT = "{} with LEGW holds small-batch {} to a larger batch than {}"
 ONLY = "compared are only arms with the same data, model, loss and budget of the search"
-_LEFT_OUT = """{{ arm | name }} is left out, as its {{ text }} over small batches is
-    {{ lost }} worse than that of {{ other }}"""
+_WORSE = """{{ arm | name }} {{ outcome }}, as its {{ text }} over small batches is {{ lost }}
+    worse than that of {{ other | name }}"""
 _SIDES = """
     {%- for arms, interval in sides %}
     {%- if loop.first %}the {{ "largest " if arms | length > 1 }}limit of
@@ -58,7 +58,7 @@ def layerwise_legw_goes_further(study: Study) -> list[Claim]:
       A claim for each of the two optimizers, each group of comparable arms that has both sides, and
       each of the two comparisons.
     """
-    groups = comparable(study.arms, same_search=True)
+    groups = comparable(study.arms, same_budget=True)
     found: list[Claim] = []
     for optimizer, (ending, than) in itertools.product(_OURS, _THAN.items()):
         sides = [_sides(group, optimizer, linear_only=bool(ending)) for group in groups]
@@ -96,23 +96,24 @@ def compare_fairly(
 
     A limit is relative to an arm's own score over small batches, so a large one is worth little
     from a low start. Arms of ours that are worse there than the best of theirs by more than the
-    study's `limit_points` are left out; without any arm of ours that is as good, the claim cannot
-    hold. If it does not, arms of theirs that are worse than the best of ours are left out too.
+    study's `limit_points` are left out. If the claim does not hold then, arms of theirs that are
+    worse than the best of ours are left out too. A side without an arm that is as good cannot win,
+    but it can lose.
 
     Returns:
       The verdict, and the clauses it rests on.
     """
-    kept, left_out = _as_good(study, ours, theirs)
-    verdict, evidence = compare_limits(study, kept, theirs) if kept else (UNKNOWN, [])
-    if verdict == HELD:
-        return verdict, [*evidence, *left_out]
+    kept, clauses = _as_good(study, ours, theirs)
+    verdict, evidence = compare_limits(study, kept or ours, theirs)
+    if verdict == HELD and kept:
+        return verdict, [*evidence, *clauses]
 
     rivals, worse = _as_good(study, theirs, ours)
-    if worse or not kept:
-        verdict, evidence = compare_limits(study, kept or ours, rivals) if rivals else (UNKNOWN, [])
-    # Arms that are worse than theirs cannot win, but they can lose.
-    verdict = UNKNOWN if verdict == HELD and not kept else verdict
-    return verdict, [*evidence, *left_out, *worse]
+    if worse and rivals:
+        verdict, evidence = compare_limits(study, kept or ours, rivals)
+    # Arms that start from a worse score cannot win, but they can lose.
+    is_unfair = not kept if verdict == HELD else not rivals
+    return UNKNOWN if is_unfair else verdict, [*evidence, *clauses, *worse]
 
 
 def _as_good(
@@ -123,26 +124,30 @@ def _as_good(
     An arm without a fit is kept: `compare_limits` says what is unknown about it.
     """
     metric = study.metric
-    levels = [
-        (on_scores(metric, arm.limit.fit.reference), arm.name)
-        for arm in others
-        if arm.limit and arm.limit.fit
-    ]
+    levels = [(level, arm.name) for arm in others if (level := _level(study, arm)) is not None]
     if not levels:
         return list(arms), []
     best, other = min(levels, key=lambda pair: metric.badness(pair[0]))
 
-    kept = []
-    clauses = []
-    for arm in arms:
-        fit = arm.limit.fit if arm.limit else None
-        lost = metric.worse_by(best, on_scores(metric, fit.reference)) if fit else 0.0
-        if lost <= study.config.limit_points:
-            kept.append(arm)
-        else:
-            words = {"text": metric.text, "lost": metric.amount(lost), "other": quoted(other)}
-            clauses.append(say(_LEFT_OUT, arm=arm.name, **words))
-    return kept, clauses
+    lost = [
+        0.0 if (level := _level(study, arm)) is None else metric.worse_by(best, level)
+        for arm in arms
+    ]
+    pairs = list(zip(arms, lost, strict=True))
+    kept = [arm for arm, loss in pairs if loss <= study.config.limit_points]
+    outcome = "is left out" if kept else "cannot win"
+    words = {"outcome": outcome, "text": metric.text, "other": other}
+    return kept, [
+        say(_WORSE, arm=arm.name, lost=metric.amount(loss), **words)
+        for arm, loss in pairs
+        if arm not in kept
+    ]
+
+
+def _level(study: Study, arm: ArmResults) -> float | None:
+    """Return the score of an arm over small batches; None without a fit."""
+    fit = arm.limit.fit if arm.limit else None
+    return None if fit is None else on_scores(study.metric, fit.reference)
 
 
 def compare_limits(

@@ -47,7 +47,7 @@ def matrix_optimizers_use_larger_batches(study: Study) -> list[Claim]:
       Shah et al., arXiv 2505.02222 (Muon); Vyas et al., arXiv 2409.11321 (SOAP).
     """
     found: list[Claim] = []
-    groups = comparable(study.measured, same_search=True)
+    groups = comparable(study.measured, same_budget=True)
     for family, names in FAMILIES.items():
         place = 0
         for group in groups:

@@ -151,18 +151,29 @@ def measure_critical_batch(
     >>> low < 100 < high
     True
     """
-    medians = [float(np.median(cell.steps)) for cell in cells]
-    pairs = [
-        (cell.global_batch_size, median)
-        for cell, median in zip(cells, medians, strict=True)
-        if math.isfinite(median)
-    ]
-    fit = fit_critical_batch([size for size, _ in pairs], [steps for _, steps in pairs])
+    fit = fit_medians(cells)
     if fit is None or min(len(cell.steps) for cell in cells) < 2:
         return fit
-
     drawn = resample_critical_batches(cells, num_resamples=num_resamples, seed=seed)
-    smallest = min(size for size, _ in pairs)
+    return with_intervals(fit, drawn, cells)
+
+
+def fit_medians(cells: Sequence[CellSteps]) -> CriticalBatch | None:
+    """Return the fit over the batch sizes whose median seed reached the target."""
+    pairs = _of_medians(cells)
+    return fit_critical_batch([size for size, _ in pairs], [steps for _, steps in pairs])
+
+
+def _of_medians(cells: Sequence[CellSteps]) -> list[tuple[int, float]]:
+    medians = [(cell.global_batch_size, float(np.median(cell.steps))) for cell in cells]
+    return [(size, median) for size, median in medians if math.isfinite(median)]
+
+
+def with_intervals(
+    fit: CriticalBatch, drawn: CriticalResamples, cells: Sequence[CellSteps]
+) -> CriticalBatch:
+    """Return a fit with the intervals that resamples of its cells give."""
+    smallest = min(size for size, _ in _of_medians(cells))
     low, high = percentile_ends(drawn.critical_batch_size, drawn.unknown, fit.critical_batch_size)
     overheads = overhead_batch(smallest, low), overhead_batch(smallest, high)
     least_ends = percentile_ends(drawn.min_steps, drawn.unknown, fit.min_steps)
@@ -216,6 +227,9 @@ def detectable_ratio(
       deviation: Standard deviation of log S between seeds.
       power: Share of studies in which the ratio is told apart.
 
+    Returns:
+      The ratio; infinite if seeds vary so much that none is told apart.
+
     >>> round(detectable_ratio((64, 256, 1024, 4096), 5, 0.1, 0.8), 1)
     1.4
     """
@@ -230,7 +244,7 @@ def detectable_ratio(
     of_resamples = _spread_of_fits(sizes, log_steps + np.median(resampled, axis=-1), axis=1)
     quantile = statistics.NormalDist().inv_cdf
     needed = quantile(_SURE) * float(np.mean(of_resamples)) + quantile(power) * float(between)
-    return math.exp(math.sqrt(2) * needed)
+    return math.exp(math.sqrt(2) * needed) if math.isfinite(needed) else math.inf
 
 
 def _spread_of_fits(sizes: np.ndarray, log_steps: np.ndarray, axis: int | None = None) -> Any:
@@ -240,7 +254,8 @@ def _spread_of_fits(sizes: np.ndarray, log_steps: np.ndarray, axis: int | None =
     with np.errstate(divide="ignore"):
         logs = np.log(found).reshape(log_steps.shape[:-1])
     low, high = np.quantile(logs, _ONE_SIGMA, axis=axis, method="inverted_cdf")
-    return (high - low) / 2
+    with np.errstate(invalid="ignore"):
+        return (high - low) / 2
 
 
 def percentile_ends(

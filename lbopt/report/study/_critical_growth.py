@@ -11,11 +11,12 @@ import numpy as np
 from lbopt.report.study._critical_batch import (
     CriticalBatch,
     Ends,
-    measure_critical_batch,
+    fit_medians,
     percentile_ends,
     resample_critical_batches,
+    with_intervals,
 )
-from lbopt.report.study._steps_to_target import CellSteps
+from lbopt.report.study._steps_to_target import CellSteps, resample_medians
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Shares of the examples that the smallest batch takes to the target, one for each milestone."""
@@ -29,12 +30,11 @@ class Evaluated:
     Attributes:
       global_batch_size: Examples per optimizer step.
       runs: Steps and scores [evaluations] of each seed, ascending in the step; a score may be NaN.
-      num_steps: Length of the runs in steps.
+        Both are empty for a seed that diverged before its first evaluation.
     """
 
     global_batch_size: int
     runs: tuple[tuple[np.ndarray, np.ndarray], ...]
-    num_steps: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,11 +42,13 @@ class Milestone:
     """A target and the critical batch for it.
 
     Attributes:
+      share: The one of `SHARES` after which the smallest batch has about this score.
       value: Score to reach.
       examples: Median examples that the smallest batch takes to it.
       critical_batch: The fit of the steps that the batch sizes take to it.
     """
 
+    share: float
     value: float
     examples: float
     critical_batch: CriticalBatch
@@ -105,49 +107,59 @@ def measure_growth(
     whole = float(np.median(_crossings(smallest, target, sign)))
 
     found: list[Milestone] = []
-    shares: list[float] = []
     drawn: list[np.ndarray] = []
     for share in SHARES:
-        value = target if share == 1 else _score_after(smallest, share * whole)
+        value = target if share == 1 else _score_after(smallest, share * whole, sign)
         if not _is_told(kept, value, sign):
             continue
-        steps = [
-            CellSteps(cell.global_batch_size, _crossings(cell, value, sign), cell.num_steps)
-            for cell in kept
-        ]
-        fit = measure_critical_batch(steps, num_resamples=num_resamples, seed=seed)
-        if fit is not None:
-            examples = share * whole * smallest.global_batch_size
-            found.append(Milestone(value, examples, fit))
-            shares.append(share)
-            resampled = resample_critical_batches(steps, num_resamples=num_resamples, seed=seed)
-            drawn.append(np.where(resampled.unknown, np.nan, resampled.critical_batch_size))
+        steps = [_steps_to(cell, value, sign) for cell in kept]
+        fit = fit_medians(steps)
+        if fit is None:
+            continue
+        examples = float(np.median(steps[0].steps)) * smallest.global_batch_size
+        resampled = resample_critical_batches(steps, num_resamples=num_resamples, seed=seed)
+        found.append(Milestone(share, value, examples, with_intervals(fit, resampled, steps)))
+        # The resamples begin with the smallest batch.
+        first = np.random.Generator(np.random.Philox(seed))
+        resampled_steps = resample_medians(steps[0].steps, first, num_resamples)
+        sizes = np.where(resampled.unknown, np.nan, resampled.critical_batch_size)
+        drawn.append(np.stack([resampled_steps, sizes]))
 
     if len(found) < _FEWEST or found[-1].value != target:
         return None
-    sizes = np.array([one.critical_batch.critical_batch_size for one in found])
-    exponent = float(_slope(np.array(shares), sizes))
-    slopes = _slope(np.array(shares), np.stack(drawn, 1))
-    return CriticalGrowth(
-        tuple(found), exponent, percentile_ends(slopes, np.isnan(slopes), exponent, -np.inf)
-    )
+    estimate = np.array([[one.examples for one in found], [_size(one) for one in found]])
+    exponent = float(_slope(*estimate))
+    slopes = _slope(*np.stack(drawn, axis=-1))
+    ends = percentile_ends(slopes, np.isnan(slopes), exponent, -np.inf)
+    return CriticalGrowth(tuple(found), exponent, ends)
 
 
-def _slope(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the slopes [...] of log sizes [..., shares]; NaN where a size is 0 or not finite."""
+def _size(one: Milestone) -> float:
+    return one.critical_batch.critical_batch_size
+
+
+def _slope(examples: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the slopes [...] of log sizes over log examples [..., milestones].
+
+    NaN where one is 0 or not finite, or all examples are the same.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(sizes)
-        centred = np.log(shares) - np.log(shares).mean()
-        slopes = (logs * centred).sum(-1) / (centred**2).sum()
-    return np.where(np.isfinite(logs).all(-1), slopes, np.nan)
+        over = np.log(examples)
+        centred = over - over.mean(-1, keepdims=True)
+        slopes = (logs * centred).sum(-1) / (centred**2).sum(-1)
+    return np.where(np.isfinite(slopes), slopes, np.nan)
 
 
 def _is_told(cells: Sequence[Evaluated], value: float, sign: float) -> bool:
     """Return whether no run had reached a score at its first evaluation already."""
-    firsts = [scores[:1] for cell in cells for _, scores in cell.runs]
-    return math.isfinite(value) and not any(
-        (sign * first <= sign * value).any() for first in firsts
-    )
+    firsts = [sign * scores[0] for cell in cells for _, scores in cell.runs if len(scores)]
+    return math.isfinite(value) and not any(first <= sign * value for first in firsts)
+
+
+def _steps_to(cell: Evaluated, value: float, sign: float) -> CellSteps:
+    last = max((int(steps[-1]) for steps, _ in cell.runs if len(steps)), default=0)
+    return CellSteps(cell.global_batch_size, _crossings(cell, value, sign), last)
 
 
 def _crossings(cell: Evaluated, value: float, sign: float) -> np.ndarray:
@@ -166,8 +178,13 @@ def _crossing(steps: np.ndarray, scores: np.ndarray, value: float, sign: float) 
     return float(steps[place - 1] + share * (steps[place] - steps[place - 1]))
 
 
-def _score_after(cell: Evaluated, step: float) -> float:
-    """Return the median score of the runs after so many steps; NaN before the first evaluation."""
-    return float(
-        np.median([np.interp(step, steps, scores, left=np.nan) for steps, scores in cell.runs])
-    )
+def _score_after(cell: Evaluated, step: float, sign: float) -> float:
+    """Return the median score of the runs after so many steps; NaN before the first evaluation.
+
+    A run without an evaluation has the worst score.
+    """
+    scores = [
+        np.interp(step, steps, scores, left=np.nan) if len(steps) else sign * np.inf
+        for steps, scores in cell.runs
+    ]
+    return float(np.median(scores))

@@ -34,10 +34,12 @@ _NO_SCORES = """Runs stop at the target, so no scores are compared. Critical bat
     medians of {{ seeds | count("seed") }}, get bootstrap intervals. By the resamples those of Muon,
     SOAP and Shampoo are compared with Adam's."""
 _RATIO = """Critical batches in the middle of the batch sizes are told apart, with power
-    {{ power }}, if they differ by a factor of {{ "%.1f" % ratio }}. The steps of seeds are
-    {{ "assumed to vary" if assumed else "taken to vary as in the pilot," }} by
-    {{ "%.2g" % (100 * deviation) }} %{{ "; --pilot=WORKDIR takes that from an earlier study" if
-    assumed }}."""
+    {{ power }}, if they differ by a factor of {{ "%.1f" % ratio }}."""
+_NO_RATIO = "Seeds vary so much that no two critical batches are told apart."
+_STEPS = """The steps of seeds are assumed to vary by {{ deviation }} %; {{ how }}."""
+_STEPS_MEASURED = """The steps of seeds are taken to vary as in the pilot, by {{ deviation }} %."""
+_NO_STEPS = """the pilot has no spread of them: no cell of it has 2 or more final seeds that all
+    reached the target, at different steps"""
 _ONE_ARM = "No two arms have the same data, model and loss: none are compared."
 _ONE_SEED = "One final seed has no spread: no arm is told apart; give 2 or more final seeds."
 _SEEN = """At one batch size the best of {{ arms }} arms is told apart from another, with power
@@ -149,8 +151,12 @@ def _to_target(config: SweepConfig, pilot: Study | None) -> list[str]:
     measured = statistics.median(spreads) if spreads else 0.0
     deviation = measured or _OF_STEPS
     ratio = detectable_ratio(sizes, len(config.final_seeds), deviation, POWER)
-    told = say(_RATIO, power=POWER, ratio=ratio, assumed=not measured, deviation=deviation)
-    return [*lines, told]
+    told = say(_RATIO, power=POWER, ratio=ratio) if math.isfinite(ratio) else _NO_RATIO
+    how = say(_NO_STEPS) if pilot else _NO_PILOT
+    source = say(
+        _STEPS_MEASURED if measured else _STEPS, deviation=f"{100 * deviation:.2g}", how=how
+    )
+    return [*lines, told, source]
 
 
 def seeds_clause(

@@ -7,31 +7,31 @@ import pathlib
 from lbopt.report import _axes, _page
 from lbopt.report.study import _style
 from lbopt.report.study._claim_growth import exponent_text
+from lbopt.report.study._critical_growth import Milestone
 from lbopt.report.study._critical_measures import interval_words
-from lbopt.report.study._study import ArmResults, Study
+from lbopt.report.study._study import Study
 from lbopt.report.study._words import number
 
 _ABOUT = (
     "The critical batch of easier targets: the scores that the smallest batch has after 1/8, 1/4 "
     "and 1/2 of the examples that it takes to the study's target. The same runs serve for all: "
     "their learning rates were chosen for the last target, and a rate that decays was not yet low "
-    "at the others. Steps are interpolated between evaluations. The exponent p is that of "
-    "B_c ~ examples^p, with its 95 % interval by a bootstrap over the seeds. Only batch sizes that "
-    "reached the study's target count."
+    "at the others. Steps are interpolated between evaluations. The exponent p is that of critical "
+    "batch ~ examples^p, with its 95 % interval by a bootstrap over the seeds. Only batch sizes "
+    "that reached the study's target count."
 )
 _HEADER = ("arm", "exponent p", "target", "examples", "critical batch", "95 % interval")
 
 
 def growth(study: Study, folder: pathlib.Path) -> _page.Section | None:
     """Draw the critical batch against the examples; None if no arm has a growth."""
-    arms = [arm for arm in study.measured if arm.growth]
-    if not arms:
+    grown = [(arm, arm.growth) for arm in study.measured if arm.growth]
+    if not grown:
         return None
     figure, axes = _page.new_figure(_style.WIDTH, 4.2)
-    for arm in arms:
-        points = arm.growth.milestones if arm.growth else ()
-        examples = [one.examples for one in points]
-        sizes = [one.critical_batch.critical_batch_size for one in points]
+    for arm, found in grown:
+        examples = [one.examples for one in found.milestones]
+        sizes = [one.critical_batch.critical_batch_size for one in found.milestones]
         name = _style.label(arm.name, _style.LEGEND_LETTERS)
         axes.plot(examples, sizes, **_style.look(arm), label=name)
     _axes.log_ticks(axes, "x", "y")
@@ -47,25 +47,20 @@ def growth(study: Study, folder: pathlib.Path) -> _page.Section | None:
         [_ABOUT],
         pictures=[_style.picture(figure, folder / "critical_growth.png", alt)],
         header=_HEADER,
-        rows=[row for arm in arms for row in _rows(arm)],
-        colours=_style.colours(arms),
+        rows=[
+            [arm.name, exponent_text(found), *_row(one)]
+            for arm, found in grown
+            for one in found.milestones
+        ],
+        colours=_style.colours(arm for arm, _ in grown),
     )
 
 
-def _rows(arm: ArmResults) -> list[list[str]]:
-    """Return a row for each target, the easiest first."""
-    found = []
-    for one in arm.growth.milestones if arm.growth else ():
-        fit = one.critical_batch
-        ends = fit.intervals
-        found.append(
-            [
-                arm.name,
-                exponent_text(arm),
-                number(one.value, 4),
-                number(one.examples, 4),
-                number(fit.critical_batch_size, 3),
-                interval_words(ends.critical_batch_size) if ends else "",
-            ]
-        )
-    return found
+def _row(one: Milestone) -> list[str]:
+    fit = one.critical_batch
+    return [
+        number(one.value, 4),
+        number(one.examples, 4),
+        number(fit.critical_batch_size, 3),
+        interval_words(fit.intervals.critical_batch_size) if fit.intervals else "",
+    ]

@@ -151,15 +151,16 @@ def _growth(study: Study, arm: ArmResults) -> CriticalGrowth | None:
 
 
 def _evaluated(cell: CellResults, name: str) -> Evaluated:
+    """Return the scores of a cell's runs; no runs if one that did not diverge has none."""
     column = f"validation_{name}"
-    found = [run.evaluations or {} for run in cell.final]
-    runs = [
-        (np.array(one["step"], float), np.array(one[column], float))
-        for one in found
-        if one.get("step") and column in one
-    ]
-    runs = runs if len(runs) == cell.seeds else []
-    return Evaluated(cell.global_batch_size, tuple(runs), round(cell.first.steps))
+    runs = []
+    for run in cell.final:
+        found = run.evaluations or {}
+        if column not in found and not run.diverged:
+            return Evaluated(cell.global_batch_size, ())
+        steps, scores = (np.array(found.get(key, ()), float) for key in ("step", column))
+        runs.append((steps[: len(scores)], scores))
+    return Evaluated(cell.global_batch_size, tuple(runs))
 
 
 def _law(study: Study, arm: ArmResults) -> LawEstimate | None:

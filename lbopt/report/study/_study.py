@@ -275,7 +275,7 @@ class ArmResults:
       scaling: Steps to the target as a function of the batch size; None for a study without one.
       critical_batch: Fit of the median steps to the target; None where there is none, and where the
         batch grows.
-      growth: Growth of the critical batch towards the target; None where it cannot be fitted.
+      growth: Critical batches of easier targets than the study's; None where they cannot be fitted.
       law: Fit of the final losses over batch size and steps, or the reason why there is none; None
         without a result.
       twins: Number of earlier arms whose optimizer has the same colour.
@@ -418,19 +418,19 @@ def factors_of(run: FinishedTrial) -> Factors:
     return Factors(run.learning_rate_factor, run.warmup_factor, run.weight_decay_factor)
 
 
-def comparable(arms: Sequence[ArmResults], same_search: bool = False) -> list[list[ArmResults]]:
+def comparable(arms: Sequence[ArmResults], same_budget: bool = False) -> list[list[ArmResults]]:
     """Sort arms into groups that train the same model on the same data with the same loss.
 
     The groups are in the order of their first arms.
 
     Args:
       arms: The arms.
-      same_search: Whether arms of a group also have the same budget for their search.
+      same_budget: Whether arms of a group also have the same budget for their search.
     """
 
     def key(arm: ArmResults) -> tuple[object, ...]:
         problem = (arm.train.data, arm.train.model, arm.train.loss)
-        return (*problem, _budget(arm.search)) if same_search else problem
+        return (*problem, _budget(arm.search)) if same_budget else problem
 
     groups: list[list[ArmResults]] = []
     for arm in arms:

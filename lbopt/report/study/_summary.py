@@ -84,9 +84,10 @@ def _critical_batch(critical: CriticalBatch) -> dict[str, Any]:
 
 
 def _growth(growth: CriticalGrowth) -> dict[str, Any]:
-    """Return the milestones and the exponent with its interval; null is infinite either way."""
+    """Return the milestones, and the exponent with its interval; null ends are infinite."""
     milestones = [
         {
+            "share": one.share,
             "value": one.value,
             "examples": one.examples,
             "critical_batch": _critical_batch(one.critical_batch),

@@ -4,8 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import synthetic
+from synthetic import Truth
 
+from lbopt.report.study import read_study
 from lbopt.report.study._critical_growth import Evaluated, measure_growth
+from lbopt.report.study._figure_growth import growth
 
 BATCHES = (2, 16, 128, 1024)
 SEEDS = 5
@@ -20,7 +24,8 @@ def loss_after(examples):
 def evaluated(exponent, *, noise=0.0, every=50, batches=BATCHES, seed=7):
     """Return runs whose critical batch is 200 (examples / EXAMPLES)^exponent.
 
-    `noise` is the standard deviation of the steps to each of ten losses, as a share of them.
+    `noise` is the standard deviation of the steps to each of ten losses, as a share of them; a
+    tenth of it is added to every evaluation.
     """
     noises = np.random.default_rng(seed)
     small = np.geomspace(20, 4 * EXAMPLES, 2000)
@@ -33,8 +38,9 @@ def evaluated(exponent, *, noise=0.0, every=50, batches=BATCHES, seed=7):
             overhead = 1 + batch / (200 * (small / EXAMPLES) ** exponent)
             steps = np.maximum.accumulate(small * overhead * np.exp(shift) / batch)
             grid = np.arange(1, 60000 // every) * every / batch
-            runs.append((grid, np.interp(grid, steps, loss_after(small))))
-        cells.append(Evaluated(batch, tuple(runs), 60000 // batch))
+            losses = np.interp(grid, steps, loss_after(small))
+            runs.append((grid, losses * (1 + 0.1 * noise * noises.normal(size=len(grid)))))
+        cells.append(Evaluated(batch, tuple(runs)))
     return cells
 
 
@@ -57,6 +63,14 @@ def test_a_planted_exponent_is_recovered_and_intervals_cover_it(exponent):
         assert one.critical_batch.critical_batch_size == pytest.approx(planted, rel=0.3)
 
 
+def test_the_examples_are_those_of_the_first_time_that_a_score_is_reached():
+    """With noise that is earlier than where the median score is."""
+    cells = evaluated(0.4, noise=0.1)
+    for one in grown(cells).milestones:
+        first = [steps[np.flatnonzero(losses <= one.value)[0]] for steps, losses in cells[0].runs]
+        assert one.examples == pytest.approx(np.median(first) * BATCHES[0], abs=50)
+
+
 def test_without_noise_the_milestones_are_those_planted():
     """The smallest batch takes 1 + 2 / B_c times the examples of a batch of almost nothing."""
     found = grown(evaluated(0.5, every=10))
@@ -74,7 +88,6 @@ def test_a_score_that_rises_is_read_like_a_loss_that_falls():
         Evaluated(
             cell.global_batch_size,
             tuple((steps, 1 - losses) for steps, losses in cell.runs),
-            cell.num_steps,
         )
         for cell in cells
     ]
@@ -86,7 +99,7 @@ def test_batch_sizes_that_miss_the_target_count_for_no_milestone():
     cells = evaluated(0.4)
     last = cells[-1]
     cut = tuple((steps, np.maximum(losses, 0.2)) for steps, losses in last.runs)
-    missing = grown([*cells[:-1], Evaluated(last.global_batch_size, cut, last.num_steps)])
+    missing = grown([*cells[:-1], Evaluated(last.global_batch_size, cut)])
     assert missing == grown(cells[:-1])
 
 
@@ -95,7 +108,7 @@ def test_batch_sizes_that_miss_the_target_count_for_no_milestone():
     [
         evaluated(0.4, every=4000),
         evaluated(0.4, batches=(2, 8)),
-        [Evaluated(cell.global_batch_size, cell.runs[:1], 100) for cell in evaluated(0.4)],
+        [Evaluated(cell.global_batch_size, cell.runs[:1]) for cell in evaluated(0.4)],
     ],
     ids=["targets before the first evaluation", "two batch sizes", "one seed"],
 )
@@ -108,5 +121,44 @@ def test_evaluations_that_are_not_finite_reach_nothing():
     steps, losses = cells[0].runs[0]
     broken = np.where(np.arange(len(losses)) == 3, math.nan, losses)
     runs = ((steps, broken), *cells[0].runs[1:])
-    found = grown([Evaluated(cells[0].global_batch_size, runs, cells[0].num_steps), *cells[1:]])
+    found = grown([Evaluated(cells[0].global_batch_size, runs), *cells[1:]])
     assert found.exponent == pytest.approx(grown(cells).exponent, abs=0.05)
+
+
+def test_a_seed_that_diverged_at_once_never_reaches_a_target():
+    cells = evaluated(0.4)
+    empty = (np.empty(0), np.empty(0))
+    lost = [Evaluated(cell.global_batch_size, (empty, *cell.runs[1:])) for cell in cells]
+    found = grown(lost)
+    assert found.exponent == pytest.approx(grown(cells).exponent, abs=0.1)
+    assert found.milestones[0].critical_batch.intervals is not None
+
+
+def planted_study():
+    """Return a study whose runs have evaluations of the accuracy 1 - loss."""
+    target = 1 - loss_after(EXAMPLES)
+    truth = Truth((0.9,) * len(BATCHES), steps_to_target=(1.0,) * len(BATCHES))
+    config, rows = synthetic.make_study({"grows": truth, "lacks": truth}, sizes=BATCHES, stops=True)
+    config["train"]["target_value"] = target
+    runs = {cell.global_batch_size: list(cell.runs) for cell in evaluated(0.4)}
+    for row in rows:
+        if (row["arm"], row["phase"]) == ("grows", "final"):
+            steps, losses = runs[row["global_batch_size"]].pop()
+            columns = {"step": steps, "validation_accuracy": 1 - losses}
+            row["evaluations"] = {name: column.tolist() for name, column in columns.items()}
+    return config, rows
+
+
+def test_the_growth_is_in_the_summary_the_claims_and_a_figure(tmp_path):
+    config, rows = planted_study()
+    summary = synthetic.summarize(config, rows)
+    grows, lacks = (arm["critical_growth"] for arm in summary["arms"])
+    assert lacks is None
+    assert grows["exponent"] == pytest.approx(0.4, abs=0.05)
+    assert [one["share"] for one in grows["milestones"]] == [1 / 8, 1 / 4, 1 / 2, 1]
+    (claim,) = [one for one in summary["claims"] if one["claim"] == "critical_batch_grows"]
+    assert claim["verdict"] == "held"
+
+    section = growth(read_study(config, rows), tmp_path)
+    assert [row[0] for row in section.rows] == ["grows"] * 4
+    assert (tmp_path / "critical_growth.png").is_file()

@@ -221,17 +221,21 @@ def test_the_spread_of_steps_comes_from_a_pilot():
     config.global_batch_sizes = (16, 64, 256)
     config.train.target_metric = "eval/accuracy"
     config.train.stop_at_target = True
-    (_, assumed) = decision_lines(config, "accuracy", 9)
-    assert "assumed to vary by 15 %" in assumed
+    *_, assumed = decision_lines(config, "accuracy", 9)
+    assert assumed.startswith("The steps of seeds are assumed to vary by 15 %; --pilot=WORKDIR")
 
     made, rows = make_study({"a": Truth((0.9,) * 3, steps_to_target=(40.0, 20.0, 10.0))})
     factors = dict(zip(range(1, 6), (0.8, 0.9, 1.0, 1.1, 1.2), strict=True))
+    *_, same = decision_lines(config, "accuracy", 9, read_study(made, rows))
+    assert "assumed to vary by 15 %; the pilot has no spread of them" in same
+
     for row in rows:
         if row["phase"] == "final":
             row["steps_to_target"] *= factors[row["seed"]]
     spread = 100 * np.std(np.log(list(factors.values())), ddof=1)
-    (_, measured) = decision_lines(config, "accuracy", 9, read_study(made, rows))
+    *_, measured = decision_lines(config, "accuracy", 9, read_study(made, rows))
     assert f"as in the pilot, by {spread:.2g} %" in measured
+    assert detectable_ratio((16, 64, 256), 2, 0.8, 0.8) == math.inf
 
 
 def steps_of(generator, critical, deviation, seeds=5):
