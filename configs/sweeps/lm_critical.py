@@ -30,7 +30,8 @@ Rows (`:ROW`):
     brown-250k    the same with 0.25 M tokens
     target        English, steps to a validation loss of 5 nats a token, in up to 7 M tokens
     brown-target  the Brown corpus, four arms, steps to 5.25 nats a token, in up to 1 M tokens
-    small         the Brown corpus, 0.25 M tokens, 0.5 M parameters, two arms
+    small         the Brown corpus, 0.25 M tokens, 0.5 M parameters, two arms; 17 minutes on 2 CPU
+                  cores
     smoke         tiny, on Python's help topics
 
 `scripts/data english` and `lbopt prepare text --preset=english --name=english --vocab_size=4096`

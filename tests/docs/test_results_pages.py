@@ -499,6 +499,26 @@ def test_what_is_said_of_steps_to_a_target_on_fashion_mnist():
     assert growth["Muon"] is None
 
 
+def test_what_is_said_of_the_batch_of_a_language_model():
+    arms = {one["arm"].split()[0]: one for one in studies.study("lm_critical-small")["arms"]}
+    losses = {
+        arm: [point["test_loss_mean"] for point in one["points"]] for arm, one in arms.items()
+    }
+    adamw, muonh = losses["AdamW"], losses["MuonH"]
+    assert (muonh[1] <= muonh[0], round(adamw[1] - adamw[0], 1)) == (True, 0.5)
+    assert all(ours < theirs for ours, theirs in zip(muonh, adamw, strict=True))
+    assert muonh[2] < adamw[0]
+    factors = {
+        arm: [point["learning_rate_factor"] for point in one["points"]] for arm, one in arms.items()
+    }
+    assert (factors["MuonH"][-1], factors["AdamW"][0], factors["AdamW"][-1]) == (0.25, 4, 1)
+
+    limit = arms["MuonH"]["limit"]["global_batch_size"]
+    assert round(128 * limit, -2) == 1400
+    scales = [point["noise_scale"] for point in arms["MuonH"]["points"]]
+    assert (round(scales[0] / limit), max(scales)) == (3, scales[0])
+
+
 def test_what_is_said_of_rules_without_a_search():
     name = "rules_transfer"
     arms = {one["arm"]: one["points"] for one in studies.study(name)["arms"]}
