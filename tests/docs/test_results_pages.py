@@ -462,6 +462,8 @@ def test_what_is_said_of_the_limit_on_fashion_mnist():
     assert all(arm in apart for arm in arms if arm != "Muon + LEGW")
     goes = studies.claim("lamb_legw_goes_further", name)
     assert goes["verdict"] == "did not hold"
+    small = studies.claim("lamb_legw_goes_further", "fashion_limit-small")
+    assert (small["verdict"], "MuonH + LEGW is left out" in small["sentence"]) == ("held", True)
 
 
 def test_what_is_said_of_steps_to_a_target_on_fashion_mnist():
