@@ -506,7 +506,8 @@ def test_what_is_said_of_the_batch_of_a_language_model():
     losses = {
         arm: [point["test_loss_mean"] for point in one["points"]] for arm, one in arms.items()
     }
-    adamw, muonh = losses["AdamW"], losses["MuonH"]
+    adamw = losses["AdamW"]
+    muonh = losses["MuonH"]
     assert (muonh[1] <= muonh[0], round(adamw[1] - adamw[0], 1)) == (True, 0.5)
     assert all(ours < theirs for ours, theirs in zip(muonh, adamw, strict=True))
     assert muonh[2] < adamw[0]
