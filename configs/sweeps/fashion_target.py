@@ -20,7 +20,8 @@ factor of 1.5, if the steps of seeds vary by 15 %. In `mlp` they vary by 14 %.
 
 Rows (`:ROW`):
 
-    (none)  Simple CNN at a quarter of its width; for a GPU
+    (none)  Simple CNN at a quarter of its width; for a GPU, on 2 CPU cores at most 50 hours, as
+            `lbopt sweep` tells beforehand
     mlp     a perceptron of 128 hidden units; 46 minutes on 2 CPU cores, beside other work
     small   two optimizers and four batch sizes of it; 8 minutes on 2 CPU cores
     smoke   tiny, on scikit-learn's digits

@@ -22,14 +22,17 @@ runs reach on their way, show its growth with the tokens.
 Power, by `lbopt check`: at one batch size 5 seeds show a difference of 3 % between two of 7 arms
 with power 0.8, if seeds vary by 1 %, which is a guess; `--pilot=WORKDIR` measures that spread.
 
-Rows (`:ROW`):
+Rows (`:ROW`), with hours on 2 CPU cores, as `lbopt sweep` tells beforehand:
 
-    (none)        English, 7 M tokens, 1 M parameters, seven arms; for a GPU
-    english-2m    the same with 2 M tokens
-    brown-1m      the Brown corpus, 1 M tokens, 1 M parameters; hours on 2 CPU cores
-    brown-250k    the same with 0.25 M tokens
-    target        English, steps to a validation loss of 5 nats a token, in up to 7 M tokens
-    brown-target  the Brown corpus, four arms, steps to 5.25 nats a token, in up to 1 M tokens
+    (none)        English, 7 M tokens, 1 M parameters, seven arms; for a GPU, here 3.5 times the
+                  tokens and a batch size more than `english-2m`
+    english-2m    the same with 2 M tokens; 12 to 18 hours
+    brown-1m      the Brown corpus, 1 M tokens, 1 M parameters; 8 to 12 hours
+    brown-250k    the same with 0.25 M tokens; 2 to 4 hours
+    target        English, steps to a validation loss of 5 nats a token, in up to 7 M tokens; for a
+                  GPU
+    brown-target  the Brown corpus, four arms, steps to 5.25 nats a token, in up to 1 M tokens; at
+                  most 6 hours
     small         the Brown corpus, 0.25 M tokens, 0.5 M parameters, two arms; 17 minutes on 2 CPU
                   cores
     smoke         tiny, on Python's help topics

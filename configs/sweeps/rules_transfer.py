@@ -25,8 +25,9 @@ Rows (`:ROW`):
     (none)  Fashion-MNIST, a perceptron of 128 hidden units, 19.99 epochs; margin one point; 12
             minutes on 2 CPU cores
     lm      a decoder of 1 M parameters on the Brown corpus, 0.25 M tokens, at 256, 4,096 and 16,384
-            tokens a step; five seeds, margin one percent of the loss. Its rate at 256 tokens is the
-            best one of configs/sweeps/lm_critical.py:brown-250k there
+            tokens a step; five seeds, margin one percent of the loss; an hour on 2 CPU cores, as
+            `lbopt sweep` tells beforehand. Its rate at 256 tokens is the best one of
+            configs/sweeps/lm_critical.py:brown-250k there
     small   Fashion-MNIST in 4.9 epochs, four seeds; 3 minutes on 2 CPU cores
     smoke   tiny, on scikit-learn's digits
 """
