@@ -24,8 +24,8 @@ LARS 97.65, LAMB 98.87 %; see configs/mnist.py. Its step-by-step recipe is the r
 
 Rows (`:ROW`):
 
-    (none)     ten arms, Simple CNN at a quarter of its width; for a GPU, on 2 CPU cores some 30 to 43
-               hours, as `lbopt sweep` tells beforehand
+    (none)     ten arms, Simple CNN at a quarter of its width; for a GPU, on 2 CPU cores some 30 to
+               43 hours, as `lbopt sweep` tells beforehand
     mlp        the same with a perceptron of 128 hidden units; 80 minutes on 2 CPU cores
     waterfall  momentum at the full batch, and what each part of a large-batch recipe adds to it; 8
                minutes on 2 CPU cores
