@@ -25,10 +25,10 @@ def critical_batch_grows(study: Study) -> Claim | None:
     References:
       McCandlish et al., arXiv 1812.06162v1; Zhang et al., arXiv 2410.21676.
     """
-    arms = [arm for arm in study.measured if arm.growth]
-    if not arms:
+    growths = [(arm.name, arm.growth) for arm in study.measured if arm.growth]
+    if not growths:
         return None
-    ends = [arm.growth.interval for arm in arms if arm.growth]
+    ends = [growth.interval for _, growth in growths]
     grown = sum(low > 0 for low, _ in ends)
     shrunk = sum(high <= 0 for _, high in ends)
     verdict = UNKNOWN
@@ -37,9 +37,7 @@ def critical_batch_grows(study: Study) -> Claim | None:
     elif 2 * shrunk > len(ends):
         verdict = NOT_HELD
 
-    exponents = [
-        f"p is {exponent_text(arm.growth)} for {quoted(arm.name)}" for arm in arms if arm.growth
-    ]
+    exponents = [f"p is {exponent_text(growth)} for {quoted(name)}" for name, growth in growths]
     others = [quoted(arm.name) for arm in study.measured if arm.growth is None]
     left_out = f"not fitted for {', '.join(others)}" if others else ""
     return judged("critical_batch_grows", verdict, _WHAT, *exponents, left_out, say(_HOW))
