@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from lbopt.errors import require
-from lbopt.models import _conv, _pool
+from lbopt.models import _conv
 from lbopt.models._head import Head
 from lbopt.models._randomness import Dropout
 
@@ -89,9 +89,10 @@ class SimpleCNN(nn.Module):
                 self.by_patches,
                 use_bias=True,
                 kernel_init=_INIT,
+                max_pool=True,
                 name=f"conv{number}",
             )
-            x = nn.relu(convolution(x, then=_pool.max_pool))
+            x = nn.relu(convolution(x))
 
         x = x.reshape(x.shape[0], -1)
         dense = nn.Dense(self.hidden, dtype=self.dtype, kernel_init=_INIT, name="dense")

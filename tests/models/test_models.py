@@ -11,20 +11,33 @@ from lbopt.models import LSTMClassifier, _cnn, _conv, _pool, from_linen
 
 
 @pytest.mark.parametrize(
-    ("size", "shape"), [(3, (2, 8, 8, 3)), (1, (2, 4, 4, 2)), (5, (2, 6, 4, 2)), (5, (2, 1, 2, 1))]
+    ("size", "shape", "max_pool"),
+    [
+        (3, (2, 8, 8, 3), False),
+        (1, (2, 4, 4, 2), False),
+        (5, (2, 6, 4, 2), False),
+        (5, (2, 1, 2, 1), False),
+        (1, (2, 4, 4, 2), True),
+        (3, (2, 8, 8, 3), True),
+        (5, (2, 2, 4, 1), True),
+        (7, (2, 6, 4, 2), True),
+    ],
 )
-def test_patch_conv_equals_flax_conv(size, shape):
+def test_patch_conv_equals_flax_conv(size, shape, max_pool):
     rng = np.random.default_rng(0)
     x = rng.normal(size=shape)
-    weights = rng.normal(size=(*shape[:3], 4))
+    batch, height, width, _ = shape
+    tile = 2 if max_pool else 1
+    weights = rng.normal(size=(batch, height // tile, width // tile, 4))
     variables = {"params": {"kernel": rng.normal(size=(size, size, shape[-1], 4))}}
 
     def loss(variables, x, module):
         y = module.apply(variables, x)
+        y = nn.max_pool(y, (2, 2), (2, 2)) if y.shape[1] > weights.shape[1] else y
         return jnp.sum(weights * jnp.sin(y)), y
 
     with jax.enable_x64(True):
-        ours = _conv.PatchConv(4, size, dtype=jnp.float64)
+        ours = _conv.PatchConv(4, size, dtype=jnp.float64, max_pool=max_pool)
         theirs = nn.Conv(4, (size, size), use_bias=False)
         shapes = jax.eval_shape(ours.init, jax.random.key(0), x)
         assert shapes["params"]["kernel"].shape == (size, size, shape[-1], 4)
