@@ -120,11 +120,11 @@ def _case(model: str, batch_size: int) -> list[dict]:
 
 def _own_case(model: str, batch_size: int) -> list[dict]:
     """Compare own data and an own model, and optimizers of Optax, with the built-in ones."""
-    built_in = _study(model, batch_size, "auto", OPTIMIZERS)
-    own = _study(model, batch_size, "auto", OPTIMIZERS)
+    built_in = _study(MODELS[model], batch_size, "auto", OPTIMIZERS)
+    own = _study(MODELS[model], batch_size, "auto", OPTIMIZERS)
     own.train.data = own_digits.data()
     own.train.model = own_digits.model(model)
-    of_optax = _study(model, batch_size, "auto", [OF_OPTAX[name] for name in OPTIMIZERS])
+    of_optax = _study(MODELS[model], batch_size, "auto", [OF_OPTAX[name] for name in OPTIMIZERS])
 
     rows = []
     for what, study in (("own data and model", own), ("optimizers of Optax", of_optax)):
@@ -138,8 +138,7 @@ def _own_case(model: str, batch_size: int) -> list[dict]:
 
 def _torch_case(model: str, batch_size: int, epochs: int) -> list[dict]:
     """Compare a study of one optimizer with a loop in PyTorch, and with the machine's peak."""
-    study = _study(model, batch_size, "auto", ("momentum",))
-    study.train.model = TORCH_MODELS[model]
+    study = _study(TORCH_MODELS[model], batch_size, "auto", ("momentum",))
     study.train.num_epochs = float(epochs)
     study.train.data = DataConfig(f"{shapes.__file__}:load_images")
     if model == "lm":
@@ -212,7 +211,9 @@ def _row(name, timed, peer_name, aim):
 
 def _against_processes(model: str, batch_size: int, our_seconds: float) -> list[dict]:
     each = _process_seconds(model, batch_size)
-    large_seconds = _timed(_study(model, batch_size, "auto", OPTIMIZERS, LARGE), LARGE * TRIALS)
+    large_seconds = _timed(
+        _study(MODELS[model], batch_size, "auto", OPTIMIZERS, LARGE), LARGE * TRIALS
+    )
     return [
         _process_row(f"{model} batch {batch_size}, {trials_run} trials", trials_run, ours, each)
         for trials_run, ours in ((TRIALS, our_seconds), (LARGE * TRIALS, large_seconds))
@@ -279,7 +280,7 @@ def _many() -> dict:
 
 
 def _seconds_of_tiny(count: int) -> float:
-    config = _study("mlp", 1024, "auto", ("momentum",))
+    config = _study(MODELS["mlp"], 1024, "auto", ("momentum",))
     config.train.num_steps = 1
     config.search = SearchConfig("log_uniform", num_candidates=count - 1, widen_candidates=0)
     config.final_seeds = (9,)
@@ -313,13 +314,15 @@ def _on_tpu() -> list[dict]:
 
 
 def _ours(model: str, batch_size: int, batching: str = "auto") -> None:
-    _timed(_study(model, batch_size, batching, OPTIMIZERS), TRIALS)
+    _timed(_study(MODELS[model], batch_size, batching, OPTIMIZERS), TRIALS)
 
 
-def _study(model: str, batch_size: int, batching: str, optimizers, times: int = 1) -> SweepConfig:
+def _study(
+    model: ModelConfig, batch_size: int, batching: str, optimizers, times: int = 1
+) -> SweepConfig:
     schedule = ScheduleConfig(0.05, scaling_rule="none", warmup_rule="none")
     return SweepConfig(
-        train=TrainConfig(num_epochs=EPOCHS, model=MODELS[model]),
+        train=TrainConfig(num_epochs=EPOCHS, model=model),
         arms=tuple(Arm(name.replace(".", " "), _optimizer(name), schedule) for name in optimizers),
         global_batch_sizes=(batch_size,),
         search=SearchConfig(
