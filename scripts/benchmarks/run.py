@@ -79,11 +79,11 @@ def main(argv: list[str]) -> int:
             rows.append(row)
             print(f"measured: {row['name']}", file=sys.stderr)
     finally:
-        print_table(rows)  # of what was measured, if the benchmark fails or is stopped
-
-    rows = [row | circumstances for row in rows]
-    for file in files:
-        paths.write_text(file, json.dumps(rows, indent=2) + "\n", "--json")
+        # What was measured is kept, if the benchmark fails or is stopped.
+        print_table(rows)
+        text = json.dumps([row | circumstances for row in rows], indent=2) + "\n"
+        for file in files:
+            paths.write_text(file, text, "--json")
     return 0
 
 

@@ -8,6 +8,9 @@ from shapes import HEAD, INNER, LAYERS, LENGTH, VOCABULARY, WIDTH, splits
 from torch import nn
 from torch.nn import functional
 
+_SCORED = 1024
+"""Most examples of a split that are scored."""
+
 
 class _Images(nn.Module):
     """Put the channels of [batch, height, width, channels] first, as PyTorch's convolutions do."""
@@ -76,7 +79,9 @@ def _make(model: str) -> nn.Module:
 
 
 class TorchLoop:
-    """A training loop with momentum, and the loss of validation and test at its end.
+    """A training loop with momentum, and losses at its end, as a study computes them.
+
+    They are those of the validation and test splits, and of some training examples.
 
     Args:
       model: "cnn", "mlp" or "lm".
@@ -117,11 +122,11 @@ class TorchLoop:
 
         network.eval()
         with torch.no_grad():
-            found = [self._evaluated(network, name) for name in ("validation", "test")]
-        return found[0]
+            found = {name: self._evaluated(network, name) for name in self.data}
+        return found["validation"]
 
     def _evaluated(self, network: nn.Module, split: str) -> float:
-        inputs, targets = self.data[split]
+        inputs, targets = (array[:_SCORED] for array in self.data[split])
         losses = [
             float(self._loss(network, inputs[first : first + 256], targets[first : first + 256]))
             for first in range(0, len(inputs), 256)
