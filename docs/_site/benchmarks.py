@@ -47,14 +47,14 @@ def measurement(name, row):
     return found
 
 
-def ratios(name, *words, peer):
+def ratios(name, *words, peer, digits=0):
     """Return "LOW to HIGH", the rounded ratios to a peer of the rows whose names have all words."""
     found = [
         row["ratio"]
         for row in measurements(name)
         if row["peer_name"] == peer and all(word in row["name"] for word in words)
     ]
-    return f"{min(found):.0f} to {max(found):.0f}"
+    return f"{min(found):.{digits}f} to {max(found):.{digits}f}"
 
 
 def _cells(one):
