@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
         # What was measured is kept, if the benchmark fails or is stopped.
         print_table(rows)
         text = json.dumps([row | circumstances for row in rows], indent=2) + "\n"
-        for file in files:
+        for file in files if rows else ():
             paths.write_text(file, text, "--json")
     return 0
 
