@@ -1,6 +1,7 @@
 """Run one benchmark by name and print its table; `--json=FILE` also writes it.
 
-Each object of FILE also has the command, the device, the versions and the git revision.
+Each object of FILE also has the command, the device, the versions and the git revision. A benchmark
+that fails, or is stopped by Ctrl-C, writes the rows that it has.
 """
 
 import importlib
