@@ -74,6 +74,7 @@ class DecoderSize:
     activation: str = GATED
     has_bias: bool = False
     tied: bool = True
+    init_std: float = 0.02
     residual_init: bool = True
     epsilon: float = 1e-5
     rope_theta: float = 10000.0
@@ -111,7 +112,8 @@ def _llama(num_kv_heads: int, inner_width: int, max_length: int, **others: Any) 
 
 def _small(num_layers: int, width: int, inner_width: int) -> DecoderSize:
     heads = width // 32
-    return DecoderSize(num_layers, width, heads, heads, inner_width, 2048)
+    std = math.sqrt(2 / (5 * width))
+    return DecoderSize(num_layers, width, heads, heads, inner_width, 2048, init_std=std)
 
 
 DECODER_SIZES = {
@@ -132,8 +134,10 @@ DECODER_SIZES = {
 """Sizes.
 
 "0.5m" to "20m" are our own: Llama's form, heads of 32 channels, an inner width of 8/3 of the width
-rounded up to a multiple of 128, tied embeddings and GPT-2's initial values; the names count the
-parameters with 2,048 tokens. GPT-2: Radford et al. 2019, Table 2; heads, 1,024 positions and the
+rounded up to a multiple of 128 and tied embeddings; the names count the parameters with 2,048
+tokens. Their initial values have the standard deviation sqrt(2 / (5 width)) of Nguyen and Salazar,
+arXiv 1910.05895, which is GPT-2's 0.02 at a width of 1,000; for so narrow a network 0.02 is too
+small. GPT-2: Radford et al. 2019, Table 2; heads, 1,024 positions and the
 form: openai/gpt-2@9b63575ef42771a015060c964af2c3da4cf7c8ab:src/model.py. Llama 2 7B: Touvron et
 al., arXiv 2307.09288v2, Table 1 and section 2.2. Llama 3 8B: Grattafiori et al., arXiv
 2407.21783v3, Table 3; the scaling of 3.1's positions: as for `RopeScaling`. Inner widths are those
@@ -146,8 +150,7 @@ class DecoderLM(nn.Module):
 
         x <- x + s attention(norm(x)),    x <- x + s feed_forward(norm(x)),    s = `branch_scale`
 
-    Matrices and embeddings start from normal(0, 0.02), biases at zero and norm scales at one. With
-    `residual_init` the last matrix of each branch starts from 0.02 / sqrt(2 num_layers), as GPT-2.
+    Matrices and embeddings start from normal(0, `init_std`), biases at zero and norm scales at one.
 
     Attributes:
       vocab_size: Number of tokens.
@@ -167,8 +170,9 @@ class DecoderLM(nn.Module):
       qk_norm: Whether the query and key of each head are divided by their root mean square before
         the rotation (as in Qwen3; arXiv 2010.04245v1).
       tied: Whether the word embedding is also the output layer's weight.
-      residual_init: Whether the initial values of the last matrix of each branch depend on the
-        depth.
+      init_std: Standard deviation of the initial values of matrices and embeddings.
+      residual_init: Whether that of the last matrix of each branch is divided by
+        sqrt(2 num_layers), as in GPT-2.
       dropout_rate: Dropout rate of embeddings and of every branch's output.
       attention_dropout_rate: Dropout rate of attention probabilities.
       epsilon: Number added to the variance, or to the mean square, in norms.
@@ -215,6 +219,7 @@ class DecoderLM(nn.Module):
     has_bias: bool = False
     qk_norm: bool = False
     tied: bool = True
+    init_std: float = 0.02
     residual_init: bool = True
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
@@ -255,7 +260,7 @@ class DecoderLM(nn.Module):
         tokens = inputs["tokens"]
         length = tokens.shape[1]
         self._check(length)
-        init = nn.initializers.normal(0.02)
+        init = nn.initializers.normal(self.init_std)
 
         words = Embedding(self.vocab_size, self.width, init, name="word_embedding")
         x_BLD = words(tokens)
@@ -277,7 +282,7 @@ class DecoderLM(nn.Module):
         return {"logits": head(x_BLD)}
 
     def _decode(self, x_BLD: jax.Array, rotation: Any, train: bool) -> jax.Array:
-        layers_of_init = self.num_layers * self.branch_scale
+        branches = 2 * self.num_layers * self.branch_scale
         options = {
             "num_heads": self.num_heads,
             "num_kv_heads": self.num_kv_heads or self.num_heads,
@@ -292,7 +297,8 @@ class DecoderLM(nn.Module):
             "epsilon": self.epsilon,
             "score_scale": self.score_scale,
             "branch_scale": self.branch_scale,
-            "last_std": 0.02 / math.sqrt(2 * layers_of_init) if self.residual_init else 0.02,
+            "init_std": self.init_std,
+            "last_std": self.init_std / math.sqrt(branches if self.residual_init else 1),
             "dtype": self.dtype,
             "train": train,
         }
@@ -375,8 +381,8 @@ class DecoderLayer(nn.Module):
     """Causal self-attention and a feed-forward layer, each after a norm and added to its input.
 
     The attributes are those of `DecoderLM`; `score_scale` is the factor of the attention scores and
-    `last_std` the standard deviation of the initial values of each branch's last matrix. `train` is
-    an attribute, as in BERT's layer.
+    `last_std` the standard deviation of the initial values of each branch's last matrix, `init_std`
+    that of the others. `train` is an attribute, as in BERT's layer.
     """
 
     num_heads: int
@@ -392,6 +398,7 @@ class DecoderLayer(nn.Module):
     epsilon: float
     score_scale: float
     branch_scale: float
+    init_std: float
     last_std: float
     dtype: Any
     train: bool
@@ -415,13 +422,13 @@ class DecoderLayer(nn.Module):
             inner_BLF = swish(gate_BLF) * inner_BLF
         else:
             inner_BLF = UNGATED[self.activation](inner_BLF)
-        y = checkpoint_name(self._dense(width, "output", last)(inner_BLF), "output")
+        y = checkpoint_name(self._dense(width, "output", self.last_std)(inner_BLF), "output")
         return x_BLD + Dropout(self.dropout_rate)(_times(y, self.branch_scale), self.train), None
 
     def _attend(self, x_BLD: jax.Array, rotation: Any) -> jax.Array:
         """Map [B, L, D] to the context of every head, [B, H, K, L]."""
         batch, length, _ = x_BLD.shape
-        init = nn.initializers.normal(0.02)
+        init = nn.initializers.normal(self.init_std)
 
         def project(name: str, heads: int) -> jax.Array:
             shape = (heads, self.head_width)
@@ -448,12 +455,8 @@ class DecoderLayer(nn.Module):
             self.score_scale,
         )
 
-    def _dense(
-        self,
-        width: int,
-        name: str,
-        init: nn.initializers.Initializer = nn.initializers.normal(0.02),  # noqa: B008
-    ) -> nn.Dense:
+    def _dense(self, width: int, name: str, std: float | None = None) -> nn.Dense:
+        init = nn.initializers.normal(self.init_std if std is None else std)
         return nn.Dense(
             width, use_bias=self.has_bias, dtype=self.dtype, kernel_init=init, name=name
         )

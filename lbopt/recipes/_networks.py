@@ -271,14 +271,16 @@ def _tied(model: ModelConfig) -> bool:
 def _decoder_lm(model: ModelConfig, outputs: int, head: str) -> nn.Module:
     del head
     tied = _tied(model)
+    # Initial values belong to the numbers that are taken.
+    base = DECODER_SIZES[model.base_size or model.size]
 
     return make_decoder_lm(
         model.size,
         **_decoder_shape(model),
         tied=tied,
         qk_norm=model.qk_norm,
-        # Initial values belong to the numbers that are taken.
-        residual_init=DECODER_SIZES[model.base_size or model.size].residual_init,
+        init_std=base.init_std,
+        residual_init=base.residual_init,
         readout_scale=readout_scale(model) if tied else 1.0,
         branch_scale=1 / depth_ratio(model),
         attention_scale=_attention_scale(model),

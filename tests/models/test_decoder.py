@@ -66,22 +66,23 @@ def test_bf16_is_near_to_fp32_with_logits_and_parameters_in_fp32():
     assert {leaf.dtype for leaf in jax.tree.leaves(wide)} == {jnp.dtype(jnp.float32)}
 
 
-@pytest.mark.parametrize("branch_scale", [1.0, 0.25])
-def test_initial_values(branch_scale):
+@pytest.mark.parametrize(("branch_scale", "std"), [(1.0, 0.02), (0.25, 0.05)])
+def test_initial_values(branch_scale, std):
     """The last matrix of each branch starts smaller, by the depth of the base network."""
     module = DecoderLM(vocab_size=500, num_layers=8, width=64, num_heads=2, tied=False, scan=True)
-    module = module.clone(branch_scale=branch_scale)
+    assert module.init_std == 0.02
+    module = module.clone(branch_scale=branch_scale, init_std=std)
     params = module.init(jax.random.key(0), TOKENS, train=False)["params"]
-    last = 0.02 / np.sqrt(2 * 8 * branch_scale)
+    last = std / np.sqrt(2 * 8 * branch_scale)
     for name in ("query", "key", "value", "gate", "inner", "attention_output", "output"):
         (leaf,) = params["layers"][name].values()
-        wanted = last if "output" in name else 0.02
+        wanted = last if "output" in name else std
         assert np.std(leaf) == pytest.approx(wanted, rel=0.03), name
     for leaf in (params["word_embedding"]["embedding"], params["head"]["kernel"]):
-        assert np.std(leaf) == pytest.approx(0.02, rel=0.03)
+        assert np.std(leaf) == pytest.approx(std, rel=0.03)
     plain = module.clone(residual_init=False, num_layers=4)
     params = plain.init(jax.random.key(0), TOKENS, train=False)["params"]
-    assert np.std(params["layers"]["output"]["kernel"]) == pytest.approx(0.02, rel=0.03)
+    assert np.std(params["layers"]["output"]["kernel"]) == pytest.approx(std, rel=0.03)
 
 
 HIDDEN = {

@@ -221,6 +221,9 @@ def test_decoders(size):
     assert count(module, {"tokens": jnp.zeros((1, 2), jnp.int32)}) == (theirs, 0)
     assert theirs == published
     assert module.num_heads == heads
+    # The standard deviation of their configs, and arXiv 1910.05895's for ours.
+    ours = size.endswith("m")
+    assert module.init_std == ((2 / (5 * width)) ** 0.5 if ours else config.initializer_range)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,9 @@ def test_a_base_of_other_ties_and_initial_values(wide):
     problem = make_problem(TEXT, model, LossConfig())
     names = problem.transfer.lines(problem.params)
     assert any("head/kernel" in name for name in names) is wide
-    assert make_network(model, 256).residual_init is wide
+    network = make_network(model, 256)
+    assert network.residual_init is wide
+    assert network.init_std == ((2 / (5 * 128)) ** 0.5 if wide else 0.02)
 
 
 @pytest.mark.parametrize(
