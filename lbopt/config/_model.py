@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -107,6 +108,8 @@ class ModelConfig:
         positions where they are learned (GPT-2).
       tied: Whether the word embedding of decoder_lm is also its output layer; None for the size's.
       qk_norm: Whether decoder_lm normalizes the query and key of each head.
+      init_std: Standard deviation of the initial values of decoder_lm's matrices and embeddings;
+        None for that of `base_size`, or of the size.
       activation: "gelu" (exact), "gelu_tanh" (as in google-research/bert, faster on TPU) or "relu".
       scan_layers: Whether one layer of bert or decoder_lm is compiled and looped over.
       remat: Arrays that the backward pass of bert or decoder_lm recomputes: "none", "attention",
@@ -154,6 +157,7 @@ class ModelConfig:
     activation: str = only("gelu", name=("bert",))
     tied: bool | None = only(None, name=("decoder_lm",))
     qk_norm: bool = only(False, name=("decoder_lm",))
+    init_std: float | None = only(None, name=("decoder_lm",))
     scan_layers: bool = only(False, name=TRANSFORMERS)
     remat: str = only("none", {"name": TRANSFORMERS}, {"name": PLACE})
     remat_layers: int | None = only(
@@ -189,6 +193,8 @@ def check_model(model: ModelConfig) -> None:
         check_running_statistics(
             BatchNorm.momentum if momentum is None else momentum, model.batch_norm_running_from
         )
+    std = model.init_std
+    require(std is None or 0 < std < math.inf, "init_std", std, "give a number > 0, or None")
     for field in ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"):
         if getattr(model, field) is not None:
             require_drop_rate(field, getattr(model, field))

@@ -279,7 +279,7 @@ def _decoder_lm(model: ModelConfig, outputs: int, head: str) -> nn.Module:
         **_decoder_shape(model),
         tied=tied,
         qk_norm=model.qk_norm,
-        init_std=base.init_std,
+        init_std=base.init_std if model.init_std is None else model.init_std,
         residual_init=base.residual_init,
         readout_scale=readout_scale(model) if tied else 1.0,
         branch_scale=1 / depth_ratio(model),

@@ -508,18 +508,21 @@ def test_what_is_said_of_the_batch_of_a_language_model():
     }
     adamw = losses["AdamW"]
     muonh = losses["MuonH"]
-    assert (muonh[1] <= muonh[0], round(adamw[1] - adamw[0], 1)) == (True, 0.5)
-    assert all(ours < theirs for ours, theirs in zip(muonh, adamw, strict=True))
-    assert muonh[2] < adamw[0]
+    assert (muonh[1] <= muonh[0], round(adamw[1] - adamw[0], 1)) == (True, 0.2)
+    behind = [theirs - ours for ours, theirs in zip(muonh, adamw, strict=True)]
+    assert (round(behind[0], 2), round(behind[1], 1)) == (0.08, 0.3)
+    assert round(min(behind[2:]), 1) == 0.8
+    assert round(muonh[2] - adamw[0], 2) == 0.06
     factors = {
         arm: [point["learning_rate_factor"] for point in one["points"]] for arm, one in arms.items()
     }
-    assert (factors["MuonH"][-1], factors["AdamW"][0], factors["AdamW"][-1]) == (0.25, 4, 1)
+    assert factors["MuonH"] == [1, 1, 1, 0.25]
+    assert (factors["AdamW"][0], factors["AdamW"][-1]) == (4, 1)
 
     limit = arms["MuonH"]["limit"]["global_batch_size"]
-    assert round(128 * limit, -2) == 1400
+    assert round(128 * limit, -2) == 1600
     scales = [point["noise_scale"] for point in arms["MuonH"]["points"]]
-    assert (round(scales[0] / limit), max(scales)) == (3, scales[0])
+    assert (round(scales[0] / limit), max(scales)) == (4, scales[0])
 
 
 def test_what_is_said_of_rules_without_a_search():

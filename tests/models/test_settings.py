@@ -42,7 +42,7 @@ def test_a_step_and_an_evaluation_promote_no_rank_and_no_dtype_implicitly():
 
 
 NETWORKS = {
-    "decoder_lm": ["dtype=bfloat16", "qk_norm=True", "dropout_rate=0.1"],
+    "decoder_lm": ["dtype=bfloat16", "qk_norm=True", "init_std=0.1", "dropout_rate=0.1"],
     "digits_lstm": ["hidden=8"],
     "digits_resnet": ["width_coefficient=0.125", "batch_norm_scope=examples:16"],
     "digits_efficientnet": ["depth_coefficient=0.1"],

@@ -93,6 +93,7 @@ def test_a_base_of_other_ties_and_initial_values(wide):
     network = make_network(model, 256)
     assert network.residual_init is wide
     assert network.init_std == ((2 / (5 * 128)) ** 0.5 if wide else 0.02)
+    assert make_network(decoder(**fields, init_std=0.1), 256).init_std == 0.1
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,7 @@ def test_a_base_of_other_ties_and_initial_values(wide):
     [
         ({"width_coefficient": 0.3}, "config.model.width_coefficient", 0.3, "value"),
         ({"depth_coefficient": 0.3}, "config.model.depth_coefficient", 0.3, "value"),
+        ({"init_std": 0.0}, "config.model.init_std", 0.0, "value"),
         ({"depth_coefficient": 1e-9}, "config.model.depth_coefficient", 1e-9, "value"),
         (
             {"size": "llama3-8b", "width_coefficient": 1 / 32},
