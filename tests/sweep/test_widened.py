@@ -107,6 +107,13 @@ def test_where_nothing_learned_the_loss_is_followed_and_not_chance():
 
     assert rates(widened({"learning_rate_factors": RATES}, too_small)) == [4.0, 8.0, 16.0, 32.0]
 
+    def dead(factors):
+        """All rates are far too large, and an interior one has the smallest loss by chance."""
+        rate = factors.learning_rate
+        return Score(-rate, rate) if rate < 0.1 else Score(0.9, abs(math.log(rate)), False)
+
+    assert rates(widened({"learning_rate_factors": RATES}, dead)) == [0.25, 0.125, 0.0625, 0.03125]
+
 
 def test_equal_scores_go_to_the_smallest_factors_as_in_the_choice():
     assert rates(widened({"learning_rate_factors": RATES}, lambda factors: 0.0)) == [

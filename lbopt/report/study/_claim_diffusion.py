@@ -20,6 +20,7 @@ _EVIDENCE = """
     {{ total | count("cell") }}, a power of t in {{ power }}
     (median R^2 {{ "%.4f" % log_r2 }} against {{ "%.4f" % power_r2 }};
     median exponent {{ "%.2f" % exponent }})"""
+_FEW = 'to judge by are the cells of {{ arms | map("name") | listed }} alone, of {{ total }} arms'
 _AGAINST = 'but for {{ arms | map("name") | listed }} it is {{ curve }}'
 
 
@@ -54,7 +55,8 @@ def diffusion_is_logarithmic(study: Study) -> Claim | None:
 
     Both fits have two parameters, so the larger R^2 is the better fit. A cell counts for neither if
     both R^2 are below 0.95. The claim holds if log t describes most cells, and does not if a power
-    of t does. If at least a third of the arms contradict the majority, it cannot be told.
+    of t does. It cannot be told if at least a third of the arms contradict the majority, or if
+    fewer than half of the arms have cells that count.
 
     Left out are arms whose learning rate decays, because their distance grows ever more slowly
     anyway; cells in which a final seed diverged; and cells of classifiers with a training accuracy
@@ -86,15 +88,17 @@ def diffusion_is_logarithmic(study: Study) -> Claim | None:
     if not total.fits:
         return judged(_NAME, UNKNOWN, _WHAT, "there is no cell to judge by", *notes)
 
+    judging = [arm.name for arm in arms if arm.fits]
+    few = say(_FEW, arms=judging, total=len(arms)) if 2 * len(judging) < len(arms) else ""
     against = [arm.name for arm in arms if total.sign and arm.sign == -total.sign]
     verdict = {1: HELD, 0: UNKNOWN, -1: NOT_HELD}[total.sign]
     # Most cells may be those of one arm, so arms are counted too.
-    if 3 * len(against) >= sum(bool(arm.fits) for arm in arms):
+    if few or 3 * len(against) >= len(judging):
         verdict = UNKNOWN
 
     curve = "log t" if total.sign < 0 else "a power of t"
     but = say(_AGAINST, arms=against, curve=curve) if against else ""
-    return judged(_NAME, verdict, _WHAT, _evidence(total), but, *notes)
+    return judged(_NAME, verdict, _WHAT, _evidence(total), but, few, *notes)
 
 
 def _cells_of(arm: ArmResults, metric: Metric) -> _Cells:

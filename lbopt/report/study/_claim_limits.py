@@ -19,7 +19,7 @@ from lbopt.report.study._arm_limit import (
     small_batches,
     unknown_limits,
 )
-from lbopt.report.study._limit import CannotTell, NotReached
+from lbopt.report.study._limit import CannotTell, Limit, NotReached
 from lbopt.report.study._power import POWER
 from lbopt.report.study._study import ArmResults, Study, comparable
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, say
@@ -217,6 +217,10 @@ def _interval(study: Study, side: Sequence[ArmResults], limits: np.ndarray) -> s
     if all(_falls_at_once(arm) for arm in side):
         return f"{small_batches(study)[-1]} at most"
     low, high = np.quantile(limits, _ENDS, method="inverted_cdf")
+    # The limit of a single arm has an interval with less bias.
+    own = side[0].limit
+    if len(side) == 1 and isinstance(own, Limit):
+        low, high = own.low, own.high
     return range_text(float(low), float(high), study.sizes[-1])
 
 

@@ -29,7 +29,8 @@ def widened(rounds: Rounds, config: SearchConfig, longest_warmup: float = math.i
     all of them in one round; and so on with the best of all, up to `widen_candidates`. Of equal
     scores the smallest factors are the best, as in the choice. If a run of the best candidate
     diverged, only smaller learning rates are tried. If it did not learn, chance has chosen it: then
-    the candidate with the smallest `Score.tie` is followed.
+    the candidate with the smallest `Score.tie` is followed, or the one with the smallest learning
+    rate if that of the first is interior.
 
     Args:
       rounds: The search itself.
@@ -67,6 +68,9 @@ def _beyond(
     best = min(full, key=lambda factors: (full[factors][:2], factors))
     if not full[best].learned:
         best = min(full, key=lambda factors: (full[factors].tie, factors))
+        rates = [factors.learning_rate for factors in full]
+        if not edge_of(config, "learning_rate", best.learning_rate, rates):
+            best = min(full, key=lambda factors: (factors.learning_rate, full[factors].tie))
     diverged = not all(map(math.isfinite, full[best][:2]))
     for name in Factors._fields:
         factor = getattr(best, name)

@@ -600,6 +600,17 @@ def test_runs_that_do_not_train_tell_nothing_of_diffusion():
     assert (said[0], "there is no cell to judge by; 3 cells" in said[1]) == ("cannot be told", True)
 
 
+def test_one_arm_of_three_does_not_speak_for_all():
+    """The others stay below 90 % of training accuracy."""
+    untrained = {str(place): Truth(FLAT, (0.5,) * 3, growth="log") for place in range(2)}
+    said = claims({"a": Truth(FLAT, growth=0.5), **untrained})["diffusion_is_logarithmic"]
+    assert said[0] == "cannot be told"
+    assert "to judge by are the cells of a alone, of 3 arms" in said[1]
+    del untrained["1"]
+    said = claims({"a": Truth(FLAT, growth=0.5), **untrained})["diffusion_is_logarithmic"]
+    assert said[0] == "did not hold"
+
+
 def test_a_language_model_need_not_guess_nine_of_ten_words():
     said = claims({"a": Truth((100.0,) * 3, growth="log")}, perplexity=True)[
         "diffusion_is_logarithmic"
