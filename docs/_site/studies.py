@@ -50,9 +50,7 @@ CLAIMS = {
     "constant_warmup_steps": (
         "The right warmup for another batch size has the same number of steps (LEGW)"
     ),
-    "lipschitz_peak_stays": (
-        "The curvature along the gradient peaks near the same step at every batch size (LEGW)"
-    ),
+    "lipschitz_peak_stays": ("The curvature peaks near the same step at every batch size (LEGW)"),
     "noise_scale_predicts_limit": (
         "The gradient noise scale at the smallest batch predicts the batch-size limit"
     ),
@@ -63,7 +61,7 @@ CLAIMS = {
         "The critical batch grows with the examples that it takes to reach the target"
     ),
     "diffusion_is_logarithmic": (
-        "The distance of the weights from their start grows like the logarithm of the step"
+        "The distance of the weights from their start grows like the log of the step"
     ),
     "aps_keeps_accuracy": (
         "8-bit gradients with auto-precision scaling (APS) keep the accuracy of 32 bits"
@@ -78,28 +76,44 @@ CLAIMS = {
     "growing_batch_keeps_score_ramp": (
         "A batch that grows steadily keeps the loss of a constant batch in fewer steps"
     ),
-    "muon_goes_further": "Muon has a larger limit than Adam",
+    "muon_goes_further": "Muon or MuonH has a larger limit than Adam",
     "soap_goes_further": "SOAP or Shampoo has a larger limit than Adam",
     "muon_has_larger_critical_batch": "Muon has a larger critical batch than Adam",
     "soap_has_larger_critical_batch": "SOAP or Shampoo has a larger critical batch than Adam",
-    "rule_needs_no_search_linear": (
-        "AdamW scaled linearly, with no search, stays near a search with the same warmup"
-    ),
+    "rule_needs_no_search_linear": ("AdamW scaled linearly, with no search, stays near a search"),
     "rule_needs_no_search_sqrt": (
-        "AdamW scaled by the square root, with no search, stays near a search with the same warmup"
+        "AdamW scaled by the square root, with no search, stays near a search"
     ),
-    "rule_needs_no_search_legw": (
-        "AdamW scaled by LEGW, with no search, stays near a search with the same warmup"
-    ),
+    "rule_needs_no_search_legw": ("AdamW scaled by LEGW, with no search, stays near a search"),
     "rule_needs_no_search_sde_half_life": (
-        "AdamW scaled by the SDE rule, with no search, stays near a search with the same warmup"
+        "AdamW scaled by the SDE rule, with no search, stays near a search"
     ),
     "rule_needs_no_search_sqrt_token_half_life": (
-        "AdamW scaled by the square root, with a half-life of b2 in examples and no search, stays "
-        "near a search with the same warmup"
+        "AdamW scaled by the square root and b2's half-life, with no search, stays near a search"
     ),
 }
 """What each claim of a study says."""
+SOURCES = {
+    "lamb_legw": "LAMB 1904.00962v5, LEGW 1901.08256v1",
+    "lars_legw": "LARS 1708.03888v3, LEGW 1901.08256v1",
+    "layerwise_legw": "LAMB 1904.00962v5, LEGW 1901.08256v1",
+    "constant_warmup_steps": "1901.08256v1",
+    "lipschitz_peak_stays": "1901.08256v1 [recalled 80%]",
+    "noise_scale_predicts": "1812.06162v1",
+    "critical_batch_grows": "1812.06162v1, 2410.21676",
+    "diffusion_is_logarithmic": "1705.08741v2; The Limit of the Batch Size, 2006.08517v1, says no",
+    "aps_keeps_accuracy": "1911.08907v3",
+    "growing_batch_keeps_score_seesaw": "2510.14717",
+    "growing_batch_keeps_score": "2505.23971",
+    "muon": "2505.02222",
+    "soap": "2409.11321",
+    "rule_needs_no_search_linear": "1706.02677v2",
+    "rule_needs_no_search_sqrt_token_half_life": "2507.07101v2",
+    "rule_needs_no_search_sqrt": "1904.00962v5",
+    "rule_needs_no_search_legw": "1901.08256v1",
+    "rule_needs_no_search_sde_half_life": "2205.10287v3, in its form with half-lives",
+}
+"""Papers on arXiv that make the claims, by the start of a claim's name; the first that fits."""
 FACTS = (
     "ahead",
     "arm",
@@ -331,7 +345,11 @@ def verdicts():
         ]
         if not rows:  # no study that was run judges it
             continue
-        parts += [f"**{text}**", table(("study", "verdict", "what was measured"), rows)]
+        source = next(paper for start, paper in SOURCES.items() if key.startswith(start))
+        parts += [
+            f"**{text}** (arXiv: {source})",
+            table(("study", "verdict", "what was measured"), rows),
+        ]
     return "\n\n".join(parts)
 
 

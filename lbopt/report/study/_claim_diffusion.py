@@ -56,7 +56,7 @@ def diffusion_is_logarithmic(study: Study) -> Claim | None:
     Both fits have two parameters, so the larger R^2 is the better fit. A cell counts for neither if
     both R^2 are below 0.95. The claim holds if log t describes most cells, and does not if a power
     of t does. It cannot be told if at least a third of the arms contradict the majority, or if
-    fewer than half of the arms have cells that count.
+    fewer than half of the study's arms have cells that count.
 
     Left out are arms whose learning rate decays, because their distance grows ever more slowly
     anyway; cells in which a final seed diverged; and cells of classifiers with a training accuracy
@@ -89,7 +89,8 @@ def diffusion_is_logarithmic(study: Study) -> Claim | None:
         return judged(_NAME, UNKNOWN, _WHAT, "there is no cell to judge by", *notes)
 
     judging = [arm.name for arm in arms if arm.fits]
-    few = say(_FEW, arms=judging, total=len(arms)) if 2 * len(judging) < len(arms) else ""
+    total_arms = len(study.arms)
+    few = say(_FEW, arms=judging, total=total_arms) if 2 * len(judging) < total_arms else ""
     against = [arm.name for arm in arms if total.sign and arm.sign == -total.sign]
     verdict = {1: HELD, 0: UNKNOWN, -1: NOT_HELD}[total.sign]
     # Most cells may be those of one arm, so arms are counted too.

@@ -216,11 +216,11 @@ def _needed_seeds(study: Study, first: np.ndarray, second: np.ndarray) -> str:
 def _interval(study: Study, side: Sequence[ArmResults], limits: np.ndarray) -> str:
     if all(_falls_at_once(arm) for arm in side):
         return f"{small_batches(study)[-1]} at most"
-    low, high = np.quantile(limits, _ENDS, method="inverted_cdf")
     # The limit of a single arm has an interval with less bias.
     own = side[0].limit
     if len(side) == 1 and isinstance(own, Limit):
-        low, high = own.low, own.high
+        return range_text(own.low, own.high, study.sizes[-1])
+    low, high = np.quantile(limits, _ENDS, method="inverted_cdf")
     return range_text(float(low), float(high), study.sizes[-1])
 
 
