@@ -80,11 +80,11 @@ CLAIMS = {
     "soap_goes_further": "SOAP or Shampoo has a larger limit than Adam",
     "muon_has_larger_critical_batch": "Muon has a larger critical batch than Adam",
     "soap_has_larger_critical_batch": "SOAP or Shampoo has a larger critical batch than Adam",
-    "rule_needs_no_search_linear": ("AdamW scaled linearly, with no search, stays near a search"),
+    "rule_needs_no_search_linear": "AdamW scaled linearly, with no search, stays near a search",
     "rule_needs_no_search_sqrt": (
         "AdamW scaled by the square root, with no search, stays near a search"
     ),
-    "rule_needs_no_search_legw": ("AdamW scaled by LEGW, with no search, stays near a search"),
+    "rule_needs_no_search_legw": "AdamW scaled by LEGW, with no search, stays near a search",
     "rule_needs_no_search_sde_half_life": (
         "AdamW scaled by the SDE rule, with no search, stays near a search"
     ),
