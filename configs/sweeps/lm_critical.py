@@ -35,7 +35,7 @@ Rows (`:ROW`), with hours on 2 CPU cores, as `lbopt sweep` tells beforehand:
                   GPU
     brown-target  the Brown corpus, four arms, steps to 5.25 nats a token, in up to 1 M tokens; at
                   most 6 hours
-    small         the Brown corpus, 0.25 M tokens, 0.5 M parameters, two arms; 17 minutes on 2 CPU
+    small         the Brown corpus, 0.25 M tokens, 0.5 M parameters, two arms; 15 minutes on 2 CPU
                   cores
     smoke         tiny, on Python's help topics
 

@@ -81,6 +81,12 @@ def on_scores(metric: Metric, value: float) -> float:
     return math.exp(value) if metric.scale == "log" else value
 
 
+def small_batch_score(study: Study, arm: ArmResults) -> float | None:
+    """Return the score of an arm over small batches; None without a fit."""
+    fit = arm.limit.fit if arm.limit else None
+    return None if fit is None else on_scores(study.metric, fit.reference)
+
+
 def small_batches(study: Study) -> list[int]:
     """Return the batch sizes whose mean score is the reference."""
     return [size for size in study.sizes if size <= _most_small(study)]

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from lbopt.report.study._arm_limit import (
-    on_scores,
     range_text,
     resampled,
+    small_batch_score,
     small_batches,
     unknown_limits,
 )
@@ -124,13 +124,15 @@ def _as_good(
     An arm without a fit is kept: `compare_limits` says what is unknown about it.
     """
     metric = study.metric
-    levels = [(level, arm.name) for arm in others if (level := _level(study, arm)) is not None]
+    levels = [
+        (level, arm.name) for arm in others if (level := small_batch_score(study, arm)) is not None
+    ]
     if not levels:
         return list(arms), []
     best, other = min(levels, key=lambda pair: metric.badness(pair[0]))
 
     lost = [
-        0.0 if (level := _level(study, arm)) is None else metric.worse_by(best, level)
+        0.0 if (level := small_batch_score(study, arm)) is None else metric.worse_by(best, level)
         for arm in arms
     ]
     pairs = list(zip(arms, lost, strict=True))
@@ -142,12 +144,6 @@ def _as_good(
         for arm, loss in pairs
         if arm not in kept
     ]
-
-
-def _level(study: Study, arm: ArmResults) -> float | None:
-    """Return the score of an arm over small batches; None without a fit."""
-    fit = arm.limit.fit if arm.limit else None
-    return None if fit is None else on_scores(study.metric, fit.reference)
 
 
 def compare_limits(

@@ -10,6 +10,7 @@ from typing import Any
 from lbopt.errors import UserError
 from lbopt.report import _axes, _page
 from lbopt.report.study import _style
+from lbopt.report.study._arm_limit import small_batch_score
 from lbopt.report.study._figure_scores import draw_limit, draw_lines, draw_rings
 from lbopt.report.study._figure_target import draw_steps, goal_text
 from lbopt.report.study._limit import CannotTell, Limit
@@ -60,7 +61,8 @@ def overview(study: Study, target: Study, folder: pathlib.Path) -> _page.Picture
     sizes = sorted({*study.sizes, *target.sizes})
 
     _draw_scores(scores, study)
-    _draw_limits(limits, arms)
+    lower = _lower_starts(study, arms)
+    _draw_limits(limits, arms, lower)
     above = {arm.name: arm for arm in study.arms}
     for arm in target.measured:
         alike = above.get(arm.name, arm)
@@ -70,10 +72,12 @@ def overview(study: Study, target: Study, folder: pathlib.Path) -> _page.Picture
     steps.set_ylabel("median steps")
 
     near = study.metric.amount(study.config.limit_points)
+    missed = any(arm.missed_sizes for arm in target.measured)
     titles = (
         f"Test {_score_text(study.metric)}, {_style.length_text(study.config)}",
-        f"Largest batch within {near} of small batches, 95 % interval",
-        f"Steps to {goal_text(target)}; dashed: twice the batch, half the steps",
+        f"Limit within {near} of small batches, 95 % interval"
+        + "; hollow: worse there" * bool(lower),
+        f"Steps to {goal_text(target)}; dashed: perfect scaling" + "; hollow: missed" * missed,
     )
     for axes, title in zip((scores, limits, steps), titles, strict=True):
         _page.tidy(axes)
@@ -88,7 +92,13 @@ def overview(study: Study, target: Study, folder: pathlib.Path) -> _page.Picture
         "interval, and the steps to a target"
     )
     caption = f"Above, {study.config.name}: the middle half of the seeds is shaded, and a ring "
-    caption += f"marks the limit. Below, {target.config.name}, with 95 % intervals."
+    caption += (
+        f"marks the limit; it is hollow for arms that are worse than the best by {near} over small "
+    )
+    caption += (
+        f"batches. Below, {target.config.name}, with 95 % intervals; perfect scaling is twice "
+    )
+    caption += "the batch in half the steps."
     return _style.picture(figure, folder / FIGURE, alt, caption)
 
 
@@ -116,10 +126,21 @@ def _shown_error(accuracy: float | None) -> float:
     return math.nan if accuracy is None else 100 * (1 - accuracy)
 
 
-def _draw_limits(axes: Any, arms: list[ArmResults]) -> None:
+def _lower_starts(study: Study, arms: list[ArmResults]) -> set[str]:
+    """Return the arms that are worse over small batches than the best, by the study's margin."""
+    levels = {
+        arm.name: level for arm in arms if (level := small_batch_score(study, arm)) is not None
+    }
+    metric = study.metric
+    best = min(levels.values(), key=metric.badness, default=0.0)
+    margin = study.config.limit_points
+    return {name for name, level in levels.items() if metric.worse_by(best, level) > margin}
+
+
+def _draw_limits(axes: Any, arms: list[ArmResults], hollow: set[str]) -> None:
     """Draw the limits, with the names of all arms in their colours."""
     for place, arm in enumerate(arms):
-        draw_limit(axes, place, arm)
+        draw_limit(axes, place, arm, arm.name in hollow)
     axes.set_yticks(range(len(arms)), [_style.label(arm.name) for arm in arms], fontsize=8.5)
     for tick, arm in zip(axes.get_yticklabels(), arms, strict=True):
         tick.set_color(_style.look(arm)["color"])

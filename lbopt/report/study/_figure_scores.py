@@ -137,10 +137,11 @@ def limits(study: Study, folder: pathlib.Path) -> _page.Section | None:
     )
 
 
-def draw_limit(axes: Any, place: int, arm: ArmResults) -> None:
+def draw_limit(axes: Any, place: int, arm: ArmResults, hollow: bool = False) -> None:
     """Draw the limit of an arm and its interval at a height of the axes."""
     limit = arm.limit
-    look = _style.look(arm, markersize=8, linestyle="none")
+    fill = {"markerfacecolor": "none"} if hollow else {}
+    look = _style.look(arm, markersize=8, linestyle="none", **fill)
     at = {"fontsize": 8, "va": "center", "ha": "left", "annotation_clip": False}
     if limit is None or isinstance(limit, CannotTell):
         axes.annotate("cannot be told", (0.02, place), xycoords=axes.get_yaxis_transform(), **at)

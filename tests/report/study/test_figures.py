@@ -258,6 +258,19 @@ def test_steps_to_a_target_stand_beneath_the_limits(tmp_path, monkeypatch):
         assert above[name].get_color() == below.get_color()
 
 
+def test_an_arm_from_a_lower_start_has_a_hollow_limit(tmp_path, monkeypatch):
+    _, _, target = pair()
+    truths = {"a": Truth((0.98, 0.975, 0.9)), "b": Truth((0.93, 0.925, 0.85))}
+    planted = synthetic.make_study(truths)
+    axes = figures_of(monkeypatch, tmp_path, *planted, target)["limits_and_steps"].axes
+    names = tick_names(axes[1], "y")
+    fills = [line.get_markerfacecolor() for line in axes[1].lines[1::2]]
+    assert [name for name, fill in zip(names, fills, strict=True) if fill == "none"] == ["b"]
+    titles = [one.get_title(loc="left") for one in axes]
+    assert titles[1].endswith("; hollow: worse there")
+    assert titles[2].endswith("; hollow: missed")
+
+
 def test_the_command_draws_both_studies(tmp_path, capsys):
     config, rows, _ = pair()
     sizes = (16, 64, 128)
