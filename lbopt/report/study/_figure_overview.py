@@ -92,13 +92,9 @@ def overview(study: Study, target: Study, folder: pathlib.Path) -> _page.Picture
         "interval, and the steps to a target"
     )
     caption = f"Above, {study.config.name}: the middle half of the seeds is shaded, and a ring "
-    caption += (
-        f"marks the limit; it is hollow for arms that are worse than the best by {near} over small "
-    )
-    caption += (
-        f"batches. Below, {target.config.name}, with 95 % intervals; perfect scaling is twice "
-    )
-    caption += "the batch in half the steps."
+    caption += f"marks the limit. Its mark is hollow for arms that are {near} worse than the best "
+    caption += f"over small batches. Below, {target.config.name}, with 95 % intervals; perfect "
+    caption += "scaling is twice the batch in half the steps."
     return _style.picture(figure, folder / FIGURE, alt, caption)
 
 
