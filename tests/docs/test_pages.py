@@ -90,8 +90,8 @@ def test_the_readme_says_what_the_studies_on_fashion_mnist_found():
     assert {one["steps"] for one in arms.values()} == {20}
     accuracy = {name.split()[0]: one["test_accuracy_mean"] for name, one in arms.items()}
     assert re.search(
-        rf"20 steps are left: Muon reaches {100 * accuracy['Muon']:.1f} %, LAMB\s+"
-        rf"{100 * accuracy['LAMB']:.1f} % and momentum {100 * accuracy['Momentum']:.1f} %",
+        rf"20 steps are left: Muon reaches {100 * accuracy['Muon']:.1f} %, LAMB "
+        rf"{100 * accuracy['LAMB']:.1f} % and momentum\s+{100 * accuracy['Momentum']:.1f} %",
         README,
     )
 
