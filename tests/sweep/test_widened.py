@@ -115,6 +115,19 @@ def test_where_nothing_learned_the_loss_is_followed_and_not_chance():
     assert rates(widened({"learning_rate_factors": RATES}, dead)) == [0.25, 0.125, 0.0625, 0.03125]
 
 
+@pytest.mark.parametrize(("most", "wanted"), [(0.6, [0.417]), (1.0, [])])
+def test_where_few_rates_learned_a_smaller_one_is_tried(most, wanted):
+    """The rate 0.5 is no better than 0.6; of ten, two or three learned."""
+
+    def score(factors):
+        value = abs(factors.learning_rate - 0.6)
+        return Score(value, value, factors.learning_rate <= most)
+
+    grid = (0.5, 0.6, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+    tried = rates(widened({"learning_rate_factors": grid}, score))
+    assert tried == pytest.approx(wanted, abs=1e-3)
+
+
 def test_equal_scores_go_to_the_smallest_factors_as_in_the_choice():
     assert rates(widened({"learning_rate_factors": RATES}, lambda factors: 0.0)) == [
         0.25,

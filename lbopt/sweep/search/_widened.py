@@ -17,6 +17,8 @@ _END = 0.1
 """Share of a range's logarithm that counts as its edge, and by which a step beyond extends it."""
 _STEP_FROM_ZERO = 2.0
 """Step of a grid whose only other factor is 0, from which no ratio leads on."""
+_FEW_LOST = 0.75
+"""Share of the candidates that may fail to learn in a search that lies right."""
 _FARTHEST = 1e50
 """Factors beyond this, or below its inverse, are not tried: their squares have to be finite."""
 
@@ -29,8 +31,12 @@ def widened(rounds: Rounds, config: SearchConfig, longest_warmup: float = math.i
     all of them in one round; and so on with the best of all, up to `widen_candidates`. Of equal
     scores the smallest factors are the best, as in the choice. If a run of the best candidate
     diverged, only smaller learning rates are tried. If it did not learn, chance has chosen it: then
-    the candidate with the smallest `Score.tie` is followed, or the one with the smallest learning
-    rate if that of the first is interior.
+    the candidate with the smallest `Score.tie` is followed.
+
+    Beyond some learning rate no candidate learns, and there an interior one is the best of bad
+    ones. So the candidate with the smallest learning rate is followed instead where more than three
+    quarters did not learn, if all of those have larger rates than the best one, or if the best one
+    did not learn either and is interior.
 
     Args:
       rounds: The search itself.
@@ -68,9 +74,8 @@ def _beyond(
     best = min(full, key=lambda factors: (full[factors][:2], factors))
     if not full[best].learned:
         best = min(full, key=lambda factors: (full[factors].tie, factors))
-        rates = [factors.learning_rate for factors in full]
-        if not edge_of(config, "learning_rate", best.learning_rate, rates):
-            best = min(full, key=lambda factors: (factors.learning_rate, full[factors].tie))
+    if _lies_too_high(config, full, best):
+        best = min(full, key=lambda factors: (factors.learning_rate, full[factors].tie))
     diverged = not all(map(math.isfinite, full[best][:2]))
     for name in Factors._fields:
         factor = getattr(best, name)
@@ -81,6 +86,17 @@ def _beyond(
         moved = _step_beyond(config, name, factor, side)
         if 1 / _FARTHEST <= moved <= _FARTHEST:
             yield best._replace(**{name: moved})
+
+
+def _lies_too_high(config: SearchConfig, full: dict[Factors, Score], best: Factors) -> bool:
+    """Return whether few candidates learned, as the learning rates are too large."""
+    lost = [factors.learning_rate for factors in full if not full[factors].learned]
+    if len(lost) <= _FEW_LOST * len(full):
+        return False
+    if full[best].learned:
+        return min(lost) > best.learning_rate
+    rates = (factors.learning_rate for factors in full)
+    return not edge_of(config, "learning_rate", best.learning_rate, rates)
 
 
 def can_widen(config: SearchConfig) -> bool:
