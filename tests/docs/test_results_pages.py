@@ -492,6 +492,13 @@ def test_what_is_said_of_steps_to_a_target_on_fashion_mnist():
         kept = sorted(factor for factor, found in zip(factors, reached, strict=True) if found)
         shown[one["arm"].split()[0]] = (round(kept[0], 2), round(kept[-1], 2))
     assert (shown["LAMB"], shown["Momentum"]) == ((0.31, 0.44), (0.09, 0.89))
+    (momentum,) = (one for one in arms if one["arm"].startswith("Momentum"))
+    last = momentum["points"][-1]
+    assert (last["search_trials"], last["search_beyond_edges"]) == (14, 4)
+    chance = [one for one in last["search"] if one["validation_accuracy_mean"] < 0.15]
+    assert len(chance) == 9  # one of these beyond the ten
+    assert round(last["learning_rate_factor"], 2) == 0.07
+    assert round(last["validation_accuracy_mean"], 3) == 0.818
     claim = studies.claim("noise_scale_predicts_critical_batch", "fashion_target-mlp")
     assert "6.9 to 106 times the noise scale" in claim["sentence"]
     growth = {one["arm"].split()[0]: one["critical_growth"] for one in arms}
