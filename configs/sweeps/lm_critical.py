@@ -22,7 +22,7 @@ batch with 20 % overhead is in the report. The critical batches of easier target
 runs reach on their way, show its growth with the tokens.
 
 Power, by `lbopt check`: at one batch size 5 seeds show a difference of 3 % between two of 7 arms
-with power 0.8, if seeds vary by 1 %, which is a guess; `--pilot=WORKDIR` measures that spread.
+with power 0.8, if seeds vary by 1 %, as they do in `small`; `--pilot=WORKDIR` measures that spread.
 
 Rows (`:ROW`), with hours on 2 CPU cores, as `lbopt sweep` tells beforehand:
 

@@ -333,15 +333,19 @@ def claims(name):
     )
 
 
+_NOTHING = re.compile(r"there is no cell to judge by|to judge by, and there are none")
+"""A claim of a study in which nothing judges it."""
+
+
 def verdicts():
-    """Return each claim, and the table of its verdict and numbers in every study."""
+    """Return each claim, and the table of its verdict and numbers in every study that has any."""
     parts = []
     for key, text in CLAIMS.items():
         rows = [
             (_page_link(name), f"**{one['verdict']}**", short(one["sentence"]))
             for name in STUDIES
             for one in study(name)["claims"]
-            if one["claim"] == key
+            if one["claim"] == key and not _NOTHING.search(one["sentence"])
         ]
         if not rows:  # no study that was run judges it
             continue
@@ -420,6 +424,8 @@ def _critical_text(fit):
     if not fit.get("intervals"):
         return text
     low, high = fit["intervals"]["critical_batch_size"]
+    if high is None and round(low) == 0:
+        return "cannot be told"
     end = "infinity" if high is None else f"{high:,.0f}"
     return _unbroken(f"{text} ({low:,.0f} to {end})")
 

@@ -526,6 +526,12 @@ def test_what_is_said_of_the_batch_of_a_language_model():
     assert factors["MuonH"] == [1, 1, 1, 0.25]
     assert (factors["AdamW"][0], factors["AdamW"][-1]) == (4, 1)
 
+    spread = [
+        point["test_loss_std"] / point["test_loss_mean"]
+        for arm in arms.values()
+        for point in arm["points"]
+    ]
+    assert round(100 * np.sqrt(np.mean(np.square(spread)))) == 1  # percent, in the config's head
     limit = arms["MuonH"]["limit"]["global_batch_size"]
     assert round(128 * limit, -2) == 1600
     scales = [point["noise_scale"] for point in arms["MuonH"]["points"]]
