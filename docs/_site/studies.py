@@ -50,7 +50,7 @@ CLAIMS = {
     "constant_warmup_steps": (
         "The right warmup for another batch size has the same number of steps (LEGW)"
     ),
-    "lipschitz_peak_stays": ("The curvature peaks near the same step at every batch size (LEGW)"),
+    "lipschitz_peak_stays": "The curvature peaks near the same step at every batch size (LEGW)",
     "noise_scale_predicts_limit": (
         "The gradient noise scale at the smallest batch predicts the batch-size limit"
     ),
@@ -113,7 +113,7 @@ SOURCES = {
     "rule_needs_no_search_legw": "1901.08256v1",
     "rule_needs_no_search_sde_half_life": "2205.10287v3, in its form with half-lives",
 }
-"""Papers on arXiv that make the claims, by the start of a claim's name; the first that fits."""
+"""Papers on arXiv whose claim or rule it is, by the start of a claim's name; the first counts."""
 FACTS = (
     "ahead",
     "arm",

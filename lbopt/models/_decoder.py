@@ -136,12 +136,13 @@ DECODER_SIZES = {
 "0.5m" to "20m" are our own: Llama's form, heads of 32 channels, an inner width of 8/3 of the width
 rounded up to a multiple of 128 and tied embeddings; the names count the parameters with 2,048
 tokens. Their initial values have the standard deviation sqrt(2 / (5 width)) of Nguyen and Salazar,
-arXiv 1910.05895, which is GPT-2's 0.02 at a width of 1,000; for so narrow a network 0.02 is too
-small. GPT-2: Radford et al. 2019, Table 2; heads, 1,024 positions and the
-form: openai/gpt-2@9b63575ef42771a015060c964af2c3da4cf7c8ab:src/model.py. Llama 2 7B: Touvron et
-al., arXiv 2307.09288v2, Table 1 and section 2.2. Llama 3 8B: Grattafiori et al., arXiv
-2407.21783v3, Table 3; the scaling of 3.1's positions: as for `RopeScaling`. Inner widths are those
-of `transformers`' LlamaConfig, with whose numbers of parameters tests compare all sizes.
+arXiv 1910.05895, which is GPT-2's 0.02 at a width of 1,000.
+
+GPT-2: Radford et al. 2019, Table 2; heads, 1,024 positions and the form:
+openai/gpt-2@9b63575ef42771a015060c964af2c3da4cf7c8ab:src/model.py. Llama 2 7B: Touvron et al.,
+arXiv 2307.09288v2, Table 1 and section 2.2. Llama 3 8B: Grattafiori et al., arXiv 2407.21783v3,
+Table 3; the scaling of 3.1's positions: as for `RopeScaling`. Inner widths are those of
+`transformers`' LlamaConfig, with whose numbers of parameters tests compare all sizes.
 """
 
 
