@@ -11,9 +11,9 @@ test split, and a limit allows one percent more. Rates warm up over a tenth of t
 has the same search around its own rule at every batch size: three rates, and up to four more where
 the best lies at an edge. The base rates, at 8,192 tokens a step, are our own choice after a few
 runs on Brown. So is the ratio in Muon's arm: what is no matrix, the word embedding too, learns at
-0.3 times the rate of the matrices, about AdamW's. The default is 0.015, as in Muon's public code; in
-a run each, 0.1 had 5.36 nats at 1,024 tokens a step and 0.3 had 5.09. All choices were made on the
-validation split. The test split is read once, by five fresh seeds (three in `small`).
+0.3 times the rate of the matrices, about AdamW's. The default is 0.015, as in Muon's public code;
+in a run each, 0.1 had 5.36 nats at 1,024 tokens a step and 0.3 had 5.09. All choices were made on
+the validation split. The test split is read once, by five fresh seeds (three in `small`).
 
 In the rows with a target the rates are constant after 0.02 epochs and the weights are averaged
 (arXiv 2410.21676), with the same half-life in tokens at every batch size: decay 0.99 at 8,192
