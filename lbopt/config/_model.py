@@ -2,7 +2,6 @@
 
 # No `from __future__ import annotations` here: the flags read the fields' types.
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -194,7 +193,7 @@ def check_model(model: ModelConfig) -> None:
             BatchNorm.momentum if momentum is None else momentum, model.batch_norm_running_from
         )
     std = model.init_std
-    require(std is None or 0 < std < math.inf, "init_std", std, "give a number > 0, or None")
+    require(std is None or std > 0, "init_std", std, "give a number > 0, or None")
     for field in ("dropout_rate", "attention_dropout_rate", "stochastic_depth_rate"):
         if getattr(model, field) is not None:
             require_drop_rate(field, getattr(model, field))
