@@ -91,6 +91,9 @@ CLAIMS = {
     "rule_needs_no_search_sqrt_token_half_life": (
         "AdamW scaled by the square root and b2's half-life, with no search, stays near a search"
     ),
+    "half_life_of_b2_is_better": (
+        "A constant half-life of b2 in examples is better than a constant b2"
+    ),
 }
 """What each claim of a study says."""
 SOURCES = {
@@ -107,6 +110,7 @@ SOURCES = {
     "growing_batch_keeps_score": "2505.23971",
     "muon": "2505.02222",
     "soap": "2409.11321",
+    "half_life_of_b2_is_better": "2507.07101v2",
     "rule_needs_no_search_linear": "1706.02677v2",
     "rule_needs_no_search_sqrt_token_half_life": "2507.07101v2",
     "rule_needs_no_search_sqrt": "1904.00962v5",

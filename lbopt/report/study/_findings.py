@@ -17,6 +17,7 @@ from lbopt.report.study._claim_batch_schedule import growing_batches_keep_the_sc
 from lbopt.report.study._claim_curvature import lipschitz_peak_stays
 from lbopt.report.study._claim_diffusion import diffusion_is_logarithmic
 from lbopt.report.study._claim_growth import critical_batch_grows
+from lbopt.report.study._claim_half_life import half_life_of_b2_is_better
 from lbopt.report.study._claim_limits import layerwise_legw_goes_further
 from lbopt.report.study._claim_matrix import matrix_optimizers_use_larger_batches
 from lbopt.report.study._claim_noise_scale import (
@@ -64,6 +65,7 @@ def claims_of(study: Study) -> list[Claim]:
         aps_keeps_accuracy(study),
         *growing_batches_keep_the_score(study),
         *(rules_need_no_search(study) if compares else []),
+        half_life_of_b2_is_better(study) if compares else None,
     ]
     return [claim for claim in found if claim is not None]
 

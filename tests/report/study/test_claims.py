@@ -790,6 +790,32 @@ def test_of_two_arms_with_a_search_a_rule_is_compared_with_that_of_its_warmup():
     assert "beside that of legw" in sentence
 
 
+# ---- a half-life of b2
+
+
+@pytest.mark.parametrize(
+    ("scores", "verdict", "part"),
+    [
+        ((0.98, 0.98, 0.99), "held", "at batch 256 b is 0."),
+        ((0.98, 0.98, 0.97), "did not hold", "points worse than a"),
+        ((0.99, 0.98, 0.97), "cannot be told", "points worse than a"),
+        (FLAT, "cannot be told", "the seeds tell b and a apart at no batch size"),
+    ],
+)
+def test_whether_a_half_life_of_b2_is_better_than_b2(scores, verdict, part):
+    truths = {
+        "a": Truth(FLAT, optimizer="adamw", scaling_rule="sqrt"),
+        "b": Truth(scores, optimizer="adamw", scaling_rule="sqrt+token_half_life"),
+        "other": Truth((0.5, 0.5, 0.5), optimizer="lamb", scaling_rule="sqrt"),
+    }
+    found, sentence = claims(truths)["half_life_of_b2_is_better"]
+    assert found == verdict
+    assert part in sentence
+    assert "all 3 comparisons" in sentence
+    del truths["a"]
+    assert "half_life_of_b2_is_better" not in claims(truths)
+
+
 # ---- matrix optimizers use larger batches
 
 
