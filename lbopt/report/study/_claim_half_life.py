@@ -12,7 +12,7 @@ from lbopt.report.study._study import ArmResults, CellResults, Study, comparable
 from lbopt.report.study._words import HELD, NOT_HELD, UNKNOWN, Claim, judged, say
 
 _RULE = "+token_half_life"
-_WHAT = "a half-life of b2 in examples is better than the same b2 at every batch size"
+_WHAT = "keeping the half-life of b2 in examples is better than keeping b2"
 _TOLD = """at batch {{ size }} {{ arm | name }} is {{ "%.2f" % low }} to {{ "%.2f" % high }}
     {{ units }} {{ word }} than {{ other | name }}"""
 _NOTHING = 'the seeds tell {{ arms | map("name") | listed }} apart at no batch size'
@@ -74,12 +74,9 @@ def _pairs(study: Study) -> Iterator[tuple[_Cell, _Cell]]:
             if arm.grows or not rule.endswith(_RULE):
                 continue
             wanted = _with_rule(arm.train, rule.removesuffix(_RULE))
-            for other in group:
-                if other.train == wanted:
-                    for cell in arm.cells:
-                        theirs = other.cell(cell.global_batch_size)
-                        if theirs is not None:
-                            yield (arm, cell), (other, theirs)
+            for other in (one for one in group if one.train == wanted):
+                cells = ((cell, other.cell(cell.global_batch_size)) for cell in arm.cells)
+                yield from (((arm, ours), (other, theirs)) for ours, theirs in cells if theirs)
 
 
 def _with_rule(train: TrainConfig, rule: str) -> TrainConfig:

@@ -97,7 +97,9 @@ def length_text(config: SweepConfig) -> str:
     """Return how long every trial is, in words."""
     steps = config.train.num_steps
     epochs = config.train.num_epochs
-    length = f"{steps} steps" if steps else f"{float(f'{epochs:.3g}'):g} epochs"
+    if epochs and not float(epochs).is_integer():
+        epochs = float(f"{epochs:.3g}")
+    length = f"{steps} steps" if steps else f"{epochs:g} epochs"
     return f"{length} at every batch size"
 
 

@@ -17,7 +17,7 @@ _END = 0.1
 """Share of a range's logarithm that counts as its edge, and by which a step beyond extends it."""
 _STEP_FROM_ZERO = 2.0
 """Step of a grid whose only other factor is 0, from which no ratio leads on."""
-_FEW_LOST = 0.75
+_MOST_LOST = 0.75
 """Share of the candidates that may fail to learn in a search that lies right."""
 _FARTHEST = 1e50
 """Factors beyond this, or below its inverse, are not tried: their squares have to be finite."""
@@ -91,7 +91,7 @@ def _beyond(
 def _lies_too_high(config: SearchConfig, full: dict[Factors, Score], best: Factors) -> bool:
     """Return whether few candidates learned, as the learning rates are too large."""
     lost = [factors.learning_rate for factors in full if not full[factors].learned]
-    if len(lost) <= _FEW_LOST * len(full):
+    if len(lost) <= _MOST_LOST * len(full):
         return False
     if full[best].learned:
         return min(lost) > best.learning_rate
